@@ -17,6 +17,7 @@
 
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/check_rule.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/functional.h"
 

@@ -33,7 +33,6 @@ file(STRINGS ${TESSERA_TORCH_ROOT}/include/torch/headeronly/version.h _version_l
   REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
 string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" TESSERA_TORCH_VERSION "${_version_lines}")
 string(REGEX REPLACE "([0-9]+[.][0-9]+)[.][0-9]+" "\\1" _tested_minors "${TESSERA_TESTED_TORCH}")
-list(GET _tested_minors -1 TESSERA_NEWEST_TORCH)
 set(_refused "")
 if(TESSERA_BUILT_WITH_TORCH_VERSION)
   if(NOT TESSERA_TORCH_VERSION STREQUAL TESSERA_BUILT_WITH_TORCH_VERSION)

@@ -8,8 +8,8 @@
 #include <iterator>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
 #include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/origins.h"

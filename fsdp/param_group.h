@@ -13,7 +13,7 @@
 #include "state.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/streams.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/export.h"
 
 TESSERA_API_FOR_TEST_BEGIN

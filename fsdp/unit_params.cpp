@@ -14,7 +14,7 @@
 #include "tessera/core/detail/environment.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/origins.h"
 #include "tessera/nn/dropout.h"

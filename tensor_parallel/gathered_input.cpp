@@ -24,7 +24,6 @@
 
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/detail/kept_tensor.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/linear_product.h"

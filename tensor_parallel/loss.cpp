@@ -26,7 +26,6 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
-#include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fake_state.h"

@@ -35,7 +35,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/sharding_spec.h"

@@ -15,7 +15,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/dtensor/strict_scope.h"
 
 namespace tessera {
@@ -69,18 +69,8 @@ Placements parse(const std::vector<std::string>& texts) {
   return placements;
 }
 
-std::int64_t make_mesh(std::string device, std::vector<std::int64_t> shape,
-                       std::vector<std::string> names) {
-  return Meshes::instance().add(device, std::move(shape), std::move(names));
-}
-
-// Each function in this namespace implements an operator: it converts arguments that a schema can
-// express (numbers, texts) to the library's types, and calls the function of the same name. A
-// handle converts to the tensor that it wraps.
-at::Tensor distribute(const at::Tensor& tensor, std::int64_t mesh,
-                      std::vector<std::string> placements) {
-  return distribute_tensor(tensor, Meshes::instance().get(mesh), parse(placements));
-}
+// Functions that implement operators: they convert arguments that a schema can express (numbers,
+// texts) to the library's types. A handle converts to the tensor that it wraps.
 
 at::Tensor from_local(const at::Tensor& local, std::int64_t mesh,
                       std::vector<std::string> placements,
@@ -89,28 +79,12 @@ at::Tensor from_local(const at::Tensor& local, std::int64_t mesh,
                                        std::move(sizes));
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, std::vector<std::string> placements) {
-  return DistributedTensor(tensor).redistribute(parse(placements));
-}
-
-at::Tensor full_tensor(const at::Tensor& tensor) {
-  return DistributedTensor(tensor).full_tensor();
-}
-at::Tensor to_local(const at::Tensor& tensor) {
-  return DistributedTensor(tensor).to_local();
-}
-
 std::vector<std::string> placements(const at::Tensor& tensor) {
   std::vector<std::string> texts;
   for (const auto& placement : DistributedTensor(tensor).placements()) {
     texts.push_back(to_string(placement));
   }
   return texts;
-}
-
-/// Sets this thread's strictness permanently; returns the previous value.
-bool set_strict(bool strict) {
-  return detail::RankState::here()->strict.exchange(strict);
 }
 
 /// Sets the implicit replication of this thread permanently; returns the previous value.
@@ -124,16 +98,29 @@ bool set_replication(bool replicate) {
 // An operator that is defined together with its function is a composite operator, so libtorch
 // differentiates the operators inside.
 TORCH_LIBRARY(tessera, library) {
-  library.def("init_device_mesh(str device, int[] shape, str[] names) -> int", &make_mesh);
+  using Texts = std::vector<std::string>;
+  library.def("init_device_mesh(str device, int[] shape, str[] names) -> int",
+              [](std::string device, std::vector<std::int64_t> shape, Texts names) {
+                return Meshes::instance().add(device, std::move(shape), std::move(names));
+              });
   library.def("distribute_tensor(Tensor tensor, int mesh, str[] placements) -> Tensor",
-              &distribute);
+              [](const at::Tensor& tensor, std::int64_t mesh, Texts placements) -> at::Tensor {
+                return distribute_tensor(tensor, Meshes::instance().get(mesh), parse(placements));
+              });
   library.def("from_local(Tensor local, int mesh, str[] placements, int[]? sizes=None) -> Tensor",
               &from_local);
-  library.def("redistribute(Tensor tensor, str[] placements) -> Tensor", &redistribute);
-  library.def("full_tensor(Tensor tensor) -> Tensor", &full_tensor);
-  library.def("to_local(Tensor tensor) -> Tensor", &to_local);
+  library.def("redistribute(Tensor tensor, str[] placements) -> Tensor",
+              [](const at::Tensor& tensor, Texts placements) -> at::Tensor {
+                return DistributedTensor(tensor).redistribute(parse(placements));
+              });
+  library.def("full_tensor(Tensor tensor) -> Tensor",
+              [](const at::Tensor& tensor) { return DistributedTensor(tensor).full_tensor(); });
+  library.def("to_local(Tensor tensor) -> Tensor",
+              [](const at::Tensor& tensor) { return DistributedTensor(tensor).to_local(); });
   library.def("placements(Tensor tensor) -> str[]", &placements);
-  library.def("set_strict(bool strict) -> bool", &set_strict);
+  // Sets this thread's strictness permanently; returns the previous value.
+  library.def("set_strict(bool strict) -> bool",
+              [](bool strict) { return detail::RankState::here()->strict.exchange(strict); });
   library.def("set_replication(bool replicate) -> bool", &set_replication);
   library.def("is_distributed(Tensor tensor) -> bool",
               [](const at::Tensor& tensor) { return is_distributed(tensor); });

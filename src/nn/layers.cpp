@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/kept_tensor.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"

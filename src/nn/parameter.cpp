@@ -21,7 +21,6 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/parameter_name.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"

@@ -26,7 +26,6 @@
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"

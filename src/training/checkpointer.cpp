@@ -26,7 +26,7 @@
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 
 namespace tessera::training {
 

@@ -9,7 +9,7 @@
 namespace tessera {
 
 /// Lists the operators that it sees.
-struct ListingMode final : OperatorMode {
+struct ListingMode : OperatorMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
     names.push_back(op.name);
     return run();

@@ -26,7 +26,6 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/fsdp/wrap_policy.h"

@@ -13,7 +13,6 @@
 
 #include "tessera/comm/streams.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fused.h"

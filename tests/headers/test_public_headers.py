@@ -85,7 +85,7 @@ class PublicHeaders(unittest.TestCase):
                                                          "tessera/nn/detail/adopted_module.h"},
                                  "tessera/nn/linear.h": {"tessera/nn/detail/deferred_bias.h",
                                                          "tessera/nn/detail/linear_product.h"},
-                                 "tessera/nn/meta_device.h": {"tessera/dtensor/detail/meta_factory.h"},
+                                 "tessera/nn/meta_device.h": {"tessera/dtensor/detail/thread_modes.h"},
                                  "tessera/nn/module.h": {"tessera/nn/detail/calls.h"},
                                  "tessera/nn/parameter.h": {"tessera/nn/detail/slot_role.h"},
                                  "tessera/planning/plan.h": {"tessera/observe/detail/memory.h"},

@@ -15,7 +15,6 @@
 #include <stdexcept>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"

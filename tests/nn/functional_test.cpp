@@ -1,7 +1,7 @@
 // The functions of tessera::nn, on one rank and on distributed tensors.
 
 #include "tessera/nn/functional.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/transfers.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

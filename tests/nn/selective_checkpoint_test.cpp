@@ -3,7 +3,7 @@
 #include "nn/graphs.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/functional.h"
 #include "testing/distributed.h"

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/attention.h"

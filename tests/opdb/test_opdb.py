@@ -73,8 +73,3 @@ def test_the_driver_survives_and_names_hangs_and_crashes():
     classes = [driver.check_operator(i, name)["class"] for i, name in enumerate(OPERATORS)]
     driver.close()
     assert classes == ["right", "crash", "right", "hang", "hang", "wrong", "refused"]
-
-
-def test_own_operators_are_right_on_plain_and_distributed_tensors():
-    done = subprocess.run([sys.executable, HERE / "own_operators.py"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -2,7 +2,7 @@
 // Whole models under one plan are in tests/fuzz.
 
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "mlp_run.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 

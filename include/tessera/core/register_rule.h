@@ -37,8 +37,6 @@ namespace tessera {
 ///     rule.linear = {{.partial_inputs = {0}, .op = ReduceOp::kSum}};
 ///     return rule;
 ///   });
-///
-/// tests/dtensor/dispatch/semantics_test.cpp runs this example and the one below.
 void register_rule(std::string op, std::function<std::optional<ShardingRule>(const OpCall&)> rule,
                    bool reads_numbers = false);
 

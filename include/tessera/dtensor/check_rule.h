@@ -14,25 +14,17 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Options of check_rule.
-struct CheckRuleOptions {
-  int ranks = 3;  ///< number of ranks on a 1-D mesh; tensor sizes that are not divisible by it test
-                  ///< more cases
-  double rtol = 1e-5;  ///< relative tolerance, as in at::allclose
-  double atol = 1e-8;  ///< absolute tolerance, as in at::allclose
-};
-
 /// Tests a sharding rule (register_rule): a wrong rule gives wrong numbers without an error. Runs
 /// operator `op` ("mylib::scale", plus the overload name if it has one) on the plain `arguments`,
 /// which are in the order of the schema, including defaults. Then runs the operator on distributed
 /// arguments in each combination of placements, sharded or partial, that the rule accepts without
-/// redistribution. Compares results and written arguments. Returns the number of combinations.
+/// redistribution. Compares results and written arguments, as at::allclose does by default. Returns
+/// the number of combinations.
 ///
-/// check_rule() starts threads as the ranks of a mesh. It is therefore not collective, and needs no
-/// distributed job. Not for random operators. Throws Error, with the placements, at the first
-/// combination that differs or throws.
-int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
-               const CheckRuleOptions& options = {});
+/// Starts threads as the `ranks` ranks of a 1-D mesh, so it is not collective and needs no
+/// distributed job. Sizes of tensors that `ranks` does not divide test more cases. Not for random
+/// operators. Throws Error, with the placements, at the first combination that differs or throws.
+int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments, int ranks = 3);
 
 /// Statistics of the dispatch cache. The cache stores the plans of operator calls, indexed by
 /// operator, layouts, sizes and the numbers that rules read. Every thread has a cache, including
@@ -48,10 +40,6 @@ struct DispatchCacheStatistics {
 /// Returns the sums over the caches of this thread and of the threads that run its backwards. Must
 /// not be called while a backward runs.
 DispatchCacheStatistics dispatch_cache_statistics();
-
-/// Empties this thread's cache, and releases the meshes of its plans. Must not be called from
-/// within an operator.
-void clear_dispatch_cache();
 
 }  // namespace tessera
 TESSERA_API_END

@@ -21,8 +21,7 @@ class OperatorMode {
  public:
   /// The operator of a call.
   struct Operator {
-    const std::string& name;    ///< the operator's name, for example "aten::mm",
-                                ///< "aten::sum.dim_IntList"
+    const std::string& name;    ///< the operator's name, for example "aten::sum.dim_IntList"
     bool draws_random = false;  ///< whether the operator draws random numbers
   };
   using Results = std::vector<c10::IValue>;

@@ -27,9 +27,6 @@ struct RandomKey {
   std::span<const RandomPart> parts{};
 };
 
-/// A stable stream number for a name (FNV-1a), for example a parameter's FQN.
-std::uint64_t stream_of(const char* name);
-
 /// Fills a floating-point tensor, plain or distributed (not Partial), with uniform random numbers
 /// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute values in fp64
 /// and round once to the tensor's type. They are not collective, are thread safe for different
@@ -43,6 +40,24 @@ void trunc_normal_(const at::Tensor& tensor, double mean, double std, double low
                    RandomKey key);
 /// Sets each element of a tensor to 1 with probability `p`, and otherwise to 0. See uniform_().
 void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
+
+/// Sets the seed of the random operators of at:: (uniform_, normal_, dropout, rand_like,
+/// multinomial, ...) on this thread and on the autograd threads that run its backward. The seed
+/// applies to distributed tensors, and to plain tensors in the forward of a module with fully_shard
+/// or parallelize_module (docs/random.md). Not collective, but every rank must set the same seed
+/// and make the same calls: then the ranks get shards of the same global tensors, on every mesh.
+/// The common operators draw by global element, without communication and bit-equal on CPU and
+/// CUDA. Operators of other kinds gather their tensors, and are bit-equal on devices of one kind. A
+/// generator that the caller passes to an operator has precedence; every rank must pass an equal
+/// generator. libtorch's own generators are not changed.
+void manual_seed(std::uint64_t seed);
+
+/// This rank's position in its sequence of random operators. set_random_state() with the returned
+/// state repeats the numbers drawn after this call.
+RandomState random_state();
+/// Restores a state that random_state() returned. Later operators repeat the numbers that were
+/// drawn after that call.
+void set_random_state(RandomState state);
 
 namespace detail {
 class RandomRegionScope;

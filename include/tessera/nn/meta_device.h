@@ -1,7 +1,7 @@
 #pragma once
 
 #include "tessera/core/detail/no_copy.h"
-#include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN

@@ -8,8 +8,7 @@
 namespace tessera::rules {
 
 // Rules of layer, RMS, group and batch norm. Statistics are computed over the normalised
-// dimensions, which stay unsharded; batch norm along a sharded batch is a lowering
-// (src/dtensor/lowerings/).
+// dimensions, which stay unsharded, as do the samples of batch norm in training.
 
 namespace {
 

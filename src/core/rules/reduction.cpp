@@ -397,7 +397,7 @@ struct NllFactors {
 /// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. With
 /// reduction kSum the loss is the sum of the shards' losses. With kMean the loss is divided by the
 /// total weight, which no shard knows, so samples stay unsharded. (If they are sharded, a lowering
-/// is cheaper: src/dtensor/lowerings/network.cpp.)
+/// is cheaper: src/dtensor/lowerings/reductions.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
   if (sizes.empty()) {

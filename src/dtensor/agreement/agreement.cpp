@@ -13,9 +13,7 @@
 #include <string_view>
 #include <variant>
 
-#include "agreement/agreement.h"
 #include "rank/rank.h"
-#include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
@@ -44,11 +42,6 @@ bool detail::checks_agreement() {
 
 bool detail::checks_calls() {
   return RankThread::here().checks_calls;
-}
-
-bool detail::any_rank(const DeviceMesh& mesh, bool own) {
-  const BelowAutograd guard;
-  return comm::any_rank(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(), own);
 }
 
 void detail::run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
@@ -206,71 +199,52 @@ std::string index_of(std::int64_t element, c10::IntArrayRef sizes) {
   return fmt::format("[{}]", fmt::join(index, ", "));
 }
 
-/// Compares the replicas one after another. Used only if the joint hash of all replicas differs.
-class Report {
- public:
-  Report(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
-         const std::string& what, const std::string& remedy)
-      : peers_(peers), replicas_(replicas), equality_(equality), what_(what), remedy_(remedy) {}
-
-  /// Throws Error at the first difference between ranks that exceeds the tolerance. Collective.
-  void run(const Numbers& hashes) const {
-    const auto counts = comm::gather_on_hosts(*peers_.group, {std::ssize(replicas_)});
-    const std::vector<std::size_t> others = differing(counts, 0);
-    TESSERA_CHECK(others.empty(), what_, ": rank ", peers_.ranks[0], " has ", counts[0][0],
-                  " tensors that are to be equal, rank ", rank(others.front()), " has ",
-                  counts[others.front()][0], "; make the same model on every rank");
-    const auto all = comm::gather_on_hosts(*peers_.group, hashes);
-    for (std::size_t i = 0; i < replicas_.size(); ++i) {
-      check_kind(replicas_[i], differing(all, 2 * i));
-      check_values(replicas_[i], differing(all, 2 * i + 1));
+std::vector<std::size_t> peers_that_differ(const std::vector<Numbers>& all, std::size_t i) {
+  std::vector<std::size_t> peers;
+  for (std::size_t peer = 1; peer < all.size(); ++peer) {
+    if (all[peer][i] != all[0][i]) {
+      peers.push_back(peer);
     }
   }
+  return peers;
+}
 
- private:
-  static std::vector<std::size_t> differing(const std::vector<Numbers>& all, std::size_t i) {
-    std::vector<std::size_t> peers;
-    for (std::size_t peer = 1; peer < all.size(); ++peer) {
-      if (all[peer][i] != all[0][i]) {
-        peers.push_back(peer);
-      }
-    }
-    return peers;
-  }
-
-  int rank(std::size_t peer) const { return peers_.ranks[peer]; }
-
-  std::string ranks_of(const std::vector<std::size_t>& peers) const {
+/// Compares the replicas one after another, if the joint hash of all replicas differs. Throws Error
+/// at the first difference between ranks that exceeds the tolerance. Collective.
+void report_difference(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
+                       const std::string& what, const std::string& remedy, const Numbers& hashes) {
+  const int first = peers.ranks[0];
+  const auto counts = comm::gather_on_hosts(*peers.group, {std::ssize(replicas)});
+  const std::vector<std::size_t> shorter = peers_that_differ(counts, 0);
+  TESSERA_CHECK(shorter.empty(), what, ": rank ", first, " has ", counts[0][0],
+                " tensors that are to be equal, rank ", peers.ranks[shorter.front()], " has ",
+                counts[shorter.front()][0], "; make the same model on every rank");
+  const auto ranks_of = [&](const std::vector<std::size_t>& others) {
     std::vector<int> ranks;
-    std::ranges::transform(peers, std::back_inserter(ranks), [&](auto peer) { return rank(peer); });
+    std::ranges::transform(others, std::back_inserter(ranks),
+                           [&](std::size_t peer) { return peers.ranks[peer]; });
     return fmt::format("{}", fmt::join(ranks, ", "));
-  }
-
-  void check_kind(const Replica& replica, const std::vector<std::size_t>& others) const {
-    const auto own = static_cast<std::size_t>(peers_.group->rank());
-    TESSERA_CHECK(others.empty(), what_, ": ", replica.name, " is ", kind_of(replica), " on rank ",
-                  rank(own), ", and different from rank ", peers_.ranks[0], " on ranks ",
-                  ranks_of(others), "; ", remedy_);
-  }
-
-  void check_values(const Replica& replica, const std::vector<std::size_t>& others) const {
-    if (others.empty()) {
-      return;
+  };
+  const auto all = comm::gather_on_hosts(*peers.group, hashes);
+  for (std::size_t i = 0; i < replicas.size(); ++i) {
+    const Replica& replica = replicas[i];
+    const std::vector<std::size_t> of_kind = peers_that_differ(all, 2 * i);
+    TESSERA_CHECK(of_kind.empty(), what, ": ", replica.name, " is ", kind_of(replica), " on rank ",
+                  peers.ranks[static_cast<std::size_t>(peers.group->rank())],
+                  ", and different from rank ", first, " on ranks ", ranks_of(of_kind), "; ",
+                  remedy);
+    const std::vector<std::size_t> of_values = peers_that_differ(all, 2 * i + 1);
+    if (of_values.empty()) {
+      continue;
     }
-    const auto found = first_difference(peers_, equality_, replica.local);
-    TESSERA_CHECK(!found, what_, ": ", replica.name, " differs from rank ", peers_.ranks[0],
-                  " on ranks ", ranks_of(others), ", first at ",
+    const auto found = first_difference(peers, equality, replica.local);
+    TESSERA_CHECK(!found, what, ": ", replica.name, " differs from rank ", first, " on ranks ",
+                  ranks_of(of_values), ", first at ",
                   index_of(found->element, replica.local.sizes()), ": ", found->first, " on rank ",
-                  peers_.ranks[0], " and ", found->other, " on rank ", rank(found->peer), "; ",
-                  remedy_);
+                  first, " and ", found->other, " on rank ", peers.ranks[found->peer], "; ",
+                  remedy);
   }
-
-  const Peers& peers_;
-  const std::vector<Replica>& replicas_;
-  Equality equality_;
-  const std::string& what_;
-  const std::string& remedy_;
-};
+}
 
 }  // namespace
 
@@ -314,7 +288,7 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
   const Numbers hashes = hashes_of(replicas);
   const auto all = comm::gather_on_hosts(*peers.group, {joined(hashes)});
   if (std::ranges::any_of(all, [&](const Numbers& own) { return own != all.front(); })) {
-    Report(peers, replicas, equality, what, remedy).run(hashes);
+    report_difference(peers, replicas, equality, what, remedy, hashes);
   }
 }
 

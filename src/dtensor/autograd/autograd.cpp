@@ -1,7 +1,6 @@
 #include <string>
 #include <utility>
 
-#include "agreement/agreement.h"
 #include "autograd/autograd.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
@@ -79,11 +78,6 @@ struct RedistributeBackward final : Node {
   c10::ScalarType dtype;
   RedistributeOptions options;
 };
-
-/// A copy of `spec` with another layout on the same mesh.
-TensorSpecPtr with_layout(const TensorSpec& spec, LayoutPtr layout) {
-  return intern_spec({{spec.sharding.mesh, layout}, spec.sizes, spec.strides, spec.dtype});
-}
 
 /// Returns a local tensor that the caller may write to. The local tensor of a detached view is a
 /// copy, and a write to that copy would not reach the viewed tensor. Therefore a detached view
@@ -185,7 +179,10 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) 
   if (const RandomRegionPtr& region = random_region(); region && gives_part) {
     region->note_part();
   }
-  return record<ToLocalBackward>(own_local(impl), tensor, with_layout(*impl.spec(), gradient));
+  const TensorSpec& spec = *impl.spec();
+  return record<ToLocalBackward>(
+      own_local(impl), tensor,
+      intern_spec({{spec.sharding.mesh, gradient}, spec.sizes, spec.strides, spec.dtype}));
 }
 
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,

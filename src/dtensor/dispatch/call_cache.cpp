@@ -13,6 +13,7 @@
 
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
@@ -143,14 +144,12 @@ CachesOfRanks& caches_of_ranks() {
 }
 
 /// Registers a thread's cache with its rank for the lifetime of the thread.
-class CacheListing {
+class CacheListing : NoCopy {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
     const std::lock_guard lock(caches_of_ranks().mutex);
     caches_of_ranks().caches.emplace(rank_.get(), &cache_);
   }
-  CacheListing(const CacheListing&) = delete;
-  CacheListing& operator=(const CacheListing&) = delete;
   ~CacheListing() {
     const std::lock_guard lock(caches_of_ranks().mutex);
     std::erase_if(caches_of_ranks().caches,

@@ -18,7 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tensor/distributed_impl.h"
@@ -128,8 +127,7 @@ class CallKey {
  private:
   // Tags in the low bits distinguish the kinds of words. Pointers to specs are aligned to eight
   // bytes, so their three low bits are free; all other words have the lowest bit set.
-  static constexpr std::uint64_t kMeta = 2;  ///< tag added to a spec's pointer for a meta
-                                             ///< tensor, which has no data
+  static constexpr std::uint64_t kMeta = 2;  ///< tag added to a spec's pointer for a meta tensor
   /// Tag added to a spec's pointer for a view that has its own copy of its base's elements.
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;

@@ -9,7 +9,6 @@
 #include <c10/core/GradMode.h>
 
 #include <exception>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -79,8 +78,8 @@ Values cloned(const Values& values) {
 /// The part of check_rule that one rank runs. Every rank tries the same combinations.
 class Trial {
  public:
-  Trial(const c10::OperatorHandle& op, const Values& arguments, const CheckRuleOptions& options)
-      : op_(op), arguments_(cloned(arguments)), options_(options) {
+  Trial(const c10::OperatorHandle& op, const Values& arguments)
+      : op_(op), arguments_(cloned(arguments)) {
     expected_ = outcome_of(op, cloned(arguments_));
     for (const at::Tensor& tensor : tensors_in(arguments_)) {
       choices_.push_back(placements_of(tensor));
@@ -151,7 +150,7 @@ class Trial {
           tessera::is_distributed(found[i]) ? DistributedTensor(found[i]).full_tensor() : found[i];
       TESSERA_CHECK(whole.sizes() == expected_[i].sizes(), where, ": result ", i, " is ",
                     whole.sizes(), ", but ", expected_[i].sizes(), " of plain tensors");
-      TESSERA_CHECK(at::allclose(whole, expected_[i], options_.rtol, options_.atol, true), where,
+      TESSERA_CHECK(at::allclose(whole, expected_[i], 1e-5, 1e-8, /*equal_nan=*/true), where,
                     ": result ", i, placement_of(found[i]),
                     " has other values than of plain tensors: the rule is wrong where it accepts "
                     "these placements, or the kernel for such shards");
@@ -166,51 +165,35 @@ class Trial {
 
   const c10::OperatorHandle& op_;
   Values arguments_;
-  CheckRuleOptions options_;
   std::vector<at::Tensor> expected_;
   std::vector<std::vector<Placement>> choices_;  // placements to try, for each tensor argument
 };
 
-/// Collects the failures of all ranks. Reports the first failure that is not a consequence of
-/// another rank's failure.
-class Verdict {
- public:
-  void note(const std::exception_ptr& error, bool echo) {
-    const std::lock_guard lock(mutex_);
-    if (!error_ || (echoes_ && !echo)) {
-      error_ = error;
-      echoes_ = echo;
-    }
-  }
-  void rethrow() const {
-    if (error_) {
-      std::rethrow_exception(error_);
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  bool echoes_ = false;
+/// What one rank found.
+struct Verdict {
+  int accepted = 0;
+  std::exception_ptr error;
+  std::exception_ptr echo;  ///< an error that follows from another rank's
 };
 
-int run_rank(const Trial& trial, const comm::WorldPtr& world, Verdict& verdict) {
+Verdict run_rank(const Trial& trial, const comm::WorldPtr& world) {
   const c10::NoGradGuard no_grad;
+  Verdict verdict;
   try {
-    return trial.run(init_device_mesh(world, {world->size()}, {"ranks"}));
+    verdict.accepted = trial.run(init_device_mesh(world, {world->size()}, {"ranks"}));
+    return verdict;
   } catch (const comm::PeerError&) {
-    verdict.note(std::current_exception(), /*echo=*/true);
+    verdict.echo = std::current_exception();
   } catch (...) {
-    verdict.note(std::current_exception(), /*echo=*/false);
+    verdict.error = std::current_exception();
   }
   world->abort();
-  return 0;
+  return verdict;
 }
 
 }  // namespace
 
-int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
-               const CheckRuleOptions& options) {
+int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments, int ranks) {
   const c10::NoGradGuard no_grad;
   const c10::OperatorHandle handle = detail::find_operator(op);
   TESSERA_CHECK(handle.schema().arguments().size() == arguments.size(), "check_rule: ", op,
@@ -218,20 +201,24 @@ int check_rule(std::string_view op, const std::vector<c10::IValue>& arguments,
                 " were given; give those with defaults as well");
   TESSERA_CHECK(!detail::operator_info(handle).draws_random, "check_rule: ", op,
                 " draws random numbers, which differ from call to call");
-  const Trial trial(handle, arguments, options);
-  Verdict verdict;
-  std::vector<int> accepted(static_cast<std::size_t>(options.ranks));
+  const Trial trial(handle, arguments);
+  std::vector<Verdict> verdicts(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
-  for (const comm::WorldPtr& world : comm::thread_worlds(options.ranks)) {
-    threads.emplace_back([&, world] {
-      accepted[static_cast<std::size_t>(world->rank())] = run_rank(trial, world, verdict);
-    });
+  for (const comm::WorldPtr& world : comm::thread_worlds(ranks)) {
+    threads.emplace_back(
+        [&, world] { verdicts[static_cast<std::size_t>(world->rank())] = run_rank(trial, world); });
   }
   for (std::thread& thread : threads) {
     thread.join();
   }
-  verdict.rethrow();
-  return accepted.front();
+  for (const auto failure : {&Verdict::error, &Verdict::echo}) {
+    for (const Verdict& verdict : verdicts) {
+      if (verdict.*failure) {
+        std::rethrow_exception(verdict.*failure);
+      }
+    }
+  }
+  return verdicts.front().accepted;
 }
 
 }  // namespace tessera

@@ -17,12 +17,11 @@
 
 #include "autograd/autograd.h"
 #include "execute/run_local.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "rank/rank.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/backward.h"
@@ -185,12 +184,6 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-void run_agreed_or_gathered(PlannedCall& call) {
-  if (!run_agreed(call)) {
-    dispatch_below_mode(call.op, call.info, call.stack);
-  }
-}
-
 /// Runs a call by its plan's kind; only this function distinguishes the kinds. run_allowed checks
 /// this thread's scopes, which are not part of any cache key.
 void execute(PlannedCall& call, CallKind kind) {
@@ -203,8 +196,6 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kLocal:
     case CallKind::kFailTogether:
       return run_allowed(call, [kind](PlannedCall& allowed) { run_local(allowed, kind); });
-    case CallKind::kAgreed:
-      return run_allowed(call, run_agreed_or_gathered);
     case CallKind::kLowering:
       return run_allowed(call, run_form);
     case CallKind::kRandomInplace:
@@ -234,12 +225,6 @@ void execute(PlannedCall& call, CallKind kind) {
       return run_allowed(call,
                          [](PlannedCall& allowed) { run_local(allowed, CallKind::kRecorded); });
   }
-}
-
-/// Whether a plan is stored in the cache. Plans of kinds kPlain and kDecomposed are not, because
-/// making them costs almost nothing.
-bool is_kept(const CallPlan& plan) {
-  return plan.kind != CallKind::kPlain && plan.kind != CallKind::kDecomposed;
 }
 
 /// Whether an operator mode sees the call. A mode may save results and return them later, which
@@ -291,8 +276,9 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
   // If planning throws, nothing is cached: the next equal call is planned again, and throws again.
   CallPlan made = plan_call(op, info, arguments);
-  PlannedCall call(op, info,
-                   is_kept(made) ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
+  // Plans of these kinds cost almost nothing to make.
+  const bool keeps = made.kind != CallKind::kPlain && made.kind != CallKind::kDecomposed;
+  PlannedCall call(op, info, keeps ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
                    stack);
   execute(call, call.plan.kind);
 }

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <iterator>
@@ -11,16 +10,16 @@
 #include <unordered_map>
 #include <vector>
 
-#include "agreement/agreement.h"
 #include "autograd/autograd.h"
 #include "execute/run_local.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "random/fills.h"
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/random.h"
@@ -35,7 +34,7 @@ namespace {
 /// Leaves inference mode while a view of a redistributed tensor is made. Otherwise the view's copy
 /// would be an inference tensor without a version counter, but libtorch requires a view to have a
 /// counter if its base has one.
-class OrdinaryViewScope {
+class OrdinaryViewScope : NoCopy {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
     if (run.viewed.defined() && !run.viewed.is_inference() && run.is_moved()) {
@@ -48,8 +47,6 @@ class OrdinaryViewScope {
       replay_views();
     }
   }
-  OrdinaryViewScope(const OrdinaryViewScope&) = delete;
-  OrdinaryViewScope& operator=(const OrdinaryViewScope&) = delete;
 
  private:
   std::optional<c10::InferenceMode> ordinary_;
@@ -224,36 +221,11 @@ void run_on_local_tensors(LocalRun& run, CallKind kind) {
   write_back(run);
 }
 
-/// Runs an operator that autograd does not know. Autograd records the operators inside its kernel,
-/// as on one rank. The local tensors pass their gradients on to their wrappers.
-void run_recorded(LocalRun& run) {
-  const BelowFallback guard;
-  run_operator(run);
-}
-
 bool requires_grad(const c10::IValue& value) {
   if (value.isTensor()) {
     return value.toTensor().defined() && value.toTensor().requires_grad();
   }
   return value.isList() && std::ranges::any_of(value.toListRef(), requires_grad);
-}
-
-/// The argument with its tensor replicated on every rank. Collective if the tensor was not
-/// replicated. Does not handle tensor lists, because operators that may fail for some values have
-/// none.
-c10::IValue replicated_argument(const c10::IValue& argument) {
-  const auto* impl = argument.isTensor() && argument.toTensor().defined()
-                         ? as_distributed(argument.toTensor())
-                         : nullptr;
-  if (impl == nullptr) {
-    return argument;
-  }
-  const auto& spec = *impl->spec();
-  const auto whole =
-      Layout::replicated(spec.sharding.layout->mesh_sizes(), static_cast<int>(spec.sizes.size()));
-  const BelowAutograd guard;
-  return make_distributed(redistribute_local(impl->local(), impl->spec(), whole),
-                          {spec.sharding.mesh, whole}, spec.sizes);
 }
 
 }  // namespace
@@ -296,31 +268,16 @@ void run_local(PlannedCall& call, CallKind kind) {
   const OrdinaryViewScope ordinary(run);
   localize_arguments(run);
   rewrite_arguments(run);
-  run.recorded ? run_recorded(run) : run_on_local_tensors(run, kind);
+  if (run.recorded) {
+    // Autograd records the operators inside the kernel, as on one rank. The local tensors pass
+    // their gradients on to their wrappers.
+    const BelowFallback guard;
+    run_operator(run);
+  } else {
+    run_on_local_tensors(run, kind);
+  }
   counts.bump();
   wrap_results(run);
-}
-
-// Copies of the arguments and the mesh are saved, because run_local replaces the arguments, and may
-// throw.
-bool run_agreed(PlannedCall& call) {
-  const auto given = call.arguments();
-  const std::vector<c10::IValue> arguments(given.begin(), given.end());
-  const DeviceMesh mesh = call.plan.replicated.mesh;
-  bool failed = false;
-  try {
-    run_local(call, CallKind::kAgreed);
-  } catch (const c10::Error&) {  // an exception of the operator itself; an Error about a failed
-                                 // peer has another type and is not caught
-    failed = true;
-  }
-  // Every rank calls any_rank, even if its operator threw, so that no rank waits for ever.
-  if (!any_rank(mesh, failed)) {
-    return true;
-  }
-  call.stack.resize(call.first);
-  std::ranges::transform(arguments, std::back_inserter(call.stack), replicated_argument);
-  return false;
 }
 
 // The random operators of at:: that draw by global element instead of gathering. Each takes the
@@ -378,10 +335,6 @@ Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& s
   return {local.mul(kept).mul_(scale), kept.to(at::kBool)};
 }
 
-Dropped keep_all(const at::Tensor& local) {
-  return {local.clone(), at::ones_like(local, at::kBool)};
-}
-
 }  // namespace
 
 void check_rows_together(const PlannedCall& call) {
@@ -433,7 +386,9 @@ void run_native_dropout(PlannedCall& call) {
   const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
   const BelowAutograd guard;
   const auto local = redistribute_local(impl.local(), spec, settled.layout);
-  const auto [result, kept] = trains && p > 0 ? drop(x, local, settled, p) : keep_all(local);
+  const auto [result, kept] = trains && p > 0
+                                  ? drop(x, local, settled, p)
+                                  : Dropped{local.clone(), at::ones_like(local, at::kBool)};
   call.return_results({make_distributed(result, settled, spec->sizes),
                        make_distributed(kept, settled, spec->sizes)});
 }

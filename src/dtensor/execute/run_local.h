@@ -12,15 +12,9 @@
 
 namespace tessera::detail {
 
-/// Runs a call on local tensors, for plans of the kinds kDirect, kLocal, kFailTogether, kAgreed and
+/// Runs a call on local tensors, for plans of the kinds kDirect, kLocal, kFailTogether and
 /// kRecorded. Collective if the plan moves data, and for kFailTogether.
 void run_local(PlannedCall& call, CallKind kind);
-
-/// Runs a call whose values may make it throw on some ranks only: run_local, then one all-reduce of
-/// one number over the whole mesh. Returns true if no rank threw c10::Error. Otherwise returns
-/// false with replicated arguments on the stack: the same call with them throws on every rank, with
-/// the message for the whole tensor. Collective.
-bool run_agreed(PlannedCall& call);
 
 /// Whether the call needs gradients that autograd has not recorded, because autograd does not know
 /// the operator (kRecorded). Throws Error, on all ranks, for an operator whose kernel cannot be
@@ -48,8 +42,7 @@ struct LocalRun {
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
   c10::Device device = c10::kCPU;  ///< device on which random numbers are drawn
-  std::vector<c10::IValue> view_arguments;  ///< local arguments with which a view of a
-                                            ///< redistributed tensor can be made again
+  std::vector<c10::IValue> view_arguments;  ///< for making a view of a moved tensor again
 
   /// Whether the base of a view was redistributed first. The result is then a view of a copy of the
   /// base.

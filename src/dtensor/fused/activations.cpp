@@ -161,30 +161,14 @@ std::optional<ShardingRule> dropout_rule(const OpCall& call) {
   return rule;
 }
 
-struct DropoutNode final : FusedNode {
-  DropoutNode() : FusedNode("dropout", "DropoutBackward") {}
-  double p = 0;
-  at::Scalar seed, stream, first_element;
-  std::vector<c10::SymInt> place;
-
- private:
-  variable_list differentiate(const variable_list& gradients) override {
-    return {Dropout::call(gradients[0], p, seed, stream, first_element, place)};
-  }
-};
-
 at::Tensor differentiable_dropout(const at::Tensor& x, double p, const at::Scalar& seed,
                                   const at::Scalar& stream, const at::Scalar& first_element,
                                   c10::SymIntArrayRef place) {
-  const auto node = node_for<DropoutNode>(x);
-  if (node != nullptr) {
-    node->p = p;
-    node->seed = seed;
-    node->stream = stream;
-    node->first_element = first_element;
-    node->place = place.vec();
-  }
-  return recorded(node, Dropout::call_below_autograd(x, p, seed, stream, first_element, place));
+  const auto backward = [=, place = place.vec()](FusedNode&, const variable_list& gradients) {
+    return variable_list{Dropout::call(gradients[0], p, seed, stream, first_element, place)};
+  };
+  return recorded(formula_node("dropout", "DropoutBackward", backward, x),
+                  Dropout::call_below_autograd(x, p, seed, stream, first_element, place));
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
@@ -249,24 +233,17 @@ std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   return rule;
 }
 
-struct RotaryNode final : FusedNode {
-  RotaryNode() : FusedNode("rotary_embedding", "RotaryEmbeddingBackward") {}
-  bool transposed = false;
-
- private:
-  variable_list differentiate(const variable_list& gradients) override {
-    return {RotaryEmbedding::call(gradients[0], saved(0), saved(1), !transposed)};
-  }
-};
-
 at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                                  bool transposed) {
   TESSERA_CHECK(!is_recorded(cos, sin),
                 "rotary_embedding takes tables that need no gradient; detach them");
-  const auto node = node_for<RotaryNode>(x);
+  const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
+    return variable_list{
+        RotaryEmbedding::call(gradients[0], node.saved(0), node.saved(1), !transposed)};
+  };
+  const auto node = formula_node("rotary_embedding", "RotaryEmbeddingBackward", backward, x);
   if (node != nullptr) {
     node->save(cos, sin);
-    node->transposed = transposed;
   }
   return recorded(node, RotaryEmbedding::call_below_autograd(x, cos, sin, transposed));
 }
@@ -308,33 +285,26 @@ std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
   return rule;
 }
 
-struct RotaryQkNode final : FusedNode {
-  RotaryQkNode() : FusedNode("rotary_embedding", "RotaryEmbeddingQkBackward") {}
-  bool transposed = false;
-
- private:
-  variable_list differentiate(const variable_list& gradients) override {
-    const auto turned_back = [this](const at::Tensor& gradient) {
-      return gradient.defined() ? RotaryEmbedding::call(gradient, saved(0), saved(1), !transposed)
-                                : at::Tensor();
-    };
-    if (!gradients[0].defined() || !gradients[1].defined()) {
-      return {turned_back(gradients[0]), turned_back(gradients[1])};
-    }
-    auto [of_q, of_k] =
-        RotaryEmbeddingQk::call(gradients[0], gradients[1], saved(0), saved(1), !transposed);
-    return {std::move(of_q), std::move(of_k)};
-  }
-};
-
 TwoTensors differentiable_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& cos,
                                     const at::Tensor& sin, bool transposed) {
   TESSERA_CHECK(!is_recorded(cos, sin),
                 "rotary_embedding takes tables that need no gradient; detach them");
-  const auto node = node_for<RotaryQkNode>(q, k);
+  const auto backward = [transposed](FusedNode& node, const variable_list& gradients) {
+    const auto turned_back = [&](const at::Tensor& gradient) {
+      return gradient.defined()
+                 ? RotaryEmbedding::call(gradient, node.saved(0), node.saved(1), !transposed)
+                 : at::Tensor();
+    };
+    if (!gradients[0].defined() || !gradients[1].defined()) {
+      return variable_list{turned_back(gradients[0]), turned_back(gradients[1])};
+    }
+    auto [of_q, of_k] = RotaryEmbeddingQk::call(gradients[0], gradients[1], node.saved(0),
+                                                node.saved(1), !transposed);
+    return variable_list{std::move(of_q), std::move(of_k)};
+  };
+  const auto node = formula_node("rotary_embedding", "RotaryEmbeddingQkBackward", backward, q, k);
   if (node != nullptr) {
     node->save(cos, sin);
-    node->transposed = transposed;
   }
   auto result = RotaryEmbeddingQk::call_below_autograd(q, k, cos, sin, transposed);
   recorded(node, std::get<0>(result));

@@ -27,7 +27,6 @@
 #include <utility>
 #include <vector>
 
-#include "fused/attention_part.h"
 #include "fused/fused_operator.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
@@ -666,31 +665,23 @@ std::optional<ShardingRule> chunked_attention_rule(const OpCall& call) {
   return rule;
 }
 
-struct ChunkedAttentionNode final : FusedNode {
-  ChunkedAttentionNode() : FusedNode("chunked_attention", "ChunkedAttentionBackward") {}
-  std::vector<std::int64_t> firsts, documents;
-  std::int64_t window = 0;
-
- private:
-  variable_list differentiate(const variable_list& gradients) override {
-    auto [of_q, of_k, of_v] = ChunkedAttentionBackward::call(
-        gradients[0], saved(0), saved(1), saved(2), saved(3), saved(4), firsts, window, documents);
-    return {of_q, of_k, of_v};
-  }
-};
-
 TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, c10::IntArrayRef firsts,
                                             std::int64_t window, c10::IntArrayRef documents) {
-  const auto node = node_for<ChunkedAttentionNode>(q, k, v);
+  const auto backward = [firsts = firsts.vec(), window, documents = documents.vec()](
+                            FusedNode& node, const variable_list& gradients) {
+    auto [of_q, of_k, of_v] =
+        ChunkedAttentionBackward::call(gradients[0], node.saved(0), node.saved(1), node.saved(2),
+                                       node.saved(3), node.saved(4), firsts, window, documents);
+    return variable_list{of_q, of_k, of_v};
+  };
+  const auto node =
+      formula_node("chunked_attention", "ChunkedAttentionBackward", backward, q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
   if (node != nullptr) {
     // Saves a detached result. The result itself owns the node, so saving it would make a cycle
     // that is never freed.
     node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
-    node->firsts = firsts.vec();
-    node->window = window;
-    node->documents = documents.vec();
     node->record(std::get<0>(result));
   }
   return result;

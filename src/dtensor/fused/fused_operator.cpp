@@ -8,7 +8,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/core/error.h"
 #include "tessera/core/sharding_rule.h"
-#include "tessera/dtensor/detail/kept_tensor.h"
+#include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/internals/detail/backward.h"
 
 namespace tessera::detail {

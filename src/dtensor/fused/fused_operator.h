@@ -95,6 +95,7 @@ class FusedNode : public Node {
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
   /// Adds `result` to the results whose gradients the node receives.
   void record(const at::Tensor& result);
+  at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
 
  protected:
   /// `op`: the operator's name, for messages; `name`: the node's name. Both are string literals.
@@ -103,7 +104,6 @@ class FusedNode : public Node {
   /// The gradients of a call's inputs, from the gradients of the recorded results. At least one
   /// gradient is defined, and each defined gradient has the layout of its result.
   virtual variable_list differentiate(const variable_list& gradients) = 0;
-  at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
   /// Whether the operator's first result is distributed.
   bool is_distributed() const { return results_.front() != nullptr; }
   /// Whether `tensor` has the layout of the first result.
@@ -115,8 +115,7 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< spec of each recorded result; nullptr: the
-                                                ///< result is plain
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr: plain
 };
 
 /// The node of an operator whose first result is recomputed, because recomputing it costs less than
@@ -169,8 +168,7 @@ class RecomputableNode : public FusedNode {
     int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
-    at::Tensor gradient = {};      ///< gradient of the result from which `gradients` was computed;
-                                   ///< undefined: `gradients` is empty
+    at::Tensor gradient = {};      ///< gradient of the result; undefined: `gradients` is empty
     std::uint32_t writes = 0;      ///< version counter of `gradient` when it was used
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
@@ -188,6 +186,34 @@ NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
     return nullptr;
   }
   auto node = make_node<NodeOfOperator>();
+  set_inputs(*node, inputs...);
+  return node;
+}
+
+/// The node of an operator whose gradients `Formula` computes, from the node and the gradients of
+/// the results.
+template <class Formula>
+class FormulaNode final : public FusedNode {
+ public:
+  FormulaNode(const char* op, const char* name, Formula formula)
+      : FusedNode(op, name), formula_(std::move(formula)) {}
+
+ private:
+  variable_list differentiate(const variable_list& gradients) override {
+    return formula_(*this, gradients);
+  }
+
+  Formula formula_;
+};
+
+/// Like node_for(), for a FormulaNode.
+template <class Formula, class... Tensors>
+NodePtr<FormulaNode<Formula>> formula_node(const char* op, const char* name, Formula formula,
+                                           const Tensors&... inputs) {
+  if (!is_recorded(inputs...)) {
+    return nullptr;
+  }
+  auto node = make_node<FormulaNode<Formula>>(op, name, std::move(formula));
   set_inputs(*node, inputs...);
   return node;
 }

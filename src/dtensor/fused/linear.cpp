@@ -105,24 +105,17 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   return rule;
 }
 
-struct EmbeddingNode final : FusedNode {
-  EmbeddingNode() : FusedNode("embedding", "EmbeddingBackward") {}
-  std::int64_t first_row = 0;
-
- private:
-  variable_list differentiate(const variable_list& gradients) override {
-    return {EmbeddingBackward::call(gradients[0], saved(0), saved(1), first_row)};
-  }
-};
-
 at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& indices,
                                     std::int64_t first_row, std::int64_t total_rows) {
-  const auto node = node_for<EmbeddingNode>(weight);
+  const auto backward = [first_row](FusedNode& node, const variable_list& gradients) {
+    return variable_list{
+        EmbeddingBackward::call(gradients[0], node.saved(0), node.saved(1), first_row)};
+  };
+  const auto node = formula_node("embedding", "EmbeddingBackward", backward, weight);
   if (node != nullptr) {
     // variable_data() has its own version counter, so that a change of the table before backward is
     // permitted.
     node->save(indices, weight.variable_data());
-    node->first_row = first_row;
   }
   return recorded(node, Embedding::call_below_autograd(weight, indices, first_row, total_rows));
 }
@@ -224,20 +217,15 @@ std::optional<ShardingRule> weight_grad_rule(const OpCall& call) {
   return rule;
 }
 
-struct Fp8LinearNode final : FusedNode {
-  Fp8LinearNode() : FusedNode("fp8_linear", "Fp8LinearBackward") {}
-
- private:
-  variable_list differentiate(const variable_list& gradients) override {
-    return {task_should_compute_output(0) ? Fp8LinearInputGrad::call(gradients[0], saved(1))
-                                          : at::Tensor(),
-            task_should_compute_output(1) ? Fp8LinearWeightGrad::call(gradients[0], saved(0))
-                                          : at::Tensor()};
-  }
-};
-
 at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
-  const auto node = node_for<Fp8LinearNode>(x, weight);
+  const auto backward = [](FusedNode& node, const variable_list& gradients) {
+    return variable_list{
+        node.task_should_compute_output(0) ? Fp8LinearInputGrad::call(gradients[0], node.saved(1))
+                                           : at::Tensor(),
+        node.task_should_compute_output(1) ? Fp8LinearWeightGrad::call(gradients[0], node.saved(0))
+                                           : at::Tensor()};
+  };
+  const auto node = formula_node("fp8_linear", "Fp8LinearBackward", backward, x, weight);
   if (node != nullptr) {
     // Not saved in fp8: backward scales x along another dimension, and FSDP gathers the weight
     // again.

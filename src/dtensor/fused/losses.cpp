@@ -13,7 +13,6 @@
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/dtensor/detail/row_losses.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/mesh/device_mesh.h"
@@ -262,26 +261,17 @@ const AddedLowerings kCrossEntropyLowerings{
     {CrossEntropy::name, bytes_of_split, run_split, /*own_collectives=*/true},
 };
 
-struct CrossEntropyNode final : FusedNode {
-  CrossEntropyNode() : FusedNode("cross_entropy", "CrossEntropyBackward") {}
-  RowLossOptions options;
-
- private:
-  variable_list differentiate(const variable_list& gradients) override {
-    return {CrossEntropyBackward::call(gradients[0], saved(0), saved(1), saved(2),
-                                       options.ignore_index, options.label_smoothing,
-                                       options.z_loss,
-                                       /*first_column=*/0, /*vocabulary=*/-1)};
-  }
-};
-
 TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         std::int64_t ignore_index, double label_smoothing,
                                         double z_loss) {
-  const auto node = node_for<CrossEntropyNode>(logits);
+  const auto backward = [=](FusedNode& node, const variable_list& gradients) {
+    return variable_list{CrossEntropyBackward::call(gradients[0], node.saved(0), node.saved(1),
+                                                    node.saved(2), ignore_index, label_smoothing,
+                                                    z_loss, /*first_column=*/0, /*vocabulary=*/-1)};
+  };
+  const auto node = formula_node("cross_entropy", "CrossEntropyBackward", backward, logits);
   if (node != nullptr) {
     node->save(logits, targets);
-    node->options = {ignore_index, label_smoothing, z_loss};
   }
   TwoTensors result =
       CrossEntropy::call_below_autograd(logits, targets, ignore_index, label_smoothing, z_loss);

@@ -1,5 +1,8 @@
+#include <ATen/core/Formatting.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,10 +10,14 @@
 #include <bit>
 #include <exception>
 #include <functional>
+#include <map>
+#include <ostream>
+#include <set>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <variant>
 
-#include "agreement/agreement.h"
 #include "autograd/autograd.h"
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
@@ -22,12 +29,13 @@
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
 #include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/random.h"
 
 namespace tessera {
@@ -394,6 +402,283 @@ DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const De
                         const Placements& placements, at::TensorOptions options) {
   return make(sizes, mesh, placements, options,
               [&](const at::Tensor& t) { normal_(t, 0, 1, key); });
+}
+
+// Prints distributed tensors. libtorch's printer reads memory, and a wrapper has no memory, so the
+// handle has a separate printer. It shows this rank's values and their place in the whole tensor.
+
+namespace {
+
+constexpr std::int64_t kMostElements = 1000;
+
+/// This rank's ranges of the global tensor, as text: "[2:4, 0:3]", or several such blocks.
+std::string places(const DistributedTensor& tensor) {
+  std::vector<std::string> blocks;
+  const auto sizes = tensor.tensor().sizes();
+  for (const auto& box : owned_boxes(*tensor.layout(), sizes, tensor.mesh().coordinate())) {
+    std::vector<std::string> ranges;
+    for (std::size_t dim = 0; dim < box.sizes.size(); ++dim) {
+      const auto begin = box.global_offset[dim];
+      ranges.push_back(fmt::format("{}:{}", begin, begin + box.sizes[dim]));
+    }
+    blocks.push_back(fmt::format("[{}]", fmt::join(ranges, ", ")));
+  }
+  return blocks.empty() ? "nothing" : fmt::format("{}", fmt::join(blocks, " and "));
+}
+
+/// The values of a local tensor as text, by libtorch's printer. Below autograd, because the printer
+/// calls operators.
+std::string values(const at::Tensor& local) {
+  if (local.is_meta()) {
+    return "(no values on the meta device)";
+  }
+  if (local.numel() > kMostElements) {
+    return fmt::format("({} elements)", local.numel());
+  }
+  const detail::BelowAutograd guard;
+  std::ostringstream text;
+  text << local;
+  return text.str();
+}
+
+std::string text_of(const DistributedTensor& tensor, const DistributedTensor& shown,
+                    const char* holds) {
+  const auto& value = tensor.tensor();
+  const auto& mesh = tensor.mesh();
+  return fmt::format("DistributedTensor([{}], {}, {}, {}), rank {} {} {}:\n{}",
+                     fmt::join(value.sizes(), ", "), c10::toString(value.scalar_type()),
+                     to_string(mesh), detail::describe(*tensor.layout(), value.sizes()),
+                     mesh.world()->rank(), holds, places(shown), values(local_tensor(shown)));
+}
+
+}  // namespace
+
+std::string local_to_string(const DistributedTensor& tensor) {
+  if (!tensor.tensor().defined()) {
+    return "DistributedTensor()";
+  }
+  return text_of(tensor, tensor, "holds");
+}
+
+std::string to_string(const DistributedTensor& tensor) {
+  if (!tensor.tensor().defined() || !tensor.layout()->is_partial()) {
+    return local_to_string(tensor);
+  }
+  // A pending reduction is reduced before printing, because its terms are not values of the tensor.
+  const at::NoGradGuard no_grad;
+  const auto reduced = tensor.redistribute(detail::gradient_layout(tensor.layout()));
+  return text_of(tensor, reduced, "holds, reduced,");
+}
+
+std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) {
+  return stream << to_string(tensor);
+}
+
+// A table of the ranks that have each block, from the layout alone, in the format of
+// torch.distributed.tensor.debug.visualize_sharding.
+
+namespace {
+
+/// A range of indices [begin, end), without `end`.
+using Range = std::pair<std::int64_t, std::int64_t>;
+
+/// A range along a dimension of the block. A vector is shown as a table with one column, so a
+/// missing dimension has the range of one position.
+Range range_of(const Box& box, std::size_t dim) {
+  if (dim >= box.sizes.size()) {
+    return {0, 1};
+  }
+  return {box.global_offset[dim], box.global_offset[dim] + box.sizes[dim]};
+}
+
+std::string label(const Range& range) {
+  return fmt::format("{}:{}", range.first, range.second);
+}
+
+std::map<std::pair<Range, Range>, std::vector<int>> holders(const DistributedTensor& tensor) {
+  const auto& mesh = tensor.mesh();
+  std::map<std::pair<Range, Range>, std::vector<int>> blocks;
+  for (std::int64_t index = 0; index < mesh.size(); ++index) {
+    const auto coordinate = mesh.shape().coordinate(index);
+    for (const auto& box : owned_boxes(*tensor.layout(), tensor.tensor().sizes(), coordinate)) {
+      blocks[{range_of(box, 0), range_of(box, 1)}].push_back(
+          mesh.ranks()[static_cast<std::size_t>(index)]);
+    }
+  }
+  return blocks;
+}
+
+}  // namespace
+
+std::string visualize(const DistributedTensor& tensor) {
+  const auto sizes = tensor.tensor().sizes();
+  TESSERA_CHECK(sizes.size() == 1 || sizes.size() == 2,
+                "visualize shows tensors of 1 or 2 "
+                "dimensions, found ",
+                sizes.size(), ": take a slice of it first");
+  const auto blocks = holders(tensor);
+  std::set<Range> rows, columns;
+  for (const auto& [block, ranks] : blocks) {
+    rows.insert(block.first);
+    columns.insert(block.second);
+  }
+  constexpr int kWidth = 12;
+  auto text =
+      fmt::format("[{}] on {}: {}\n{:{}}", fmt::join(sizes, ", "), to_string(tensor.mesh().shape()),
+                  detail::describe(*tensor.layout(), sizes), "", kWidth);
+  for (const auto& column : columns) {
+    text += fmt::format("{:{}}", sizes.size() == 1 ? "" : label(column), kWidth);
+  }
+  for (const auto& row : rows) {
+    text += fmt::format("\n{:{}}", label(row), kWidth);
+    for (const auto& column : columns) {
+      // The blocks need not fill the table: a cell without a block is empty.
+      const auto block = blocks.find({row, column});
+      const auto ranks = block == blocks.end() ? std::vector<int>{} : block->second;
+      text += fmt::format("{:{}}", fmt::format("{}", fmt::join(ranks, ",")), kWidth);
+    }
+  }
+  return text + "\n";
+}
+
+// local_map: runs a function of local tensors on distributed tensors. It is composed of
+// redistribute, to_local and from_local, which handle the gradients; autograd does not see
+// local_map itself.
+
+namespace {
+
+using OptionalPlacements = std::vector<std::optional<Placements>>;
+
+std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
+  std::vector<std::string> texts;
+  for (const Placements& list : lists) {
+    texts.push_back(to_string(list));
+  }
+  return texts;
+}
+
+/// Throws Error for a list of options that is neither empty nor has one item per tensor.
+void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
+  TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
+                wanted, " ", of, "; give one for each, or none");
+}
+
+void check_lists(bool has_function, std::size_t arguments, std::size_t results,
+                 const LocalMapOptions& options) {
+  TESSERA_CHECK(has_function, "local_map was given no function; pass one of local tensors");
+  check_list("in_placements", options.in_placements.size(), arguments, "arguments");
+  check_list("in_grad_placements", options.in_grad_placements.size(), arguments, "arguments");
+  check_list("out_sizes", options.out_sizes.size(), results, "lists of out_placements");
+}
+
+std::optional<Placements> item(const OptionalPlacements& list, std::size_t number) {
+  return number < list.size() ? list[number] : std::nullopt;
+}
+
+/// The reduction of the ranks' gradients of a replicated argument, if the result has `placement` on
+/// a mesh dimension. nullopt: no reduction, because each rank has the whole gradient.
+std::optional<ReduceOp> reduction_behind(const Placement& placement) {
+  if (is_replicate(placement)) {
+    return std::nullopt;
+  }
+  const auto* partial = std::get_if<Partial>(&placement);
+  return partial != nullptr ? partial->op : ReduceOp::kSum;
+}
+
+/// The default layout of an argument's gradient: the argument's layout, but replicated where the
+/// argument is partial, and partial where the argument is replicated and the results are not.
+LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
+                          const std::vector<Placements>& results) {
+  std::vector<PartialDim> partial;
+  for (int dim = 0; dim < argument.mesh_ndim(); ++dim) {
+    if (!detail::is_replicated_on(argument, dim)) {
+      continue;
+    }
+    std::set<std::optional<ReduceOp>> found;
+    for (const Placements& result : results) {
+      // from_local refuses a layout of any other length.
+      if (result.size() == argument.mesh_sizes().size()) {
+        found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
+      }
+    }
+    const std::optional<ReduceOp> op = found.empty() ? std::nullopt : *found.begin();
+    const bool known = !op || *op == ReduceOp::kSum || *op == ReduceOp::kAvg;
+    TESSERA_CHECK(found.size() <= 1 && known, "local_map: the gradient of argument ", number,
+                  ", which is replicated, may be the same on all ranks or one term a rank: the ",
+                  "results are placed as ", fmt::format("{}", fmt::join(texts_of(results), ", ")),
+                  "; say in in_grad_placements which (Replicate or Partial)");
+    if (op) {
+      partial.push_back({dim, *op});
+    }
+  }
+  return Layout::intern(argument.mesh_sizes(), argument.dims(), partial);
+}
+
+at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
+                    const std::vector<Placements>& results, const LocalMapOptions& options) {
+  const auto gradient = item(options.in_grad_placements, number);
+  const bool recorded = c10::GradMode::is_enabled() && tensor.tensor().requires_grad();
+  if (gradient || !recorded) {
+    return tensor.to_local(gradient);
+  }
+  return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
+}
+
+/// The argument as a distributed tensor. A plain argument counts as replicated. If it needs a
+/// gradient, that gradient may be partial, because each rank may compute only the gradient of its
+/// own part of the results.
+DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
+  if (tessera::is_distributed(argument)) {
+    return DistributedTensor(argument);
+  }
+  const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
+  return DistributedTensor::from_local(argument, mesh, whole);
+}
+
+at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, std::size_t number,
+                          const std::vector<Placements>& results, const LocalMapOptions& options) {
+  const bool recorded = c10::GradMode::is_enabled() && argument.requires_grad();
+  if (!tessera::is_distributed(argument) && !recorded) {
+    return argument;
+  }
+  DistributedTensor tensor = as_distributed(argument, mesh);
+  if (const auto wanted = item(options.in_placements, number)) {
+    TESSERA_CHECK(options.redistribute_inputs || tensor.placements() == *wanted,
+                  "local_map: argument ", number, " must have placements ", to_string(*wanted),
+                  ", found ", to_string(tensor.placements()),
+                  ": redistribute it, or set redistribute_inputs");
+    tensor = tensor.redistribute(*wanted);
+  }
+  return to_local(tensor, number, results, options);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> local_map(
+    const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
+    const std::vector<at::Tensor>& arguments, const DeviceMesh& mesh,
+    const std::vector<Placements>& out_placements, const LocalMapOptions& options) {
+  check_lists(function != nullptr, arguments.size(), out_placements.size(), options);
+  const detail::LocalPartsScope local_parts;
+  std::vector<at::Tensor> locals;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    locals.push_back(local_argument(arguments[i], mesh, i, out_placements, options));
+  }
+  auto results = function(locals);
+  TESSERA_CHECK(results.size() == out_placements.size(), "local_map: the function returned ",
+                results.size(), " tensors for ", out_placements.size(),
+                " placements: give one list of placements per result");
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    TESSERA_CHECK(results[i].defined(), "local_map: result ", i,
+                  " of the function is undefined; return this rank's part, of 0 rows where it has "
+                  "none");
+    std::optional<std::vector<std::int64_t>> sizes;
+    if (i < options.out_sizes.size()) {
+      sizes = options.out_sizes[i];
+    }
+    results[i] = DistributedTensor::from_local(results[i], mesh, out_placements[i], sizes);
+  }
+  return results;
 }
 
 }  // namespace tessera

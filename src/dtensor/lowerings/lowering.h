@@ -11,7 +11,6 @@
 #include <string_view>
 #include <vector>
 
-#include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "tensor/distributed_impl.h"
 #include "tessera/export.h"

@@ -1,12 +1,16 @@
-// Lowerings of reductions.
+// Lowerings of reductions, of means of losses, and of equal().
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg__powsum.h>
+#include <ATen/ops/nll_loss2d_forward.h>
+#include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -127,8 +131,7 @@ Results run_both(Arguments arguments) {
 // Maxima and minima with indices: each rank's best value and its index are gathered and compared.
 
 struct Candidates {
-  at::Tensor values;   ///< best values, with the sizes of this rank's result; after gather(), the
-                       ///< values of all ranks: (ranks, results)
+  at::Tensor values;   ///< this rank's best values; after gather() all ranks': (ranks, results)
   at::Tensor indices;  ///< indices of the values in the global tensor
 };
 
@@ -255,18 +258,6 @@ Results run_extremum_index(Arguments arguments) {
   return {find_best<kLargest>(ExtremumCall(arguments)).indices};
 }
 
-const AddedLowerings kExtremumLowerings{
-    {"amax", bytes_of_values, run_values<true>},
-    {"amin", bytes_of_values, run_values<false>},
-    {"max", bytes_of_values, run_values<true>},
-    {"min", bytes_of_values, run_values<false>},
-    {"aminmax", bytes_of_values, run_both},
-    {"max.dim", bytes_of_candidates, run_with_indices<true>},
-    {"min.dim", bytes_of_candidates, run_with_indices<false>},
-    {"argmax", bytes_of_candidates, run_extremum_index<true>},
-    {"argmin", bytes_of_candidates, run_extremum_index<false>},
-};
-
 // Vector norms over a sharded dimension: the sums of powers are all-reduced, then the root is
 // taken. Orders without a root (0, 1, infinity) are plain reductions and have a rule
 // (src/core/rules/reduction.cpp).
@@ -383,15 +374,6 @@ Results run_norms(Arguments arguments) {
   return {norms};
 }
 
-const AddedLowerings kNormsLowerings{
-    {"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    {"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
-    {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
-    {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
-    {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
-};
-
 // Variances and logsumexp over a sharded dimension: two all-reduces of the size of the result.
 
 std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
@@ -462,14 +444,94 @@ Results run_moments(Arguments arguments) {
   return results;
 }
 
-const AddedLowerings kStatisticsLowerings{
+// The mean of a loss with sharded samples: a sum, divided by the total weight over all shards.
+
+/// Bytes that one rank sends for one all-reduce of the loss and the total weight.
+std::optional<double> bytes_of_mean(const BoundCall& bound) {
+  const auto* self = non_partial_argument(bound, 0);
+  if (self == nullptr || bound.call.integer(3) != at::Reduction::Mean) {
+    return std::nullopt;
+  }
+  const auto& spec = *self->spec();
+  Dims samples = all_dims(static_cast<std::int64_t>(spec.sizes.size()));
+  const std::size_t classes = samples.size() > 1 ? 1 : 0;
+  // Each sample reads the score of one class, so the dimension of classes must not be sharded.
+  if (!sharding_mesh_dims(spec.sharding.layout, {static_cast<std::int64_t>(classes)}).empty()) {
+    return std::nullopt;
+  }
+  return all_reduce_bytes(spec, samples, 2);
+}
+
+/// Arguments: (self, target, weight, reduction, ignore_index)
+template <auto kForward>
+Results run_mean(Arguments arguments) {
+  // Computes the sum first; the rule leaves the sum and the weight partial. Shards have different
+  // weights, because of their sizes, classes and ignored samples.
+  const auto [sum, weight] =
+      kForward(arguments[0].toTensor(), arguments[1].toTensor(),
+               arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());
+  const auto total = reduce_partials_together({sum, weight});
+  // A clone, because unbind returns views, but the operator must return separate tensors.
+  return {total[0] / total[1], total[1].clone()};
+}
+
+// equal(self, other) for tensors with the same layout: each rank compares its shard.
+
+std::optional<double> bytes_of_equal(const BoundCall& bound) {
+  const auto* self = non_partial_argument(bound, 0);
+  const auto* other = non_partial_argument(bound, 1);
+  if (self == nullptr || other == nullptr || self->local().is_meta()) {
+    return std::nullopt;
+  }
+  // Compares only the shardings, because equal() ignores strides.
+  const bool alike = self->spec()->sharding == other->spec()->sharding &&
+                     self->spec()->sizes == other->spec()->sizes;
+  return alike ? std::optional(all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1))
+               : std::nullopt;
+}
+
+Results run_equal(Arguments arguments) {
+  const auto& self = impl_of(arguments[0].toTensor());
+  const auto& other = impl_of(arguments[1].toTensor());
+  const auto& spec = *self.spec();
+  const auto result = reduced_spec(spec, all_dims(self.dim()), false, ReduceOp::kMin);
+  at::Tensor local;
+  {
+    BelowAutograd guard;
+    local = at::full({}, at::equal(self.local(), other.local()),
+                     at::TensorOptions(at::kByte).device(self.local().device()));
+  }
+  const auto verdict =
+      reduce_partial(make_distributed(local, {spec.sharding.mesh, result.layout}, result.sizes));
+  // The host reads the result; on a GPU this waits for the device.
+  return {local_tensor(verdict).item<bool>()};
+}
+
+const AddedLowerings kReductionLowerings{
+    {"amax", bytes_of_values, run_values<true>},
+    {"amin", bytes_of_values, run_values<false>},
+    {"max", bytes_of_values, run_values<true>},
+    {"min", bytes_of_values, run_values<false>},
+    {"aminmax", bytes_of_values, run_both},
+    {"max.dim", bytes_of_candidates, run_with_indices<true>},
+    {"min.dim", bytes_of_candidates, run_with_indices<false>},
+    {"argmax", bytes_of_candidates, run_extremum_index<true>},
+    {"argmin", bytes_of_candidates, run_extremum_index<false>},
+    {"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
+    {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
+    {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
+    {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
+    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
     {"logsumexp", bytes_of_two_sums, run_logsumexp},
     {"var.correction", bytes_of_two_sums, run_moments<false, false>},
     {"std.correction", bytes_of_two_sums, run_moments<true, false>},
     {"var_mean.correction", bytes_of_two_sums, run_moments<false, true>},
     {"std_mean.correction", bytes_of_two_sums, run_moments<true, true>},
+    {"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
+    {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
+    {"equal", bytes_of_equal, run_equal},
 };
 
 }  // namespace
-
 }  // namespace tessera::detail

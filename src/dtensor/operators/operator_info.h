@@ -1,8 +1,12 @@
-// The properties of an operator that dispatch needs.
+// The properties of an operator that dispatch needs, and calls in the form that rules read.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/complex.h>
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,29 +24,24 @@ namespace tessera::detail {
 /// A property of an operator that neither its schema nor its sharding rule contains.
 enum class Trait : std::uint8_t {
   // How the operator is run:
-  kRandomInplace,  ///< a random operator that fills its tensor by global element
-                   ///< (run_random_inplace in run_local.h)
+  kRandomInplace,  ///< fills its tensor by global element (run_random_inplace in run_local.h)
   kNativeDropout,  ///< dropout that draws by global element (run_native_dropout in run_local.h)
   kForeach,  ///< a foreach operator: takes lists, and each position of the lists is a separate call
   kWritesGradients,  ///< an operator with which gradient formulas write into zeros (fallback.cpp)
   kNewZeros,         ///< an operator with which gradient formulas make these zeros (fallback.cpp)
   kOwnKernel,        ///< has a kernel in src/dtensor/overrides/ instead of a plan
-  kHelperTensors,    ///< composed of other operators, and makes plain helper tensors
-                     ///< (composite_kernels.cpp)
+  kHelperTensors,    ///< composed, and makes plain helper tensors (composite_kernels.cpp)
   // Properties of the operator's arguments and results:
-  kViewsMemory,   ///< its argument storage_offset refers to the memory of its input (views.h)
-  kInfersSize,    ///< its argument for sizes may contain -1
-  kUnsafeView,    ///< its result may be a copy instead of a view: an input that cannot be viewed is
-                  ///< copied
-  kLeavesMemory,  ///< returns memory without values
-  kReadsOneValue,  ///< returns one value to the host, so strict scopes permit the communication
-                   ///< that computes it
+  kViewsMemory,    ///< its argument storage_offset refers to the memory of its input (views.h)
+  kInfersSize,     ///< its argument for sizes may contain -1
+  kUnsafeView,     ///< its result may be a copy instead of a view
+  kLeavesMemory,   ///< returns memory without values
+  kReadsOneValue,  ///< returns one value to the host; strict scopes permit its communication
   // Numbers that must not be applied to the terms of a sum one by one:
-  kNumberBesideSum,  ///< the operator does not multiply or divide the sum by its number, so a sum
-                     ///< with a number must be reduced first
+  kNumberBesideSum,  ///< its number neither multiplies nor divides the sum
   kDivides,  ///< the number is a divisor, so zero must not be applied to terms, like infinity
   // Operators that may throw on some ranks only:
-  kFailsByMatrix,   ///< may throw for a matrix that it cannot factorise, even without check_errors
+  kFailsByMatrix,   ///< may throw for a matrix, even without check_errors: inputs are gathered
   kFailsByElement,  ///< may throw for an invalid index or value, which may be on one rank only
 };
 
@@ -76,8 +75,8 @@ struct TraitRow {
 };
 std::span<const TraitRow> trait_rows();
 
-/// The names in a row, as a list.
-std::vector<std::string> names_in(const TraitRow& row);
+/// The names in a text that separates them by blanks.
+std::vector<std::string> names_in(std::string_view text);
 /// Whether the operator `name` (without "aten::") matches `pattern`, which is one of the names in a
 /// row of the table.
 bool covers(std::string_view pattern, std::string_view name);
@@ -89,11 +88,9 @@ struct OperatorInfo {
     kTensor,              ///< schema types Tensor and Tensor?
     kTensorList,          ///< schema type Tensor[]
     kOptionalTensorList,  ///< schema type Tensor?[]
-    kScalar,              ///< a number that no rule reads; a call's cache key contains only its
-                          ///< type
+    kScalar,              ///< a number that no rule reads; a cache key contains only its type
     kDType,               ///< schema types ScalarType and ScalarType?
-    kGenerator,           ///< a random generator; a call's cache key contains only whether there is
-                          ///< one
+    kGenerator,           ///< a generator; a cache key contains only whether there is one
     kNumberList,          ///< a list of numbers; a call's cache key contains only their types
     kStatic,              ///< any other value; a call's cache key contains it
   };
@@ -113,10 +110,8 @@ struct OperatorInfo {
   // Index of the operator's argument with the name of each member here, or -1.
   int device = -1;
   int generator = -1;
-  int check_errors = -1;  ///< index of the argument check_errors, or -1; a factorisation throws
-                          ///< only if this argument is true
-  int stride = -1;  ///< index of an argument with the strides of a tensor in memory, or -1; the
-                    ///< stride of a convolution does not count
+  int check_errors = -1;  ///< a factorisation with this argument throws only if it is true
+  int stride = -1;        ///< strides in memory; not the stride of a convolution
   /// Index of the argument storage_offset, or -1; only for Trait::kViewsMemory.
   int storage_offset = -1;
   bool takes_tensors = false;
@@ -126,8 +121,7 @@ struct OperatorInfo {
   bool changes_shape = false;
   bool draws_random = false;
   bool is_own = false;  ///< the operator belongs to another library, so autograd may not know it
-  bool writes_lists = false;  ///< the operator is like _foreach_add_: it writes to its first list
-                              ///< and returns nothing
+  bool writes_lists = false;  ///< like _foreach_add_: writes to its first list, returns nothing
 
   // The operator's entries in the tables of traits and rules. `rule` is null for an operator
   // without a sharding rule.
@@ -151,3 +145,58 @@ c10::OperatorHandle find_operator(std::string_view name);
 
 }  // namespace tessera::detail
 TESSERA_API_FOR_TEST_END
+
+namespace tessera::detail {
+
+// An operator call in the form that its sharding rule reads.
+
+/// What a call's cache key contains of a number that no rule reads: its type, and whether the terms
+/// of a sum may be multiplied or divided by it one by one.
+enum class NumberType : std::uint8_t {
+  kInteger = 1,
+  kDouble,
+  kBool,
+  kNone,
+  kOther,
+  kZeroInteger,
+  kZero,
+  kNotFinite,
+  kNotFiniteOther
+};
+// Zero and non-finite numbers are separate classes of numbers (see rule_of_call).
+inline NumberType number_type(bool) {
+  return NumberType::kBool;
+}
+inline NumberType number_type(std::int64_t value) {
+  return value == 0 ? NumberType::kZeroInteger : NumberType::kInteger;
+}
+inline NumberType number_type(double value) {
+  return !std::isfinite(value) ? NumberType::kNotFinite
+         : value == 0          ? NumberType::kZero
+                               : NumberType::kDouble;
+}
+inline NumberType number_type(const c10::complex<double>& value) {
+  const bool finite = std::isfinite(value.real()) && std::isfinite(value.imag());
+  return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
+}
+NumberType number_type(const c10::IValue& value);
+/// The type of a wrapped number; kNone for any other plain tensor.
+NumberType number_type(const at::Tensor& tensor);
+
+/// A call in the form that its sharding rule reads, and the tensors of the call. Undefined tensors
+/// are None.
+struct BoundCall {
+  OpCall call;
+  std::vector<at::Tensor> tensors;
+};
+
+/// `arguments`: one value for each argument of the schema. Copies the references and sizes of all
+/// tensors, so calls with plans of kinds kDirect and kLocal do not use it.
+BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
+
+/// A rule's argument as a libtorch value of `type`. A reference to a tensor is looked up in
+/// `tensors`.
+c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
+                      std::span<const at::Tensor> tensors);
+
+}  // namespace tessera::detail

@@ -3,20 +3,18 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/detach.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/kron.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <optional>
 #include <span>
-#include <type_traits>
+#include <string>
+#include <string_view>
 
 #include "dispatch/call_cache.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "random/fills.h"
 #include "rank/rank.h"
@@ -28,6 +26,7 @@
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/internals/detail/tensors.h"
+#include "tessera/kernels/detail/tensors_in_values.h"
 #include "views/views.h"
 
 namespace tessera::detail {
@@ -79,99 +78,14 @@ bool has_only_distributed(const std::vector<at::Tensor>& tensors) {
          std::ranges::all_of(tensors, fits);
 }
 
-/// Copies a result to a distributed `out`. Throws for wrong sizes, because the layout of `out` may
-/// not permit other sizes.
-at::Tensor& copy_to(at::Tensor& out, const at::Tensor& result, const char* name) {
-  TESSERA_CHECK(out.sizes() == result.sizes(), name, " would resize a distributed tensor of sizes ",
-                out.sizes(), " to ", result.sizes(), ": pass one of the result's sizes");
-  return out.copy_(result);
-}
-
-bool all_distributed(std::initializer_list<at::Tensor> tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), tessera::is_distributed);
+std::vector<at::Tensor> tensors_of_call(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  return bind_call(info, std::span(stack).last(info.arguments.size())).tensors;
 }
 
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& where,
                                      std::int64_t dim) {
   check_mixing("aten::tensor_split", {self, where});
   return composite::tensor_split(self, whole(where), dim);
-}
-
-at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets,
-                    const at::Tensor& input_lengths, const at::Tensor& target_lengths,
-                    std::int64_t blank, std::int64_t reduction, bool zero_infinity) {
-  // In this scope plain tensors count as replicated: the loss is divided by the gathered lengths,
-  // which are plain and equal on all ranks.
-  std::optional<ReplicationScope> scope;
-  if (all_distributed({log_probs, targets, input_lengths, target_lengths})) {
-    scope.emplace();
-  }
-  return composite::ctc_loss(log_probs, targets, whole(input_lengths), whole(target_lengths), blank,
-                             reduction, zero_infinity);
-}
-
-template <bool kSkipsNan, class Q>
-at::Tensor plain_quantile(const at::Tensor& self, const Q& q, std::optional<std::int64_t> dim,
-                          bool keepdim, c10::string_view interpolation) {
-  if constexpr (kSkipsNan) {
-    return composite::nanquantile(self, q, dim, keepdim, interpolation);
-  } else {
-    return composite::quantile(self, q, dim, keepdim, interpolation);
-  }
-}
-
-template <bool kSkipsNan, class Q>
-at::Tensor& plain_quantile_out(at::Tensor& out, const at::Tensor& self, const Q& q,
-                               std::optional<std::int64_t> dim, bool keepdim,
-                               c10::string_view interpolation) {
-  if constexpr (kSkipsNan) {
-    return composite::nanquantile_out(out, self, q, dim, keepdim, interpolation);
-  } else {
-    return composite::quantile_out(out, self, q, dim, keepdim, interpolation);
-  }
-}
-
-/// Quantiles. `Q` is the type of a number, or of a tensor of several numbers.
-template <bool kSkipsNan, class Q>
-at::Tensor quantile(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
-                    c10::string_view interpolation) {
-  std::vector<at::Tensor> tensors{self};
-  if constexpr (!std::is_same_v<Q, double>) {
-    tensors.push_back(q);
-  }
-  if (std::ranges::none_of(tensors, tessera::is_distributed)) {
-    return plain_quantile<kSkipsNan>(self, q, dim, keepdim, interpolation);
-  }
-  const std::string name = kSkipsNan ? "aten::nanquantile" : "aten::quantile";
-  check_mixing(name, tensors);
-  check_gather(name, tensors);
-  const DeviceMesh mesh = mesh_of(tensors);
-  at::Tensor result;
-  if constexpr (std::is_same_v<Q, double>) {
-    result = plain_quantile<kSkipsNan>(whole(self), q, dim, keepdim, interpolation);
-  } else {
-    result = plain_quantile<kSkipsNan>(whole(self), whole(q), dim, keepdim, interpolation);
-  }
-  const Placements everywhere(static_cast<std::size_t>(mesh.ndim()), Replicate{});
-  return distribute_tensor(result, mesh, everywhere).tensor();
-}
-
-template <bool kSkipsNan, class Q>
-at::Tensor& quantile_out(const at::Tensor& self, Q q, std::optional<std::int64_t> dim, bool keepdim,
-                         c10::string_view interpolation, at::Tensor& out) {
-  if (!tessera::is_distributed(out)) {
-    return plain_quantile_out<kSkipsNan>(out, self, q, dim, keepdim, interpolation);
-  }
-  return copy_to(out, quantile<kSkipsNan, Q>(self, q, dim, keepdim, interpolation),
-                 kSkipsNan ? "aten::nanquantile.out" : "aten::quantile.out");
-}
-
-template <bool kSkipsNan>
-void implement_quantile(torch::Library& library, const std::string& name) {
-  library.impl(name.c_str(), &quantile<kSkipsNan, const at::Tensor&>);
-  library.impl((name + ".scalar").c_str(), &quantile<kSkipsNan, double>);
-  library.impl((name + ".out").c_str(), &quantile_out<kSkipsNan, const at::Tensor&>);
-  library.impl((name + ".scalar_out").c_str(), &quantile_out<kSkipsNan, double>);
 }
 
 // Operators that use a special CPU kernel if no gradient is needed. That kernel reads memory, which
@@ -202,24 +116,6 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
     }
   }
   return composite::reshape(self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
-}
-
-// Operators that write to `out` through operators that the dispatcher does not know as views
-// (_unsafe_view, set_). For a distributed `out`, the kernels here compute the result and copy it to
-// `out`.
-
-at::Tensor& kron_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
-  if (!tessera::is_distributed(out)) {
-    return composite::kron_out(out, self, other);
-  }
-  return copy_to(out, at::kron(self, other), "aten::kron.out");
-}
-
-at::Tensor& matmul_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
-  if (!tessera::is_distributed(out)) {
-    return composite::matmul_out(out, self, other);
-  }
-  return copy_to(out, at::matmul(self, other), "aten::matmul.out");
 }
 
 // Gradient formulas that start with a plain tensor of zeros, into which a distributed gradient
@@ -274,50 +170,99 @@ void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit:
   }
 }
 
-void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
-                      torch::jit::Stack* stack) {
-  const auto& info = operator_info(op);
-  const auto count = info.arguments.size();
-  const auto tensors = bind_call(info, std::span<const c10::IValue>(*stack).last(count)).tensors;
-  check_mixing(info.name, tensors);
-  std::optional<ReplicationScope> scope;
-  if (has_only_distributed(tensors)) {
-    scope.emplace();
-  }
-  // Continues with libtorch's composite kernel, as if the operator had no kernel here: its inner
-  // operators are dispatched to kDistributedKey one by one.
+/// Continues with libtorch's composite kernel, as if the operator had no kernel here: its inner
+/// operators are dispatched to kDistributedKey one by one.
+void redispatch_composite(const c10::OperatorHandle& op, const std::vector<at::Tensor>& tensors,
+                          torch::jit::Stack& stack) {
   c10::DispatchKeySet keys;
   for (const auto& tensor : tensors) {
     keys = keys | tensor.key_set();
   }
   const auto below = c10::after_ADInplaceOrView_keyset - c10::DispatchKeySet(kDistributedKey);
-  op.redispatchBoxed(keys & below, stack);
+  op.redispatchBoxed(keys & below, &stack);
+}
+
+void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
+                      torch::jit::Stack* stack) {
+  const auto& info = operator_info(op);
+  const auto tensors = tensors_of_call(info, *stack);
+  check_mixing(info.name, tensors);
+  std::optional<ReplicationScope> scope;
+  if (has_only_distributed(tensors)) {
+    scope.emplace();
+  }
+  redispatch_composite(op, tensors, *stack);
   if (std::ranges::any_of(tensors, tessera::is_distributed)) {
     distribute_results(mesh_of(tensors), info.returns.size(), *stack);
   }
 }
 
+/// For operators whose composition in libtorch does not work on distributed tensors: runs it on
+/// gathered tensors.
+void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
+                      torch::jit::Stack* stack) {
+  const auto& info = operator_info(op);
+  const auto tensors = tensors_of_call(info, *stack);
+  if (std::ranges::none_of(tensors, tessera::is_distributed)) {
+    return redispatch_composite(op, tensors, *stack);
+  }
+  check_mixing(info.name, tensors);
+  check_gather(info.name, tensors);
+  for (c10::IValue& value : std::span(*stack).last(info.arguments.size())) {
+    value = kernels::with_tensors(value, whole);
+  }
+  redispatch_composite(op, tensors_of_call(info, *stack), *stack);
+  distribute_results(mesh_of(tensors), info.returns.size(), *stack);
+}
+
+/// For operators that write to their last argument `out` through operators that the dispatcher does
+/// not know as views (_unsafe_view, set_). For a distributed `out`, runs the overload without `out`
+/// and copies its result. Throws for wrong sizes, because the layout of `out` may not permit other
+/// sizes.
+void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
+                        torch::jit::Stack* stack) {
+  const auto& info = operator_info(op);
+  const at::Tensor out = stack->back().toTensor();
+  if (!tessera::is_distributed(out)) {
+    return redispatch_composite(op, tensors_of_call(info, *stack), *stack);
+  }
+  stack->pop_back();
+  find_operator(info.name.substr(0, info.name.size() - std::string_view("_out").size()))
+      .callBoxed(stack);
+  const at::Tensor result = stack->back().toTensor();
+  TESSERA_CHECK(out.sizes() == result.sizes(), info.name,
+                " would resize a distributed tensor of sizes ", out.sizes(), " to ", result.sizes(),
+                ": pass one of the result's sizes");
+  out.copy_(result);
+  stack->back() = out;
+}
+
+template <auto kKernel>
+void implement_boxed(torch::Library& library, std::string_view names) {
+  for (const std::string& name : names_in(names)) {
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<kKernel>());
+  }
+}
+
 void implement_in_scope(torch::Library& library) {
   for (const TraitRow& row : trait_rows()) {
-    if (row.trait != Trait::kHelperTensors) {
-      continue;
-    }
-    for (const std::string& name : names_in(row)) {
-      library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose_in_scope>());
+    if (row.trait == Trait::kHelperTensors) {
+      implement_boxed<compose_in_scope>(library, row.names);
     }
   }
 }
 
 void implement_composite_kernels(torch::Library& library) {
   library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
-  library.impl("ctc_loss.Tensor", &ctc_loss);
   library.impl("one_hot", &one_hot);
   library.impl("max_pool1d", &max_pool1d);
-  library.impl("kron.out", &kron_out);
-  library.impl("matmul.out", &matmul_out);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
-  implement_quantile<false>(library, "quantile");
-  implement_quantile<true>(library, "nanquantile");
+  implement_boxed<compose_gathered>(library,
+                                    "ctc_loss.Tensor quantile quantile.scalar nanquantile "
+                                    "nanquantile.scalar");
+  implement_boxed<copy_result_to_out>(library,
+                                      "kron.out matmul.out quantile.out quantile.scalar_out "
+                                      "nanquantile.out nanquantile.scalar_out");
   implement_in_scope(library);
 }
 
@@ -375,9 +320,8 @@ void bernoulli_of_number(const c10::OperatorHandle& op, c10::DispatchKeySet, Sta
 }
 
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
-  library.impl("bernoulli_.Tensor",
-               torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_each>());
-  library.impl("bernoulli.p", torch::CppFunction::makeFromBoxedFunction<&bernoulli_of_number>());
+  implement_boxed<bernoulli_of_each>(library, "bernoulli_.Tensor");
+  implement_boxed<bernoulli_of_number>(library, "bernoulli.p");
 }
 
 // Operators that bypass the fallback. They read only the wrapper, so they need neither a plan nor a

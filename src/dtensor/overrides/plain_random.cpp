@@ -16,14 +16,13 @@
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 
-#include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "random/fills.h"
 #include "rank/rank.h"
@@ -246,10 +245,11 @@ at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at
 
 using Kernel = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*);
 
+/// Registers a kernel for the operators `names`, which are separated by blanks.
 template <Kernel kernel>
-void implement(torch::Library& library, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    library.impl(name, torch::CppFunction::makeFromBoxedFunction<kernel>());
+void implement(torch::Library& library, std::string_view names) {
+  for (const std::string& name : names_in(names)) {
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<kernel>());
   }
 }
 
@@ -259,46 +259,28 @@ TORCH_LIBRARY_IMPL(_, TESSERA_RANDOM_KEY, library) {
 
 TORCH_LIBRARY_IMPL(aten, TESSERA_RANDOM_KEY, library) {
   implement<fill>(library,
-                  {"bernoulli_.float", "cauchy_", "exponential_", "geometric_", "log_normal_",
-                   "normal_", "random_", "random_.from", "random_.to", "uniform_"});
+                  "bernoulli_.float cauchy_ exponential_ geometric_ log_normal_ normal_ random_ "
+                  "random_.from random_.to uniform_");
   implement<composed_dropout>(
-      library, {"alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout",
-                "feature_alpha_dropout_", "feature_dropout", "feature_dropout_"});
+      library,
+      "alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ "
+      "feature_dropout feature_dropout_");
   implement<note_source>(
-      library, {"bernoulli", "bernoulli.Tensor", "cauchy", "exponential", "geometric", "log_normal",
-                "normal_functional", "rand_like", "rand_like.generator", "randint_like",
-                "randint_like.low_dtype", "randn_like", "randn_like.generator", "random",
-                "random.from", "random.to", "uniform"});
-  implement<draw_in_order>(library, {"_cudnn_attention_forward",
-                                     "_cudnn_init_dropout_state",
-                                     "_cudnn_rnn",
-                                     "_efficient_attention_forward",
-                                     "_fill_mem_eff_dropout_mask_",
-                                     "_flash_attention_forward",
-                                     "_flash_attention_forward.quantized",
-                                     "_fused_dropout",
-                                     "_sample_dirichlet",
-                                     "_scaled_dot_product_cudnn_attention",
-                                     "_scaled_dot_product_efficient_attention",
-                                     "_scaled_dot_product_flash_attention",
-                                     "_scaled_dot_product_flash_attention.quantized",
-                                     "_standard_gamma",
-                                     "bernoulli.out",
-                                     "binomial",
-                                     "miopen_rnn",
-                                     "multinomial.out",
-                                     "normal.Tensor_Tensor",
-                                     "normal.Tensor_Tensor_out",
-                                     "normal.Tensor_float",
-                                     "normal.Tensor_float_out",
-                                     "normal.float_Tensor",
-                                     "normal.float_Tensor_out",
-                                     "poisson",
-                                     "randperm.generator_out",
-                                     "rrelu_with_noise",
-                                     "rrelu_with_noise.out",
-                                     "rrelu_with_noise_"});
-  implement<multinomial>(library, {"multinomial"});
+      library,
+      "bernoulli bernoulli.Tensor cauchy exponential geometric log_normal normal_functional "
+      "rand_like rand_like.generator randint_like randint_like.low_dtype randn_like "
+      "randn_like.generator random random.from random.to uniform");
+  implement<draw_in_order>(
+      library,
+      "_cudnn_attention_forward _cudnn_init_dropout_state _cudnn_rnn _efficient_attention_forward "
+      "_fill_mem_eff_dropout_mask_ _flash_attention_forward _flash_attention_forward.quantized "
+      "_fused_dropout _sample_dirichlet _scaled_dot_product_cudnn_attention "
+      "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
+      "_scaled_dot_product_flash_attention.quantized _standard_gamma bernoulli.out binomial "
+      "miopen_rnn multinomial.out normal.Tensor_Tensor normal.Tensor_Tensor_out "
+      "normal.Tensor_float normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out "
+      "poisson randperm.generator_out rrelu_with_noise rrelu_with_noise.out rrelu_with_noise_");
+  implement<multinomial>(library, "multinomial");
   library.impl("bernoulli_.Tensor", TORCH_FN(bernoulli));
   library.impl("bernoulli.p", TORCH_FN(bernoulli_p));
   library.impl("native_dropout", TORCH_FN(native_dropout));

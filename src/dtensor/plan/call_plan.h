@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "lowerings/lowering.h"
-#include "operators/bound_call.h"
 #include "operators/operator_info.h"
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
@@ -24,29 +23,21 @@ namespace tessera::detail {
 
 /// How a call is run. plan_call chooses the kind, and a switch in fallback.cpp runs the call.
 enum class CallKind : std::uint8_t {
-  kPlain,       ///< no argument is distributed: runs the operator itself, below kDistributedKey
-  kDecomposed,  ///< runs the operators of which this operator is composed; each is dispatched
-                ///< separately
-  kDirect,      ///< runs the operator on the local tensors and wraps the results; nothing else
-  kLocal,  ///< like kDirect, but redistributes or rewrites arguments, and copies written values
-           ///< back
+  kPlain,         ///< no argument is distributed: runs the operator itself, below kDistributedKey
+  kDecomposed,    ///< runs the operators of which it is composed, each dispatched separately
+  kDirect,        ///< runs the operator on the local tensors and wraps the results; nothing else
+  kLocal,         ///< like kDirect; redistributes or rewrites arguments, copies written values back
   kFailTogether,  ///< like kLocal; if the operator throws on one rank, all ranks throw
-  kAgreed,    ///< like kLocal; then ranks exchange whether the operator threw; if one did, the call
-              ///< runs on gathered tensors
   kLowering,  ///< runs a lowering, which sends less than the plan by the sharding rule (lowering.h)
   kRandomInplace,  ///< writes random numbers into a tensor, by global element
   kNativeDropout,  ///< runs dropout by global element
   // The kinds from here on depend on properties that are in no cache key: whether arguments are the
   // same tensor, and whether their gradients are required. At each call these properties select
   // either the kind or CallPlan::otherwise.
-  kForeach,  ///< runs a _foreach_ call position by position, if one position writes a tensor that
-             ///< another position uses
-  kBackwardZeros,  ///< runs the functional form, if the call writes to zeros that backward has just
-                   ///< made
-  kNewZeros,  ///< always runs the kind `otherwise`; inside a backward also records the zeros that
-              ///< the call makes
-  kRecorded,  ///< autograd records the operators inside the kernel, if it does not know the
-              ///< operator itself
+  kForeach,        ///< runs position by position, if one position writes what another one uses
+  kBackwardZeros,  ///< runs the functional form, if it writes to zeros that backward just made
+  kNewZeros,       ///< runs the kind `otherwise`, and inside a backward records the new zeros
+  kRecorded,       ///< autograd, which does not know the operator, records those inside its kernel
 };
 
 /// How one operator runs on this rank for inputs with certain specs: all data that later calls with
@@ -61,10 +52,8 @@ struct CallPlan {
     RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
     /// The layout of the new value that must be copied to the tensor; nullptr if nothing is copied.
     LayoutPtr written = nullptr;
-    bool updated = false;   ///< whether the operator writes the tensor although its schema does not
-                            ///< declare it: running statistics
-    bool detached = false;  ///< whether the tensor is a view that has its own copy
-                            ///< (distributed_impl.h)
+    bool updated = false;   ///< written although the schema does not say so: running statistics
+    bool detached = false;  ///< a view that has its own copy (distributed_impl.h)
     /// For kRecorded: the layout of the gradient that autograd computes for the local tensor.
     LayoutPtr gradient = nullptr;
 
@@ -73,13 +62,10 @@ struct CallPlan {
   /// The plan for one result. Elements of a list of results have one Output each.
   struct Output {
     LayoutPtr layout = nullptr;
-    std::vector<std::int64_t> sizes;  ///< global sizes of the result; the first call determines
-                                      ///< sizes that are negative here
-    std::optional<std::vector<std::int64_t>> strides;  ///< strides of a view, which are known
-                                                       ///< before the call
+    std::vector<std::int64_t> sizes;  ///< global sizes; the first call determines negative ones
+    std::optional<std::vector<std::int64_t>> strides;  ///< of a view: known before the call
     TensorSpecPtr spec;       ///< the spec of the result; the first call determines it
-    bool contiguous = false;  ///< whether local results are made contiguous, because ranks could
-                              ///< disagree on strides otherwise
+    bool contiguous = false;  ///< made contiguous, because ranks could disagree on strides
   };
   /// A call of another operator, which runs on the local tensors in place of the called operator.
   struct LocalCall {
@@ -115,8 +101,7 @@ struct CallPlan {
   std::vector<Output> outputs;  ///< plans for the results, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Lowering* lowering = nullptr;  ///< the lowering for kind kLowering, which uses only the
-                                       ///< mesh and the flags of the plan
+  const Lowering* lowering = nullptr;  ///< for kLowering, which uses only the mesh and the flags
 };
 
 /// A planned call. The stack contains its arguments; its results replace them.
@@ -170,30 +155,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The rule of the call's operator, restricted by the types and numbers of this call. Removes
-/// reductions that a type does not support, and sums whose terms would be rounded one by one or
-/// scaled to infinity. nullopt if no rule covers the call. A pure function of the call's cache key.
-std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
-                                         std::span<const c10::IValue> arguments);
-
-/// The strides of each result of a view operator on whole tensors; nullopt if they are unknown.
-using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
-
-/// Plans the layouts of the inputs, the local call and the layouts of the results.
-void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
-                  const BoundCall& bound, std::span<const c10::IValue> arguments,
-                  GlobalStrides view_strides);
-
-// Functions for every plan, with or without a sharding rule:
-
 /// The numbers in `bound` of the tensors that the operator writes to.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
-
-/// Plans the redistribution of an input to `target`; does nothing if `target` is nullptr.
-void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target);
-
-/// Finds the written tensors to which a new value must be copied after the call.
-void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
-                 std::span<const ShardingRule::Inplace> inplace);
 
 }  // namespace tessera::detail

@@ -12,13 +12,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "agreement/agreement.h"
 #include "autograd/autograd.h"
-#include "operators/bound_call.h"
+#include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/backward.h"
@@ -74,16 +74,12 @@ bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
 
-/// Whether the call would write plain values to a distributed tensor, as torch::nn::init does.
-bool writes_distributed(const PlannedCall& call, const BoundCall& bound) {
-  return std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
-    return tessera::is_distributed(bound.tensors[input]);
-  });
-}
-
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
-  if (writes_distributed(call, bound)) {
+  // Plain values would be written to a distributed tensor, as torch::nn::init does.
+  if (std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
+        return tessera::is_distributed(tensors[input]);
+      })) {
     return "to write whole values, which are the same on every rank, distribute them first "
            "(distribute_tensor) or write in a ReplicationScope; parameters are initialised before "
            "they are sharded, or by nn::init_weights";
@@ -197,14 +193,6 @@ void check_plain(const PlannedCall& call) {
   }
 }
 
-void keep_gradients_plain(const PlannedCall& call) {
-  for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
-    if (!tessera::is_distributed(tensor) && tensor.requires_grad()) {
-      keep_gradient_plain(tensor);
-    }
-  }
-}
-
 }  // namespace
 
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
@@ -247,7 +235,11 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
 void check_policy(const PlannedCall& call) {
   if (call.plan.takes_plain) {
     check_plain(call);
-    keep_gradients_plain(call);
+    for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
+      if (!tessera::is_distributed(tensor) && tensor.requires_grad()) {
+        keep_gradient_plain(tensor);
+      }
+    }
   }
   if (call.plan.moves && !call.plan.asked_for) {
     check_movement(call);

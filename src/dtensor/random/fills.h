@@ -10,6 +10,7 @@
 #include <span>
 #include <string_view>
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/random.h"
 
@@ -39,12 +40,10 @@ inline constexpr const char* kDrawsInOrder =
 /// During this scope, tensors that this thread draws for have their sizes from `source`. Needed
 /// because a composed operator (dropout) makes a new tensor without the history of its input, and
 /// fills it.
-class RandomSourceScope {
+class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);
   ~RandomSourceScope();
-  RandomSourceScope(const RandomSourceScope&) = delete;
-  RandomSourceScope& operator=(const RandomSourceScope&) = delete;
 
  private:
   at::Tensor outer_;
@@ -57,12 +56,10 @@ RandomKey next_random_key();
 /// For random operators that are gathered (CallPlan::seeded): all ranks run the whole operator and
 /// must draw the same numbers. During this scope the default generator of `device` draws the
 /// numbers of `key`. Ranks that are threads of one process wait for one another.
-class SeededGenerator {
+class SeededGenerator : NoCopy {
  public:
   SeededGenerator(c10::Device device, RandomKey key);
   ~SeededGenerator();
-  SeededGenerator(const SeededGenerator&) = delete;
-  SeededGenerator& operator=(const SeededGenerator&) = delete;
 
  private:
   std::unique_lock<std::mutex> turn_;

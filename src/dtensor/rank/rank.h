@@ -1,18 +1,22 @@
-// The state of a rank and of its threads.
+// The state of a rank and of its threads, and the transfers that a rank has started.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "rank/transfer.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/detail/no_copy.h"
+#include "tessera/dtensor/detail/random_parts.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
@@ -43,6 +47,84 @@ class BelowFallback {
   ExcludeKeys guard_;
 };
 
+/// A collective that was started, if one was needed, and the work on its result that remains.
+struct Started {
+  comm::WorkPtr work;
+  std::function<at::Tensor()> rest;
+};
+
+/// Waits for the collective and does the remaining work.
+at::Tensor finish(const Started& started);
+
+class Transfer;
+
+/// The transfers that a rank has started and not finished, oldest first. References are weak, since
+/// the user of a result owns it: the destructor of an unused transfer finishes it, and its entry is
+/// skipped. Thread safe, since a backward may finish a transfer that the forward has started.
+class TransferQueue {
+ public:
+  std::uint64_t next_number();
+  void add(std::uint64_t number, const comm::Communicator* group,
+           const std::shared_ptr<Transfer>& transfer);
+  /// Finishes all transfers with a lower number than `number`. A failed transfer stores its
+  /// exception and throws it when its result is used.
+  void finish_before(std::uint64_t number);
+  /// One more than the number of the last transfer on `group`; 0 if there is none.
+  std::uint64_t end_of(const comm::Communicator& group);
+
+ private:
+  struct Entry {
+    std::uint64_t number;
+    const comm::Communicator* group;
+    std::weak_ptr<Transfer> transfer;
+  };
+  std::shared_ptr<Transfer> take_before(std::uint64_t number);
+
+  std::mutex mutex_;
+  std::deque<Entry> entries_;
+  std::uint64_t started_ = 0;
+};
+
+struct TESSERA_API RankState;
+
+/// A collective that is waited for later, by any thread.
+///
+/// If wait() blocks the host, a rank waits for its transfers in the order of their start, not in
+/// the order in which results are used. Otherwise ranks that use results in different orders would
+/// deadlock.
+class Transfer : NoCopy {
+ public:
+  /// Starts a transfer and adds it to the rank's queue. Returns nullptr if the device preserves the
+  /// order of collectives, so that no queue is needed.
+  static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
+  Transfer(Started started, bool in_order);
+  /// Finishes an unused transfer, because peers may wait for it; ignores failures.
+  ~Transfer();
+
+  /// Waits for the transfer and returns its result. If the collective failed, rethrows its
+  /// exception at every call.
+  const at::Tensor& finish();
+
+ private:
+  void complete();
+
+  std::shared_ptr<RankState> rank_;  ///< the rank that started the transfer
+  std::mutex mutex_;
+  Started started_;
+  bool in_order_;
+  std::uint64_t number_;
+  at::Tensor result_;
+  std::exception_ptr error_;
+};
+using TransferPtr = std::shared_ptr<Transfer>;
+
+/// Waits for all transfers of this rank. Called before a synchronous collective. Failures are
+/// thrown when the results are used.
+void finish_transfers();
+/// Waits for all transfers up to the last transfer on `group`. Called before another collective
+/// starts.
+void finish_transfers_on(const comm::Communicator& group);
+
 }  // namespace tessera::detail
 
 TESSERA_API_FOR_TEST_BEGIN
@@ -72,23 +154,19 @@ namespace tessera::detail {
 
 /// The state of one thread of a rank. All threads of a rank share one RankState, but each thread,
 /// such as a thread that runs a backward, has its own RankThread.
-struct RankThread {
+struct RankThread : private NoCopy {
   static RankThread& here();
   RankThread();
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
   ~RankThread();
 
   const std::uint64_t thread;             ///< number of the thread, as autograd's nodes store it
-  const std::shared_ptr<RankState> rank;  ///< this thread's own rank, registered while the thread
-                                          ///< exists
+  const std::shared_ptr<RankState> rank;  ///< own rank, registered while the thread exists
   /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
   std::shared_ptr<RankState> rank_of_callback;
 
   bool replicates = false;  ///< value of the innermost ReplicationScope
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
-  const bool checks_calls;  ///< value of TESSERA_DEBUG, stored because reading the variable at each
-                            ///< call would be too slow
+  const bool checks_calls;  ///< value of TESSERA_DEBUG, which is too slow to read at each call
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< value of the innermost RandomSourceScope
   std::optional<WeakTensor> zeros;   ///< the last zeros made in backward; see dispatch/fallback.cpp

@@ -1,33 +1,470 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <range/v3/range/conversion.hpp>
+#include <range/v3/view/cartesian_product.hpp>
+#include <range/v3/view/enumerate.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/transform.hpp>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
 
-#include "agreement/agreement.h"
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
-#include "redistribute/redistribute_steps.h"
+#include "tensor/tensor_spec.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/bounded_cache.h"
+#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/sharding_spec.h"
 
 namespace tessera::detail {
 
+// Index arithmetic of redistribution steps. A digit is a factor of a tensor dimension's size that
+// mesh dimensions split (see Layout). Computed are the ranks' positions of a digit before and after
+// a step, and the sizes around the digit in the local tensor. A step acts on one digit of one
+// dimension. The local tensor is viewed as three dimensions, (before, digit, after), or as five for
+// a step that acts on two digits (all-to-all). Pure functions: ranks also compute each other's
+// chunks with them.
+
+namespace {
+
+/// The number of positions of this rank, if the mesh dimensions split `extent` positions one after
+/// another: each splits the share that the previous one left.
+std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
+                          std::span<const int> mesh_dims) {
+  for (int d : mesh_dims) {
+    extent = chunk_size(extent, mesh.size(d), mesh.local_rank(d));
+  }
+  return extent;
+}
+
+/// The local extents of the digits (factors) of tensor dimension `dim`; the size of the dimension
+/// if it is not sharded.
+std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int64_t size,
+                                        const DeviceMesh& mesh) {
+  if (layout.digits(dim).empty()) {
+    return {size};
+  }
+  std::vector<std::int64_t> extents;
+  for (const auto& digit : layout.digits(dim)) {
+    // A digit of extent 0 has all positions of the dimension.
+    extents.push_back(local_extent(digit.extent == 0 ? size : digit.extent, mesh, digit.mesh_dims));
+  }
+  return extents;
+}
+
+/// The digit (factor of a tensor dimension, see Layout) that a step splits or gathers.
+struct StepDigit {
+  LayoutPtr layout;
+  int dim;
+  std::size_t digit;
+
+  /// The digit of tensor dimension `dim` that mesh dimension `mesh_dim` splits.
+  static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim) {
+    const auto& digits = layout->digits(dim);
+    const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
+      return std::find(d.mesh_dims.begin(), d.mesh_dims.end(), mesh_dim) != d.mesh_dims.end();
+    });
+    TESSERA_CHECK(digit != digits.end(), "internal: mesh dimension ", mesh_dim,
+                  " does not cut dimension ", dim, " of ", to_string(*layout));
+    return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
+  }
+
+  /// The number of positions of the digit that this rank would have if `mesh_dims`, the digit's
+  /// last mesh dimensions, did not split the digit: the extent after an all-gather over them.
+  std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
+                               const std::vector<int>& mesh_dims) const {
+    const Digit& own = layout->digits(dim)[digit];
+    const auto extent = own.extent == 0 ? sizes[static_cast<std::size_t>(dim)] : own.extent;
+    const auto kept = own.mesh_dims.size() - mesh_dims.size();
+    return local_extent(extent, mesh, std::span(own.mesh_dims).first(kept));
+  }
+};
+
+/// The sizes (before, between..., after) of the view of a contiguous local tensor with `layout`,
+/// without the extents of `digits` themselves. `digits` is sorted by `dim`.
+std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
+                                         c10::IntArrayRef sizes, const DeviceMesh& mesh) {
+  std::vector<std::int64_t> products{1};
+  auto next = digits.begin();
+  for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
+    // The dimension of a digit is described by the digit's own layout: one digit of an all-to-all
+    // is split only after the step. Extents before the digit are multiplied into the current
+    // product, extents after it into the next product.
+    const bool has_digit = next != digits.end() && next->dim == dim;
+    const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
+                                       sizes[static_cast<std::size_t>(dim)], mesh);
+    for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
+      if (has_digit && next->digit == i) {
+        products.push_back(1);  // the digit itself is skipped, and the next product begins
+      } else {
+        products.back() *= extent;
+      }
+    }
+    if (has_digit) {
+      ++next;
+    }
+  }
+  return products;
+}
+
+/// A contiguous range of positions of a digit.
+struct Chunk {
+  std::int64_t offset = 0;
+  std::int64_t size = 0;
+};
+
+/// The chunks of a digit of `extent` positions that torch.chunk makes by one mesh dimension after
+/// another, in the order of the ranks of mesh.group(mesh_dims).
+std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
+                             const std::vector<int>& mesh_dims) {
+  std::vector<Chunk> chunks{{0, extent}};
+  for (const int dim : mesh_dims) {
+    const auto count = mesh.size(dim);
+    // Each chunk is divided further: later mesh dimensions vary faster, as in the numbering of a
+    // process group's ranks.
+    std::vector<Chunk> finer;
+    for (const auto& [chunk, i] :
+         ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
+      finer.push_back(
+          {chunk.offset + chunk_offset(chunk.size, count, i), chunk_size(chunk.size, count, i)});
+    }
+    chunks = std::move(finer);
+  }
+  return chunks;
+}
+
+/// Whether all chunks except the last ones have the size of the first. Chunks that are padded to
+/// that size then have their positions in order without gaps, up to the end.
+bool only_last_are_short(const std::vector<Chunk>& chunks) {
+  const auto full = chunks.front().size;
+  for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
+    // Skips empty chunks, which have no positions that could be out of order.
+    if (chunk.size > 0 && chunk.offset != full * static_cast<std::int64_t>(i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// This rank's index in the process group mesh.group(mesh_dims).
+std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims) {
+  std::int64_t rank = 0;
+  for (int d : mesh_dims) {
+    rank = rank * mesh.size(d) + mesh.local_rank(d);
+  }
+  return static_cast<std::size_t>(rank);
+}
+
+// The steps of a redistribution plan on this rank. A collective uses flat buffers that contain the
+// ranks' chunks one after another, all with the same size. But the chunks of a digit are strided
+// through the tensor, and the last may be short. So most of the work here is reordering and
+// padding, without copies if the memory is already in order.
+
+/// A 1-D tensor of the elements of `tensor` in order, with lazy conjugation and negation resolved.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
+}
+
+/// The tensor as input of a collective: complex numbers become pairs of real numbers.
+at::Tensor reals(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
+}
+
+/// The result of a step that needs no collective.
+Started without_collective(const at::Tensor& tensor) {
+  return {nullptr, [tensor] { return tensor; }};
+}
+
+/// Checks that a type can be reduced, because the planner does not know types. Requests of a
+/// program are checked earlier (check_partials), with a message for the user; a failure here is a
+/// bug of the library.
+void check_reducible(const Step& step, const at::Tensor& tensor) {
+  TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
+                tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
+}
+
+at::Tensor padded(const at::Tensor& tensor, std::int64_t numel) {
+  if (tensor.numel() == numel) {
+    return tensor;
+  }
+  auto result = at::zeros({numel}, tensor.options());
+  result.narrow(0, 0, tensor.numel()).copy_(tensor);
+  return result;
+}
+
+/// The gathered tensor, viewed as (before, extent, after). Each rank has a chunk of `extent`.
+struct ChunkedView {
+  std::int64_t before, extent, after;
+  std::vector<Chunk> chunks;
+  std::int64_t row() const { return before * after; }
+  const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
+    return chunks[group_rank(mesh, step.mesh_dims)];
+  }
+  /// Whether the chunks are one after another in memory, as a collective needs.
+  bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
+};
+
+/// `sharded`: the layout, before or after the step, in which the mesh dimensions Step::mesh_dims
+/// split tensor dimension Step::dim.
+ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
+                         c10::IntArrayRef sizes) {
+  const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
+  const auto around = extents_around({digit}, sharded, sizes, mesh);
+  const auto extent = digit.gathered_extent(sizes, mesh, step.mesh_dims);
+  return {around[0], extent, around[1], chunks_of(extent, mesh, step.mesh_dims)};
+}
+
+/// Joins gathered chunks, each padded to `stride` elements, to one flat tensor.
+at::Tensor join(const at::Tensor& gathered, std::int64_t stride, const ChunkedView& view) {
+  if (view.is_in_order()) {
+    return gathered.narrow(0, 0, view.extent * view.row());
+  }
+  std::vector<at::Tensor> chunks;
+  for (const auto& [rank, chunk] : ranges::views::enumerate(view.chunks)) {
+    chunks.push_back(
+        gathered.narrow(0, static_cast<std::int64_t>(rank) * stride, chunk.size * view.row())
+            .view({view.before, chunk.size, view.after}));
+  }
+  return at::cat(chunks, 1).view({-1});
+}
+
+/// Splits a flat tensor into its chunks, one after another, each padded to `stride` elements.
+at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const ChunkedView& view) {
+  const auto count = static_cast<std::int64_t>(view.chunks.size());
+  if (view.is_in_order()) {
+    return padded(tensor, count * stride);
+  }
+  const bool even = view.chunks.back().size * view.row() == stride;
+  auto result = even ? at::empty({count * stride}, tensor.options())
+                     : at::zeros({count * stride}, tensor.options());
+  const auto shaped = tensor.view({view.before, view.extent, view.after});
+  for (const auto& [rank, chunk] : ranges::views::enumerate(view.chunks)) {
+    result.narrow(0, static_cast<std::int64_t>(rank) * stride, chunk.size * view.row())
+        .view({view.before, chunk.size, view.after})
+        .copy_(shaped.narrow(1, chunk.offset, chunk.size));
+  }
+  return result;
+}
+
+/// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
+/// after): one of the digits is gathered, chunk by chunk, and the other is scattered.
+class AllToAll {
+ public:
+  AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
+      : gather_first_(step.dim < step.to_dim), me_(group_rank(mesh, step.mesh_dims)) {
+    const auto gathered = StepDigit::cut_by(step.from, step.dim, step.mesh_dims.back());
+    const auto scattered = StepDigit::cut_by(step.to, step.to_dim, step.mesh_dims.back());
+    around_ = extents_around(
+        gather_first_ ? std::vector{gathered, scattered} : std::vector{scattered, gathered},
+        step.from, sizes, mesh);
+    from_ = chunks_of(gathered.gathered_extent(sizes, mesh, step.mesh_dims), mesh, step.mesh_dims);
+    scattered_ = scattered.gathered_extent(sizes, mesh, step.mesh_dims);
+    to_ = chunks_of(scattered_, mesh, step.mesh_dims);
+  }
+
+  /// Whether no rank of the group has anything to send. Computed from whole extents instead of this
+  /// rank's chunks, so that all ranks of the group get the same answer.
+  bool is_empty() const {
+    return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
+  }
+  std::int64_t own_gathered_extent() const { return from_[me_].size; }
+  std::int64_t scattered_extent() const { return scattered_; }
+
+  /// The five sizes of the view, for the given extents of the two digits.
+  std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
+    return {around_[0], gather_first_ ? gathered : scattered, around_[1],
+            gather_first_ ? scattered : gathered, around_[2]};
+  }
+
+  /// Copies the parts for each rank into one buffer. No copy if the scattered digit comes first,
+  /// because its chunks are already in order.
+  at::Tensor pack(const at::Tensor& local) const {
+    if (scatter_dim() == 1 && around_[0] == 1) {
+      return local.view({-1});
+    }
+    std::vector<at::Tensor> blocks;
+    for (const auto& chunk : to_) {
+      blocks.push_back(local.narrow(scatter_dim(), chunk.offset, chunk.size).reshape({-1}));
+    }
+    return at::cat(blocks);
+  }
+
+  /// Joins all ranks' parts along the gathered digit.
+  at::Tensor unpack(const at::Tensor& received) const {
+    if (gather_dim() == 1 && around_[0] == 1) {
+      return received;
+    }
+    std::vector<at::Tensor> blocks;
+    std::int64_t offset = 0;
+    for (const auto& chunk : from_) {
+      const auto numel = chunk.size * to_[me_].size * rest();
+      blocks.push_back(received.narrow(0, offset, numel).view(shape(chunk.size, to_[me_].size)));
+      offset += numel;
+    }
+    return at::cat(blocks, gather_dim()).view({-1});
+  }
+
+  /// How many real numbers this rank sends to and receives from each rank, with `reals_each` real
+  /// numbers per element.
+  std::vector<std::int64_t> send_counts(std::int64_t reals_each) const {
+    return counts(to_, from_[me_].size * rest() * reals_each);
+  }
+  std::vector<std::int64_t> receive_counts(std::int64_t reals_each) const {
+    return counts(from_, to_[me_].size * rest() * reals_each);
+  }
+  std::int64_t received() const {
+    const auto numbers = receive_counts(1);
+    return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+  }
+
+ private:
+  std::int64_t gather_dim() const { return gather_first_ ? 1 : 3; }
+  std::int64_t scatter_dim() const { return gather_first_ ? 3 : 1; }
+  std::int64_t rest() const { return around_[0] * around_[1] * around_[2]; }
+
+  static std::vector<std::int64_t> counts(const std::vector<Chunk>& chunks, std::int64_t row) {
+    return chunks |
+           ranges::views::transform([row](const Chunk& chunk) { return chunk.size * row; }) |
+           ranges::to<std::vector>();
+  }
+
+  bool gather_first_;
+  std::size_t me_;
+  std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
+  std::vector<std::int64_t> around_;
+  // Chunks of the gathered digit (from_) and of the scattered digit (to_).
+  std::vector<Chunk> from_, to_;
+};
+
+/// The process group over which a step communicates.
+comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
+  // The group is created at its first use, which is collective over its ranks, like the step
+  // itself.
+  return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
+                                    : mesh.group(step.mesh_dims);
+}
+
+// The steps of a redistribution on this rank's local tensor of a tensor with global `sizes`.
+// Results are contiguous, with the elements in the right order; the caller reshapes them. Data is
+// copied only if a collective needs it reordered or padded. Below autograd.
+//
+// `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
+// work is done. The first chunk of torch.chunk is the largest: if it is empty, all chunks are
+// empty, and every rank of the group knows this.
+
+Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
+  const auto view = chunked_view(step.from, step, mesh, sizes);
+  const auto count = static_cast<std::int64_t>(view.chunks.size());
+  if (count == 1) {
+    return without_collective(flat(local));
+  }
+  const auto stride = view.chunks.front().size * view.row();
+  const auto input = padded(flat(local), stride);
+  const auto output = at::empty({count * stride}, local.options());
+  if (stride == 0) {
+    return without_collective(join(output, stride, view));
+  }
+  return {group_of(step, mesh).all_gather(reals(output), reals(input)),
+          [input, output, stride, view] { return join(output, stride, view); }};
+}
+
+Started reduce_scatter_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                            c10::IntArrayRef sizes) {
+  check_reducible(step, local);
+  const auto view = chunked_view(step.to, step, mesh, sizes);
+  if (view.chunks.size() == 1) {
+    return without_collective(flat(local));
+  }
+  const auto stride = view.chunks.front().size * view.row();
+  const auto input = separate(flat(local), stride, view);
+  const auto output = at::empty({stride}, local.options());
+  auto mine = output.narrow(0, 0, view.own_chunk(step, mesh).size * view.row());
+  if (stride == 0) {
+    return without_collective(mine);
+  }
+  return {group_of(step, mesh).reduce_scatter(reals(output), reals(input), step.op),
+          [input, output, mine] { return mine; }};
+}
+
+Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  check_reducible(step, local);
+  auto& group = group_of(step, mesh);
+  auto result = flat(local);
+  if (group.size() == 1 || local.numel() == 0) {
+    return without_collective(result);
+  }
+  if (result.is_alias_of(local)) {
+    result = result.clone();
+  }
+  return {group.all_reduce(reals(result), step.op), [result] { return result; }};
+}
+
+Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
+  const AllToAll exchange(step, mesh, sizes);
+  if (exchange.is_empty()) {
+    return without_collective(flat(local));
+  }
+  const auto input = exchange.pack(flat(local).view(
+      exchange.shape(exchange.own_gathered_extent(), exchange.scattered_extent())));
+  const std::int64_t reals_each = local.is_complex() ? 2 : 1;
+  const auto output = at::empty({exchange.received()}, local.options());
+  auto work = group_of(step, mesh)
+                  .all_to_all(reals(output), reals(input), exchange.receive_counts(reals_each),
+                              exchange.send_counts(reals_each));
+  return {std::move(work), [exchange, input, output] { return exchange.unpack(output); }};
+}
+
+at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                      c10::IntArrayRef sizes) {
+  const auto view = chunked_view(step.to, step, mesh, sizes);
+  const auto& mine = view.own_chunk(step, mesh);
+  return flat(local)
+      .view({view.before, view.extent, view.after})
+      .narrow(1, mine.offset, mine.size)
+      .contiguous();
+}
+
+at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+  auto value = flat(local);
+  if (group_rank(mesh, step.mesh_dims) == 0) {
+    return value;
+  }
+  switch (step.op) {
+    case ReduceOp::kSum:
+      return at::zeros_like(value);
+    case ReduceOp::kProduct:
+      return at::ones_like(value);
+    case ReduceOp::kAvg:
+    case ReduceOp::kMax:
+    case ReduceOp::kMin:
+      return value;  // the average, maximum and minimum of equal values
+  }
+  fail("internal: unknown reduction");
+}
+
+}  // namespace
+
 // Runs the plans of core's planner (tessera/core/detail/redistribute_plan.h) on local tensors. A
-// redistribution is planned once; its steps are the functions of redistribute_steps.cpp. Used for
-// the program's own redistributions and for redistributions of operators' arguments
-// (execute/localize_arguments.cpp).
+// redistribution is planned once; its steps are the functions above. Used for the program's own
+// redistributions and for those of operators' arguments (execute/arguments_and_results.cpp).
 
 namespace {
 

@@ -2,13 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 
 #include <memory>
 
-#include "rank/transfer.h"
+#include "rank/rank.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/core/detail/layout.h"
 #include "tessera/core/detail/redistribute_plan.h"
+#include "tessera/mesh/device_mesh.h"
 
 namespace tessera::detail {
 

@@ -10,7 +10,7 @@
 #include "tensor/distributed_impl.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"
 
@@ -111,8 +111,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
                 "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
-  take_kind_of(*from);  // takes over dtype and device, because a module's to() changes its
-                        // parameters in this way
+  take_kind_of(*from);  // dtype and device: a module's to() changes its parameters in this way
   detached_view_ = from->detached_view_;
 }
 
@@ -143,8 +142,7 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // called for every wrapper, because libtorch's guards restore a thread's
-                   // dispatch keys
+  replay_views();  // for every wrapper, because libtorch's guards restore a thread's keys
   // A view of an ordinary tensor is not an inference tensor, even in inference mode.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
@@ -163,8 +161,8 @@ at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpec
 }
 
 // The state of a view that has its own copy because its base had to be gathered, and the check that
-// the view is not read after its base was written. execute/wrap_results.cpp makes these views;
-// views/views.cpp repeats writes to a view on its base.
+// the view is not read after its base was written. execute/arguments_and_results.cpp makes these
+// views; views/views.cpp repeats writes to a view on its base.
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "rank/transfer.h"
+#include "rank/rank.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/core/detail/layout.h"
 #include "tessera/dtensor/sharding_spec.h"

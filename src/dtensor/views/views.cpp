@@ -44,8 +44,7 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     BelowAutograd guard;
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
-    return std::nullopt;  // a NotImplementedError means that the operator has no kernel for meta
-                          // tensors
+    return std::nullopt;  // the operator has no kernel for meta tensors
   } catch (c10::Error& error) {
     kernels::visit_tensors(arguments.first(1),
                            [&](const at::Tensor& tensor) { add_global_sizes(error, tensor); });

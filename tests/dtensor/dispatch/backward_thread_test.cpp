@@ -6,7 +6,6 @@
 #include "dtensor/listing_mode.h"
 #include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/detail/transfers.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
 

@@ -3,10 +3,11 @@
 #include <limits>
 #include <set>
 
+#include "dtensor/listing_mode.h"
 #include "operators/operator_info.h"
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/dtensor/check_rule.h"
-#include "tessera/dtensor/operator_mode.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "testing/distributed.h"
 
 namespace tessera {
@@ -82,12 +83,6 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
 // calls most, or on a stack, as they do inside an operator mode.
 
 using Arguments = std::vector<c10::IValue>;
-
-/// Lets every operator run, and so takes its arguments from a stack.
-class PassingMode final : public OperatorMode {
- public:
-  Results call(const Operator&, const std::function<Results()>& run) override { return run(); }
-};
 
 struct UnboxedCalls {
   const char* name;
@@ -267,7 +262,7 @@ void run(const c10::OperatorHandle& op, Arguments arguments) {
 TEST(UnboxedKey, IsThatOfTheBoxedCall) {
   const at::NoGradGuard no_grad;
   const ReplicationScope plain_ones_are_equal;
-  PassingMode mode;
+  ListingMode mode;  // lets every operator run, and so takes its arguments from a stack
   for (const UnboxedCalls& calls : all_calls()) {
     SCOPED_TRACE(calls.name);
     const auto op = find(calls.name);

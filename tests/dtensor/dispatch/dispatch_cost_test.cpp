@@ -10,7 +10,7 @@
 
 #include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/detail/fused_operators.h"
-#include "tessera/dtensor/detail/meta_factory.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "testing/distributed.h"
 
 namespace {

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/kernels/detail/tensors_in_values.h"
 #include "testing/distributed.h"
 #include "testing/values.h"
 
@@ -34,26 +35,10 @@ struct Call {
 
 /// `stack` with each tensor replaced.
 template <class Replace>
-Stack with_tensors(const Stack& stack, Replace replace) {
+Stack with_tensors(const Stack& stack, const Replace& replace) {
   Stack replaced;
   for (const c10::IValue& value : stack) {
-    if (value.isTensor()) {
-      replaced.emplace_back(replace(value.toTensor()));
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        list.push_back(replace(tensor));
-      }
-      replaced.emplace_back(list);
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        list.push_back(replace(*tensor));
-      }
-      replaced.emplace_back(list);
-    } else {
-      replaced.push_back(value);
-    }
+    replaced.push_back(kernels::with_tensors(value, replace));
   }
   return replaced;
 }

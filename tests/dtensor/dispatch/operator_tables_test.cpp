@@ -43,39 +43,6 @@ Overloads by_operator(std::vector<std::string> names) {
   return overloads;
 }
 
-/// All of libtorch's overloads that take a tensor, without the namespace, by how they are run.
-struct Partition {
-  std::vector<std::string> own, composed, defaults;
-};
-
-bool takes_tensors(const c10::FunctionSchema& schema) {
-  const auto& arguments = schema.arguments();
-  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
-    return argument.type()->str().find("Tensor") != std::string::npos;
-  });
-}
-
-Partition partition() {
-  const auto ruled = ruled_operators();
-  const std::set<std::string_view> has_rule(ruled.begin(), ruled.end());
-  Partition result;
-  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (!op || !name.name.starts_with(kNamespace) || !takes_tensors(op->schema())) {
-      continue;
-    }
-    const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (has_rule.count(full) > 0) {
-      continue;
-    }
-    const bool own = op->hasKernelForDispatchKey(c10::DispatchKey::Fake);
-    const bool composed = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-    auto& list = own ? result.own : composed ? result.composed : result.defaults;
-    list.push_back(full.substr(kNamespace.size()));
-  }
-  return result;
-}
-
 /// A line for each first letter.
 void write_names(std::ostream& out, const std::vector<std::string>& names) {
   char initial = 0;
@@ -92,12 +59,6 @@ void write_family(std::ostream& out, const RuleFamily& family) {
   for (const auto op : family.operators) {
     names.emplace_back(op.starts_with(kNamespace) ? op.substr(kNamespace.size()) : op);
   }
-  write_names(out, names);
-}
-
-void write_list(std::ostream& out, const char* title, const char* text,
-                const std::vector<std::string>& names) {
-  out << "\n## " << title << " (" << names.size() << ")\n\n" << text;
   write_names(out, names);
 }
 
@@ -119,7 +80,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
       {Trait::kReadsOneValue, "Allowed to reduce in a strict scope, for the one value they read"},
       {Trait::kNumberBesideSum, "Linear in a sum whatever their number is"},
       {Trait::kDivides, "Not linear in a sum that they divide by zero"},
-      {Trait::kFailsByMatrix, "Throwing for a matrix, on which all ranks agree"},
+      {Trait::kFailsByMatrix, "Gathered, because they may throw for a matrix that one rank has"},
       {Trait::kFailsByElement,
        "Throwing for an index or a number, on which all ranks agree with `TESSERA_DEBUG=1`"},
   };
@@ -153,7 +114,7 @@ void write_traits(std::ostream& out) {
       if (row.trait != trait) {
         continue;
       }
-      for (const std::string& name : detail::names_in(row)) {
+      for (const std::string& name : detail::names_in(row.names)) {
         out << std::exchange(separator, ", ") << "`" << name << "`";
       }
     }
@@ -166,15 +127,12 @@ void write_traits(std::ostream& out) {
 }
 
 std::string render() {
-  const auto lists = partition();
   std::ostringstream out;
   out << "# Operators\n\n"
-         "How each operator of libtorch "
-      << TESSERA_NEWEST_TORCH
-      << " that takes a tensor is run on distributed ones. Generated from\nthe tables in "
-         "`src/core/rules/` and from libtorch's dispatcher: after a change, run `dtensor_test` "
-         "with\n`TESSERA_UPDATE_DOCS=1`. Overloads stand behind their operator. The library's own "
-         "operators\n(`src/dtensor/fused/`) are the last family.\n\n"
+         "How each operator of libtorch that takes a tensor is run on distributed ones. Generated "
+         "from the tables in\n`src/core/rules/` and `src/dtensor/`: after a change, run "
+         "`dtensor_test` with `TESSERA_UPDATE_DOCS=1`.\nOverloads stand behind their operator. The "
+         "library's own operators (`src/dtensor/fused/`) are the last family.\n\n"
          "## With a sharding rule ("
       << ruled_operators().size() << " overloads in " << rule_families().size()
       << " families)\n\n"
@@ -182,37 +140,21 @@ std::string render() {
   for (const auto& family : rule_families()) {
     write_family(out, family);
   }
-  write_list(out, "With their own function",
-             "Read on the host, or composed otherwise than libtorch does.\n", lists.own);
-  write_list(out, "Composed of others",
-             "libtorch writes them in terms of other operators, each of which is run as listed "
-             "here.\n",
-             lists.composed);
-  write_list(out, "Without a rule: the default",
-             "The arguments are gathered, with a warning, or refused in a strict scope, and the "
-             "result is\nreplicated. (A few, such as `equal`, exchange no more than their result "
-             "where both have one layout.)\n",
-             lists.defaults);
+  out << "\n## Without a sharding rule\n\n"
+         "libtorch composes many operators of others, each of which is run as listed here. The "
+         "arguments of any other operator\nare gathered, with a warning, or refused in a strict "
+         "scope, and the result is replicated.\n";
   write_traits(out);
   return out.str();
 }
 
-/// The page as far as no libtorch of another version changes it: without the lists of operators
-/// that have no rule.
-std::string without_lists(const std::string& page) {
-  const auto begin = page.find("\n## With their own function");
-  return page.substr(0, begin) + page.substr(page.find("\n## Special cases"));
-}
-
 TEST(OperatorList, IsWhatTheDocumentationSays) {
-  const bool newest = std::string_view(TESSERA_TORCH_VERSION) == TESSERA_NEWEST_TORCH;
-  if (std::getenv("TESSERA_UPDATE_DOCS") && newest) {
+  if (std::getenv("TESSERA_UPDATE_DOCS")) {
     std::ofstream(TESSERA_OPERATORS_DOC) << render();
   }
   std::ifstream file(TESSERA_OPERATORS_DOC);
   const std::string found{std::istreambuf_iterator<char>(file), {}};
-  const std::string expected = render();
-  EXPECT_TRUE(newest ? found == expected : without_lists(found) == without_lists(expected))
+  EXPECT_TRUE(found == render())
       << "docs/operators/operators.md is out of date: run this test with "
          "TESSERA_UPDATE_DOCS=1 in the environment";
 }
@@ -305,7 +247,7 @@ const std::map<Trait, Fits>& fits_by_trait() {
 
 TEST(OperatorTraits, NameOperatorsThatExistAndFit) {
   for (const TraitRow& row : detail::trait_rows()) {
-    for (const std::string& pattern : detail::names_in(row)) {
+    for (const std::string& pattern : detail::names_in(row.names)) {
       const auto covered = covered_by(pattern);
       EXPECT_FALSE(covered.empty()) << "libtorch has no operator " << pattern;
       for (const std::string& name : covered) {
@@ -332,7 +274,7 @@ TEST(OperatorTraits, FunctionalFormsTakeTheArgumentsOfWhatTheyReplace) {
     if (row.trait != Trait::kWritesGradients) {
       continue;
     }
-    for (const std::string& name : detail::names_in(row)) {
+    for (const std::string& name : detail::names_in(row.names)) {
       const auto in_place = detail::find_operator(std::string(kNamespace) + name);
       const auto functional = *info_of(name).functional;
       const auto& wanted = functional.schema().arguments();

@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/init.h>
 
-#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "testing/distributed.h"
 
 namespace tessera {

@@ -1,19 +1,16 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/library.h>
 
 #include <ostream>
 #include <set>
 
+#include "dtensor/listing_mode.h"
 #include "plan/call_plan.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/register_rule.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/detail/meta_factory.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/operator_mode.h"
 #include "testing/distributed.h"
 
 namespace tessera {
@@ -156,26 +153,21 @@ TEST(MetaFactory, SendsFactoriesToTheMetaDeviceUnlessTheyNameOne) {
   EXPECT_TRUE(at::ones({2}, at::device(at::kCPU)).add(1).device().is_cpu());
 }
 
-/// Lists what it sees; answers negatives with zeros.
-class Listing : public OperatorMode {
- public:
+/// Also counts random operators, and answers negatives with zeros.
+struct ReplacingMode final : ListingMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
-    names.push_back(op.name);
-    if (op.draws_random) {
-      ++random;
-    }
-    Results results = run();
+    random += op.draws_random ? 1 : 0;
+    Results results = ListingMode::call(op, run);
     if (op.name == "aten::neg") {
       results[0] = at::Tensor(results[0].toTensor().mul(0));
     }
     return results;
   }
-  std::vector<std::string> names;
   int random = 0;
 };
 
 TEST(OperatorMode, SeesOperatorsThatMakeTensorsOfTensors) {
-  Listing mode;
+  ReplacingMode mode;
   const at::Tensor x = at::ones({2, 2});
   {
     const OperatorModeScope scope(mode);
@@ -188,7 +180,7 @@ TEST(OperatorMode, SeesOperatorsThatMakeTensorsOfTensors) {
 }
 
 TEST(OperatorMode, IsBelowAutogradAndMayReplaceResults) {
-  Listing mode;
+  ReplacingMode mode;
   const at::Tensor x = at::ones({3}).requires_grad_();
   const OperatorModeScope scope(mode);
   const at::Tensor y = x.neg();
@@ -198,7 +190,7 @@ TEST(OperatorMode, IsBelowAutogradAndMayReplaceResults) {
 }
 
 TEST(OperatorMode, PausesAndGivesWayToAnother) {
-  Listing outer, inner;
+  ListingMode outer, inner;
   const at::Tensor x = at::ones({3});
   const OperatorModeScope scope(outer);
   {
@@ -213,7 +205,7 @@ TEST(OperatorMode, PausesAndGivesWayToAnother) {
 }
 
 TEST_ON_MESH(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce, {2}, {"x"}) {
-  Listing mode;
+  ListingMode mode;
   const DistributedTensor x = distribute_tensor(at::ones({3, 4}), mesh, {Shard{0}});
   const OperatorModeScope scope(mode);
   const at::Tensor whole = x.tensor().add(x.tensor()).exp();
@@ -323,78 +315,7 @@ TEST(Failure, OnOneRankEndsTheOthers) {
   EXPECT_CONTAINS(errors[0], "all_gather in group", "look for");
 }
 
-// The examples in the comments of register_rule.h and local_map.h, as they stand there.
-
-at::Tensor scale(const at::Tensor& x, double factor) {
-  return x * factor;
-}
-
-at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
-  return at::mm(a, b);
-}
-
-TORCH_LIBRARY(mylib, library) {
-  library.def("scale(Tensor x, float factor) -> Tensor");
-  library.def("product(Tensor a, Tensor b) -> Tensor");
-  library.impl("scale", torch::dispatch(c10::DispatchKey::CPU, &scale));
-  library.impl("product", torch::dispatch(c10::DispatchKey::CPU, &product));
-}
-
-const bool kRegistered = [] {
-  register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
-    ShardingRule rule;
-    ShardingRule::TensorFactors dims;
-    for (const std::int64_t size : call.tensor(0).sizes) {
-      dims.push_back({static_cast<int>(rule.factors.size())});
-      rule.factors.push_back({.size = size});
-    }
-    rule.inputs = {dims};
-    rule.outputs = {dims};
-    rule.linear = {{.partial_inputs = {0}, .op = ReduceOp::kSum}};
-    return rule;
-  });
-  register_rule(
-      "mylib::product",
-      std::vector<AcceptedPlacements>{{.inputs = {Shard{0}, Replicate{}}, .outputs = {Shard{0}}},
-                                      {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
-                                      {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}}},
-      [](const OpCall& call) {
-        return std::vector<std::vector<std::int64_t>>{
-            {call.tensor(0).size(0), call.tensor(1).size(1)}};
-      });
-  return true;
-}();
-
-at::Tensor call_scale(const at::Tensor& x, double factor) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow("mylib::scale", "")
-      .typed<at::Tensor(const at::Tensor&, double)>()
-      .call(x, factor);
-}
-
-at::Tensor call_product(const at::Tensor& a, const at::Tensor& b) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow("mylib::product", "")
-      .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>()
-      .call(a, b);
-}
-
-TEST(ExtensionExamples, ARuleOfFactorsKeepsShardsAndPartials) {
-  ASSERT_TRUE(kRegistered);
-  const auto values = at::arange(21, at::kDouble).view({7, 3});
-  RunOnMesh({2}, {"x"}, [&](const DeviceMesh& mesh) {
-    const StrictScope strict;
-    for (const Placement& placement :
-         {Placement(Shard{0}), Placement(Shard{1}), Placement(Partial{})}) {
-      const auto x = distribute_tensor(values, mesh, {placement});
-      const CommunicationScope communication(mesh);
-      const DistributedTensor scaled(call_scale(x, 2.5));
-      EXPECT_EQ(communication.total().calls, 0);
-      EXPECT_EQ(scaled.placements(), Placements{placement});
-      EXPECT_CLOSE(scaled, values * 2.5);
-    }
-  });
-}
+// The example in the comment of local_map.h, as it stands there.
 
 TEST_ON_MESH(ExtensionExamples, LocalMapRunsOnShardsForwardAndBackward, {4}, {"x"}) {
   const auto values = at::arange(24, at::kDouble).view({8, 3});
@@ -407,21 +328,6 @@ TEST_ON_MESH(ExtensionExamples, LocalMapRunsOnShardsForwardAndBackward, {4}, {"x
   loss.backward();
   EXPECT_CLOSE(loss, values.square().sum());
   EXPECT_CLOSE(x.grad(), 2 * values);
-}
-
-TEST_ON_MESH(ExtensionExamples, AcceptedPlacementsGiveTheirResults, {2}, {"x"}) {
-  const auto a = at::arange(12, at::kDouble).view({4, 3}), b = a.t().contiguous().cos();
-  const StrictScope strict;
-  struct Row {
-    Placement a, b, result;
-  };
-  for (const Row& row : {Row{Shard{0}, Replicate{}, Shard{0}}, Row{Replicate{}, Shard{1}, Shard{1}},
-                         Row{Shard{1}, Shard{0}, Partial{}}}) {
-    const DistributedTensor result(
-        call_product(distribute_tensor(a, mesh, {row.a}), distribute_tensor(b, mesh, {row.b})));
-    EXPECT_EQ(result.placements(), Placements{row.result});
-    EXPECT_CLOSE(result, at::mm(a, b));
-  }
 }
 
 // Each kind of plan, and a call that is planned so.
@@ -480,8 +386,8 @@ std::vector<KindCase> kind_cases() {
       plain("NoRule", "aten::take", {rows, index}, CallKind::kLocal),
       plain("AWriteToOnePlaceTwice", "aten::add_.Tensor", {expanded, expanded},
             CallKind::kFailTogether),
-      plain("MatricesOfTheRanks", "aten::_linalg_eigh", {batch}, CallKind::kAgreed),
-      plain("MatricesThatAreToBeChecked", "aten::linalg_inv_ex", {batch, true}, CallKind::kAgreed),
+      plain("MatricesOfTheRanks", "aten::_linalg_eigh", {batch}, CallKind::kLocal),
+      plain("MatricesThatAreToBeChecked", "aten::linalg_inv_ex", {batch, true}, CallKind::kLocal),
       plain("MatricesThatAreNot", "aten::linalg_inv_ex", {batch, false}, CallKind::kDirect),
       plain("AFormThatSendsLess", "aten::argmax", {many_rows, 0}, CallKind::kLowering),
       plain("AFormWhoseCollectivesAreItsOwn", "tessera::cross_entropy", {columns, targets},

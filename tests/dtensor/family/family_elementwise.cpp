@@ -15,8 +15,6 @@ Family pointwise() {
         {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -", "R | R | - | R | -",
          "P | R | all_reduce 384 | R | all_reduce 384", "S0,S1 | S0,S1 | - | S0,S1 | -",
          "S0,S0 | S0,S0 | - | S0,S0 | -"});
-  f.add("neg", {{{8, 6}}}, [](auto& t) { return at::neg(t[0]); },
-        {"S0 | S0 | - | S0 | -", "P | P | - | R | -", "S1,P | S1,P | - | S1,R | -"});
   f.add("add", {{{8, 8}}, {{8, 8}}}, [](auto& t) { return t[0] + t[1]; },
         {"S0 S0 | S0 | - | S0 S0 | -", "S0 R | S0 | - | S0 S0 | -", "R S1 | S1 | - | S1 S1 | -",
          "P P | P | - | R R | -", "P R | P | - | R R | -",
@@ -32,23 +30,15 @@ Family pointwise() {
         {"S0 S0 | S0 | - | S0 S0 | -", "P R | P | - | R P | -"});
   f.add("pow", {{{8, 6}}}, [](auto& t) { return t[0].pow(2); },
         {"S0 | S0 | - | S0 | -", "P | R | all_reduce 384 | R | all_reduce 384"});
-  f.add("gelu", {{{7, 6}}}, [](auto& t) { return at::gelu(t[0]); },
-        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -"});
-  f.add("clamp", {{{8, 6}}}, [](auto& t) { return t[0].clamp(-0.5, 0.5); },
-        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -"});
   f.add("add_ in place", {{{8, 6}}, {{8, 6}}}, [](auto& t) { return t[0].clone().add_(t[1]); },
         {"S0 S0 | S0 | - | S0 S0 | -", "S0 R | S0 | - | S0 S0 | -",
          "S0 P | S0 | reduce_scatter 384 | S0 S0 | -", "P P | P | - | R R | -"});
-  f.add("mul_ in place", {{{8, 6}}, {{6}}}, [](auto& t) { return t[0].clone().mul_(t[1]); },
-        {"S0 R | S0 | - | S0 P | -", "S1 S0 | S1 | - | S1 S0 | -"});
   f.add("exp, out=", {{{8, 6}}, {{8, 6}}},
         [](auto& t) {
           auto out = t[1].detach().clone();
           return at::exp_out(out, t[0].detach());
         },
         {"S0 S0 | S0 | -", "S1 S1 | S1 | -"});
-  f.add("relu", {{{8, 6}}}, [](auto& t) { return at::relu(t[0]); },
-        {"S0 | S0 | - | S0 | -", "S0,S0 | S0,S0 | - | S0,S0 | -"});
   return f;
 }
 
@@ -63,7 +53,6 @@ Family masking() {
         {"S0 S0 | S0 | - | S0 | -", "S1 R | S1 | - | S1 | -", "P R | P | - | R | -"});
   f.add("tril", {{{4, 8, 6}}}, [](auto& t) { return t[0].tril(); },
         {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
-  f.add("triu", {{{4, 8, 6}}}, [](auto& t) { return t[0].triu(1); }, {"S0 | S0 | - | S0 | -"});
   return f;
 }
 
@@ -82,8 +71,6 @@ Family copies() {
          "S0 P | S0 | reduce_scatter 384 | S0 S0 | -", "P P | P | - | R R | -"});
   f.add("zero_", {{{8, 6}}}, [](auto& t) { return t[0].clone().zero_(); },
         {"S0 | S0 | -", "P | P | -"});
-  f.add("fill_", {{{8, 6}}}, [](auto& t) { return t[0].clone().fill_(3); },
-        {"S0 | S0 | -", "P | P | -"});
   f.add("zeros_like", {{{8, 6}}}, [](auto& t) { return at::zeros_like(t[0]); },
         {"S0 | S0 | -", "P | R | -"});
   f.add("equal", {{{8, 6}}, {{8, 6}}},
@@ -100,9 +87,6 @@ Family random_numbers() {
   f.add("dropout", {{{8, 6}}}, [](auto& t) { return at::dropout(t[0], 0.5, true); },
         {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -", "S0,S1 | S0,S1 | - | S0,S1 | -",
          "S0,S0 | S0,S0 | - | S0,S0 | -"})
-      .random = true;
-  f.add("rand_like", {{{8, 6}}}, [](auto& t) { return at::rand_like(t[0]); },
-        {"S0 | S0 | -", "S0,S1 | S0,S1 | -"})
       .random = true;
   f.add("uniform_, normal_, bernoulli_", {{{7, 6}}},
         [](auto& t) {
@@ -135,9 +119,6 @@ Family views() {
   f.add("reshape of a transpose", {{{4, 6, 8}}},
         [](auto& t) { return t[0].transpose(1, 2).reshape({4, 48}); },
         {"S0 | S0 | - | S0 | -", "S2 | S1 | - | S2 | -"});
-  f.add("flatten", {{{4, 8}}}, [](auto& t) { return t[0].flatten(); },
-        {"S0 | S0 | - | S0 | -", "S1 | _StridedShard(dim=0, sf=4) | - | S1 | -",
-         "S0,S1 | S0,_StridedShard(dim=0, sf=2) | - | S0,S1 | -"});
   f.add("permute", {{{4, 8, 6}}}, [](auto& t) { return t[0].permute({2, 0, 1}); },
         {"S0 | S1 | - | S0 | -", "S1 | S2 | - | S1 | -", "P | P | - | R | -",
          "S1,S0 | S2,S1 | - | S1,S0 | -"});
@@ -148,10 +129,6 @@ Family views() {
   f.add("unsqueeze", {{{8, 6}}}, [](auto& t) { return t[0].unsqueeze(1); },
         {"S0 | S0 | - | S0 | -", "S1 | S2 | - | S1 | -"});
   f.add("expand", {{{8, 1}}}, [](auto& t) { return t[0].expand({8, 6}); },
-        {"S0 | S0 | - | S0 | -"});
-  f.add("repeat", {{{8, 6}}}, [](auto& t) { return t[0].repeat({1, 2}); },
-        {"S0 | S0 | - | S0 | -"});
-  f.add("unfold", {{{8, 6}}}, [](auto& t) { return t[0].unfold(1, 3, 2); },
         {"S0 | S0 | - | S0 | -"});
   f.add("select", {{{8, 6}}}, [](auto& t) { return t[0].select(1, 2); },
         {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
@@ -187,9 +164,6 @@ Family joining() {
         {"S0 S0 | S0 | - | S0 S0 | -", "S1 S1 | S1 | - | S1 S1 | -", "P P | P | - | R R | -"});
   f.add("split", {{{8, 6}}}, [](auto& t) { return t[0].split(4, 1); },
         {"S0 | S0 S0 | - | S0 | -", "P | P P | - | R | -"});
-  f.add("chunk", {{{8, 6}}}, [](auto& t) { return t[0].chunk(2, 1); }, {"S0 | S0 S0 | - | S0 | -"});
-  f.add("split_with_sizes", {{{8, 6}}}, [](auto& t) { return t[0].split_with_sizes({1, 2, 3}, 1); },
-        {"S0 | S0 S0 S0 | - | S0 | -"});
   f.add("unbind", {{{8, 2}}}, [](auto& t) { return t[0].unbind(1); },
         {"S0 | S0 S0 | - | S0 | -", "P | P P | - | R | -"});
   return f;
@@ -239,13 +213,6 @@ Family indexing() {
   f.add("x[:, i]", {{{8, 6}}, indices({4}, 6)},
         [](auto& t) { return at::index(t[0], list({{}, t[1]})); },
         {"S0 R | S0 | - | S0 | -", "R S0 | S1 | - | P | -"});
-  f.add("x[i]", {{{8, 6}}, indices({4}, 8)}, [](auto& t) { return at::index(t[0], list({t[1]})); },
-        {"S1 R | S1 | - | S1 | -", "R S0 | S0 | - | P | -"});
-  f.add("x[:, mask]", {{{8, 6}}, {{6}, Operand::kMask}},
-        [](auto& t) { return at::index(t[0], list({{}, t[1]})); },
-        {"S0 R | S0 | - | S0 | -", "S0,R R,R | S0,R | - | S0,R | -"});
-  f.add("x[mask]", {{{8, 6}}, {{8}, Operand::kMask}},
-        [](auto& t) { return at::index(t[0], list({t[1]})); }, {"S1 R | S1 | - | S1 | -"});
   f.add("index_put(:, i)", {{{8, 6}}, indices({2}, 6), {{8, 2}}},
         [](auto& t) { return at::index_put(t[0], list({{}, t[1]}), t[2], true); },
         {"S0 R S0 | S0 | - | S0 S0 | -"});

@@ -44,13 +44,6 @@ Family reductions() {
         {"S1 | S0 S0 | - | S1 | -", "S0 | R R | all_gather 96 | R | -",
          "S0,S1 | R,S0 R,S0 | all_gather 48 | R,S1 | -",
          "S0,S0 | R,R R,R | all_gather 96 | R,R | -"});
-  f.add("min.dim(-1)", {{{8, 12}}},
-        [](auto& t) {
-          const auto [values, indices] = t[0].min(-1, true);
-          return Tensors{values, indices};
-        },
-        {"S0 | S0 S0 | - | S0 | -", "S1 | R R | all_gather 128 | R | -",
-         "S0,S1 | S0,R S0,R | all_gather 64 | S0,R | -"});
   f.add("argmax(0)", {{{8, 6}}}, [](auto& t) { return t[0].argmax(0); },
         {"S1 | S0 | -", "S0 | R | all_gather 96", "S0,S0 | R,R | all_gather 96"});
   f.add("argmax", {{{8, 6}}}, [](auto& t) { return t[0].argmax(); },
@@ -78,7 +71,6 @@ Family reductions() {
   f.add("logsumexp(0)", {{{8, 6}}}, [](auto& t) { return t[0].logsumexp(0); },
         {"S1 | S0 | - | S1 | -", "S0 | R | 2 all_reduce 96 | S0 | -",
          "S0,S1 | R,S0 | 2 all_reduce 48 | S0,S1 | -"});
-  f.add("count_nonzero", {{{8, 6}}}, [](auto& t) { return t[0].count_nonzero(); }, {"S0 | P | -"});
   return f;
 }
 
@@ -89,8 +81,6 @@ Family norms() {
   f.add("vector_norm(2, -1)", {{{8, 6}}},
         [](auto& t) { return at::linalg_vector_norm(t[0], 2, at::IntArrayRef{-1}); },
         {"S0 | S0 | - | S0 | -", "S1 | R | all_reduce 64 | S1 | -"});
-  f.add("vector_norm(1)", {{{8, 6}}}, [](auto& t) { return at::linalg_vector_norm(t[0], 1); },
-        {"S0 | P | - | S0 | -"});
   f.add("vector_norm(inf), empty shards", {{{6, 5}}},
         [](auto& t) { return at::linalg_vector_norm(t[0], kInfinity); },
         {"S0 | Pmax | - | S0 | 2 all_reduce 16"});
@@ -131,8 +121,6 @@ Family along() {
   f.add("cumprod(-1)", {{{8, 6}, Operand::kPositive}}, [](auto& t) { return t[0].cumprod(-1); },
         {"S0 | S0 | - | S0 | all_reduce 1"});
   f.add("flip(-1)", {{{8, 6}}}, [](auto& t) { return t[0].flip(-1); },
-        {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
-  f.add("roll(1, -1)", {{{8, 6}}}, [](auto& t) { return t[0].roll(1, -1); },
         {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
   return f;
 }
@@ -186,13 +174,6 @@ std::vector<Family> optimizer_families() {
           return all;
         },
         {"S0 R | S0 R | -", "P P | P P | -"});
-  f.add("_foreach_lerp_", {matrix, matrix},
-        [](auto& t) {
-          const auto all = clones(t);
-          at::_foreach_lerp_({all[0]}, {all[1]}, 0.1);
-          return all[0];
-        },
-        {"S0 S0 | S0 | -"});
   f.add("_foreach_addcdiv_", {matrix, matrix, {{8, 6}, Operand::kPositive}},
         [](auto& t) {
           const auto all = clones(t);
@@ -200,8 +181,6 @@ std::vector<Family> optimizer_families() {
           return all[0];
         },
         {"S0 S0 S0 | S0 | -"});
-  f.add("_foreach_sqrt", {{{8, 6}, Operand::kPositive}},
-        [](auto& t) { return at::_foreach_sqrt(t); }, {"S0 | S0 | -"});
   f.add("_fused_adamw_", {matrix, matrix, matrix, {{8, 6}, Operand::kPositive}}, fused_adamw,
         {"S0 S0 S0 S0 | S0 S0 S0 | -", "S0,S1 S0,S1 S0,S1 S0,S1 | S0,S1 S0,S1 S0,S1 | -",
          "R R R R | R R R | -"});

@@ -11,7 +11,7 @@
 
 #include "family_table.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
 #include "testing/layouts.h"
 

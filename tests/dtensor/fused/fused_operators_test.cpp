@@ -1,14 +1,26 @@
 // What is asked of every operator of this library beside its values, which operators_test compares:
 // that modes see it, that it has shapes without values, and what gradients it refuses.
 
+#include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
 #include <set>
+#include <string>
+#include <vector>
 
-#include "dtensor/fused/attention_of_parts.h"
+#include "dtensor/listing_mode.h"
 #include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"
@@ -21,6 +33,35 @@ namespace {
 
 using testing::values;
 using Tensors = std::vector<at::Tensor>;
+
+/// Expects of `attention` of queries, keys and values, placed on ("dp", "tp") so, by batch and
+/// heads unless said otherwise, what it gives on one rank, with the gradients, and that nothing
+/// moves.
+void expect_attention_of_parts(
+    const std::vector<at::Tensor>& plain,
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& attention,
+    const Placements& placements = {Shard{0}, Shard{1}}) {
+  std::vector<at::Tensor> whole;
+  for (const at::Tensor& x : plain) {
+    whole.push_back(x.detach().requires_grad_());
+  }
+  const at::Tensor expected = attention(whole);
+  expected.square().sum().backward();
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    std::vector<at::Tensor> mine;
+    for (const at::Tensor& x : plain) {
+      mine.push_back(distribute_tensor(x, mesh, placements).tensor().requires_grad_());
+    }
+    const StrictScope nothing_moves;
+    const at::Tensor result = attention(mine);
+    EXPECT_EQ(DistributedTensor(result).placements(), placements);
+    result.square().sum().backward();
+    EXPECT_CLOSE(result, expected);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      EXPECT_CLOSE(mine[i].grad(), whole[i].grad()) << i;
+    }
+  });
+}
 
 struct Function {
   const char* name;  ///< of the operator, without "tessera::"
@@ -77,17 +118,14 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// Lists the operators of this library, without what brings a gradient to its layout.
-class ListingOfNames final : public OperatorMode {
- public:
-  Results call(const Operator& op, const std::function<Results()>& run) override {
-    if (op.name.starts_with("tessera::") && op.name != "tessera::redistribute") {
-      names.push_back(op.name);
-    }
-    return run();
-  }
+/// The operators of this library that `mode` saw, without what brings a gradient to its layout.
+std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
-};
+  std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
+    return name.starts_with("tessera::") && name != "tessera::redistribute";
+  });
+  return names;
+}
 
 Tensors leaves_of(const Function& function, const Tensors& inputs) {
   Tensors leaves;
@@ -115,10 +153,10 @@ TEST(FusedOperators, HaveARuleAndAreSeenByModesOnPlainAndDistributedTensors) {
   for (const Function& function : functions()) {
     const Tensors distributed = spread(function.inputs, comm::fake_world(0, 2));
     for (const Tensors& inputs : {function.inputs, distributed}) {
-      ListingOfNames mode;
+      ListingMode mode;
       const OperatorModeScope scope(mode);
       function.run(leaves_of(function, inputs)).sum().backward();
-      EXPECT_EQ(mode.names, function.operators);
+      EXPECT_EQ(own_names(mode), function.operators);
     }
     for (const std::string& name : function.operators) {
       EXPECT_TRUE(rules.contains(name)) << name;
@@ -179,7 +217,7 @@ TEST(FusedOperators, RunInInferenceMode) {
 /// Forward and backward, also of grouped heads, where each key-value head serves several.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
-    testing::expect_attention_of_parts(
+    expect_attention_of_parts(
         {values({3, 4, 5, 8}), values({3, kv_heads, 5, 8}, 1), values({3, kv_heads, 5, 8}, 2)},
         [](const Tensors& t) {
           return detail::attention(t[0], t[1], t[2], /*causal=*/true, {}, 0);
@@ -210,5 +248,367 @@ TEST(FusedOperators, ABackwardIsNotDifferentiable) {
   EXPECT_ANY_THROW(stack[0].toTensor().sum().backward());
 }
 
+// Attention of chunks, by parts: each kernel's results are merged and differentiated alike. The
+// kernels that only CUDA has run by their formulas (attention_kernels_test.cpp).
+
+using at::SDPBackend;
+
+constexpr double kHidden = -std::numeric_limits<double>::infinity();
+
+/// By formula; `mask`: (queries, keys), terms of the scores.
+at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
+  const std::int64_t group = t[0].size(1) / t[1].size(1);
+  const at::Tensor scores = t[0].matmul(t[1].repeat_interleave(group, 1).transpose(2, 3)) /
+                            std::sqrt(static_cast<double>(t[0].size(3)));
+  return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
+}
+
+Tensors leaves(const Tensors& tensors) {
+  Tensors all;
+  for (const at::Tensor& tensor : tensors) {
+    all.push_back(tensor.detach().requires_grad_());
+  }
+  return all;
+}
+
+/// 5 queries and 14 keys: 4 under a mask, 5 that all see, 5 of a causal square.
+struct Parts {
+  Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
+  at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);
+  at::Tensor mask = at::cat(
+      {edge, at::zeros({5, 5}, at::kDouble), at::full({5, 5}, kHidden, at::kDouble).triu(1)}, 1);
+  std::vector<std::pair<std::int64_t, detail::SeenKeys>> blocks{
+      {0, {false, edge}}, {4, {}}, {9, {true}}};
+
+  Tensors of(std::int64_t first, const detail::SeenKeys& seen) const {
+    const std::int64_t count = seen.mask.defined() ? 4 : 5;
+    return {inputs[0], inputs[1].narrow(2, first, count), inputs[2].narrow(2, first, count)};
+  }
+};
+
+TEST(AttentionPart, IsMergedToTheWholeByEveryKernel) {
+  const Parts parts;
+  const Tensors mine = leaves(parts.inputs);
+  // The last query would see nothing of the edge but for one key.
+  ASSERT_TRUE(parts.mask.slice(1, 0, 4).isfinite().any(1).all().item<bool>());
+  const at::Tensor expected = attend(mine, parts.mask);
+  const at::Tensor grad = values(expected.sizes(), 3);
+  expected.backward(grad);
+  for (const SDPBackend backend : {SDPBackend::flash_attention, SDPBackend::efficient_attention,
+                                   SDPBackend::cudnn_attention, SDPBackend::math}) {
+    const detail::AttentionKernel kernel{backend, backend != SDPBackend::flash_attention};
+    detail::AttentionPart merged;
+    for (const auto& [first, seen] : parts.blocks) {
+      const Tensors t = parts.of(first, seen);
+      detail::AttentionPart part = detail::attention_part(kernel, t[0], t[1], t[2], seen);
+      EXPECT_EQ(part.log_sum_exp.sizes(), expected.sizes().slice(0, 3));
+      if (merged.out.defined()) {
+        detail::merge(merged, part);
+      } else {
+        merged = part;
+      }
+    }
+    EXPECT_TRUE(merged.out.allclose(expected, 1e-10, 1e-12)) << static_cast<int>(backend);
+    at::Tensor of_q = at::zeros_like(mine[0]);
+    Tensors of_k, of_v;
+    for (const auto& [first, seen] : parts.blocks) {
+      const Tensors t = parts.of(first, seen);
+      const auto [q, k, v] =
+          detail::attention_part_backward(kernel, grad, t[0], t[1], t[2], merged, seen);
+      of_q += q;
+      of_k.push_back(k);
+      of_v.push_back(v);
+    }
+    EXPECT_TRUE(of_q.allclose(mine[0].grad(), 1e-10, 1e-12)) << static_cast<int>(backend);
+    EXPECT_TRUE(at::cat(of_k, 2).allclose(mine[1].grad(), 1e-10, 1e-12));
+    EXPECT_TRUE(at::cat(of_v, 2).allclose(mine[2].grad(), 1e-10, 1e-12));
+  }
+}
+
+/// Half types are summed in fp32, also where no kernel takes them.
+TEST(AttentionPart, ByFormulaIsRoundedOnce) {
+  const at::Tensor q = values({1, 2, 5, 8}).to(at::kBFloat16);
+  const detail::AttentionPart part =
+      detail::attention_part({SDPBackend::math, false}, q, q, q, {.causal = true});
+  EXPECT_EQ(part.out.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(part.log_sum_exp.scalar_type(), at::kFloat);
+  const at::Tensor exact = q.to(at::kDouble);
+  const at::Tensor mask = at::full({5, 5}, kHidden, at::kDouble).triu(1);
+  EXPECT_TRUE(part.out.to(at::kDouble).allclose(attend({exact, exact, exact}, mask), 4e-3, 1e-6));
+}
+
+using Offsets = std::vector<std::int64_t>;
+
+struct Calls {
+  Offsets firsts;
+  std::int64_t window;
+  int kernels, masked;
+  std::int64_t batch = 1;
+  Offsets documents = {};
+};
+
+/// How many kernels a forward, and a backward, of 3 queries a chunk and 12 keys calls.
+void expect_calls(const Calls& c) {
+  const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
+  const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();
+  std::map<std::string, int> kernels, masked;
+  const kernels::FakeMode fake(c10::DeviceType::CPU, [&](const kernels::FakeCall& call) {
+    if (call.name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu")) {
+      ++kernels[call.name];
+      const std::size_t mask = call.name.ends_with("backward") ? 8 : 5;
+      masked[call.name] += call.arguments[mask].isNone() ? 0 : 1;
+    }
+  });
+  detail::chunked_attention(q, kv, kv, c.firsts, c.window, c.documents).sum().backward();
+  ASSERT_EQ(kernels.size(), 2U);
+  for (const auto& [name, count] : kernels) {
+    EXPECT_EQ(count, c.kernels) << name << " with a window of " << c.window;
+    EXPECT_EQ(masked[name], c.masked) << name << " with a window of " << c.window;
+  }
+}
+
+/// {3, 6} of 12 keys are two chunks although they adjoin.
+TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
+  for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
+                         Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},
+                         Calls{{3, 9}, 5, 6, 2}, Calls{{3, 9}, 12, 4, 0}}) {
+    expect_calls(c);
+  }
+}
+
+TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
+  const Tensors mine =
+      leaves({values({2, 4, 6, 8}), values({2, 2, 12, 8}, 1), values({2, 2, 12, 8}, 2)});
+  const at::Tensor positions = at::tensor({2, 3, 4, 9, 10, 11}), keys = at::arange(12);
+  for (const std::int64_t window : {0, 2, 5}) {
+    const at::Tensor back = positions.unsqueeze(1) - keys;
+    const at::Tensor hidden = back.lt(0).logical_or(back.ge(window > 0 ? window : 12));
+    const at::Tensor mask = at::zeros({6, 12}, at::kDouble).masked_fill(hidden, kHidden);
+    const Tensors theirs = leaves(mine);
+    const at::Tensor expected = attend(theirs, mask);
+    expected.square().sum().backward();
+    for (const bool flash : {true, false}) {
+      at::globalContext().setSDPUseFlash(flash);
+      const Tensors own = leaves(mine);
+      const at::Tensor result = detail::chunked_attention(own[0], own[1], own[2], {2, 9}, window);
+      result.square().sum().backward();
+      at::globalContext().setSDPUseFlash(true);
+      EXPECT_TRUE(result.allclose(expected, 1e-10, 1e-12)) << window << flash;
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(own[i].grad().allclose(theirs[i].grad(), 1e-10, 1e-12)) << window << i;
+      }
+    }
+  }
+}
+
+/// Chunks [2, 5) and [9, 12) of sequences with documents [0, 3), [3, 10), [10, 12) and [0, 10),
+/// [10], [11].
+TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
+  // The first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The second: 2
+  // for [2, 5) and for [9, 10), and 1 for each token.
+  expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
+}
+
+TEST(ChunkedAttention, TakesABatchOfNone) {
+  const Tensors own = leaves({values({0, 2, 4, 8}), values({0, 2, 8, 8}), values({0, 2, 8, 8})});
+  const at::Tensor result = detail::chunked_attention(own[0], own[1], own[2], {0, 6});
+  EXPECT_EQ(result.sizes(), own[0].sizes());
+  result.sum().backward();
+  EXPECT_EQ(own[1].grad().sizes(), own[1].sizes());
+}
+
+TEST(ChunkedAttention, IsOneRanksWhereBatchAndHeadsAreSplit) {
+  expect_attention_of_parts(
+      {values({3, 4, 6, 8}), values({3, 2, 12, 8}, 1), values({3, 2, 12, 8}, 2)},
+      [](const Tensors& t) { return detail::chunked_attention(t[0], t[1], t[2], {3, 9}, 7); });
+  expect_attention_of_parts(
+      {values({3, 4, 6, 8}), values({3, 2, 12, 8}, 1), values({3, 2, 12, 8}, 2)},
+      [](const Tensors& t) {
+        return detail::chunked_attention(t[0], t[1], t[2], {3, 9}, 4, {0, 5, 12, 24, 27, 28, 36});
+      },
+      {Replicate{}, Shard{1}});
+}
+
+TEST(ChunkedAttention, Refusals) {
+  const at::Tensor two = values({2, 2, 6, 8}), keys = values({2, 2, 12, 8});
+  for (const Offsets& wrong :
+       {Offsets{0, 12}, {0, 3, 12, 20}, {1, 12, 24}, {0, 13, 24}, {0, 12, 5, 24}}) {
+    EXPECT_ERROR(detail::chunked_attention(two, keys, keys, {0, 6}, 0, wrong), "[2, 2, 12, 8]",
+                 "one sequence after another");
+  }
+  const at::Tensor q = values({1, 2, 6, 8}), kv = values({1, 2, 12, 8});
+  EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 10}), "3 queries from position 10",
+               "12 keys");
+  EXPECT_ERROR(detail::chunked_attention(q, kv, kv, {0, 1, 2, 3}), "4 chunks", "equal length");
+}
+
 }  // namespace
 }  // namespace tessera
+
+// The operator of a row's loss where a rank has some of the vocabulary, against libtorch's loss of
+// whole logits. What it has in common with the others is in fused_operators_test, its layouts are
+// in operators_test, and what becomes of the losses is in tests/tensor_parallel.
+
+namespace tessera::row_losses_test {
+namespace {
+
+using testing::values;
+
+constexpr std::int64_t kTokens = 5;
+
+at::Tensor some_targets(std::int64_t vocabulary) {
+  const at::Tensor targets = at::arange(kTokens, at::kLong).mul(3).add(1).remainder(vocabulary);
+  targets[2] = -100;
+  return targets;
+}
+
+struct Outcome {
+  at::Tensor losses, gradient;
+};
+
+/// The loss of whole logits by libtorch, and the gradient of a sum with a weight for each row.
+Outcome of_libtorch(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
+                    const detail::RowLossOptions& options) {
+  const at::Tensor leaf = logits.clone().requires_grad_();
+  const at::Tensor squares =
+      leaf.logsumexp(1).square().masked_fill(targets.eq(options.ignore_index), 0);
+  const at::Tensor losses = at::cross_entropy_loss(leaf, targets, {}, at::Reduction::None,
+                                                   options.ignore_index, options.label_smoothing) +
+                            squares * options.z_loss;
+  losses.mul(weights).sum().backward();
+  return {losses.detach(), leaf.grad()};
+}
+
+struct Split {
+  std::vector<std::int64_t> mesh;
+  Placements logits, targets;
+  std::int64_t vocabulary;
+  std::int64_t calls;  ///< collectives that a rank starts, forward and backward
+};
+
+class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};
+
+TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
+  const Split& split = GetParam();
+  const at::Tensor logits = values({kTokens, split.vocabulary}).mul(3);
+  const at::Tensor targets = some_targets(split.vocabulary);
+  const at::Tensor weights = at::arange(1, kTokens + 1, at::kDouble);
+  RunRanks(testing::ranks_of(split.mesh), [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh(split.mesh, {"dp", "tp"});
+    // One after another: a plan must not be taken for that of other options.
+    for (const detail::RowLossOptions& options :
+         {detail::RowLossOptions{}, detail::RowLossOptions{-100, 0.2, 0.03},
+          detail::RowLossOptions{-100, 0.2, 0.5}, detail::RowLossOptions{-100, 0.3, 0.5},
+          detail::RowLossOptions{1, 0, 0}}) {
+      const at::Tensor valid = targets.masked_fill(targets.eq(-100), options.ignore_index);
+      const Outcome expected = of_libtorch(logits, valid, weights, options);
+      const at::Tensor leaf =
+          distribute_tensor(logits, mesh, split.logits).tensor().detach().requires_grad_();
+      const at::Tensor own = distribute_tensor(valid, mesh, split.targets).tensor();
+      const at::Tensor of_rows = distribute_tensor(weights, mesh, split.targets).tensor();
+      const StrictScope strict;
+      const std::int64_t implicit = implicit_redistributions();
+      const comm::TrafficTable before = rank.world()->traffic().table();
+      const at::Tensor losses = detail::cross_entropy(leaf, own, options);
+      losses.mul(of_rows).backward(at::ones_like(losses));
+      EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, split.calls);
+      EXPECT_EQ(implicit_redistributions(), implicit);
+
+      EXPECT_CLOSE(losses, expected.losses, 0, 1e-12);
+      EXPECT_EQ(DistributedTensor(leaf.grad()).layout(), DistributedTensor(leaf).layout());
+      EXPECT_CLOSE(leaf.grad(), expected.gradient, 0, 1e-12);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Splits, CrossEntropyOperator,
+    ::testing::Values(
+        Split{{1, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 8, 2},
+        Split{{1, 3}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 11, 2},
+        Split{{1, 4}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 5, 2},  // no columns
+        // Fewer bytes would gather it.
+        Split{{1, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 2, 2},
+        Split{{2, 2}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 2},
+        Split{{2, 2}, {Shard{1}, Shard{0}}, {Replicate{}, Shard{0}}, 7, 2},
+        Split{{2, 2}, {Shard{1}, Shard{1}}, {Replicate{}, Replicate{}}, 7, 2},
+        Split{{6, 1}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 0},  // no rows
+        Split{{2, 2}, {Shard{0}, Replicate{}}, {Shard{0}, Replicate{}}, 7, 0},
+        Split{{2, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Replicate{}}, 7, 0}));
+
+TEST_ON_MESH(CrossEntropyOperator, TakesTheRowsOfWholeTargets, {2, 2}, {"dp", "tp"}) {
+  const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
+  const at::Tensor expected = detail::cross_entropy(logits, targets);
+  const at::Tensor split = distribute_tensor(logits, mesh, {Shard{0}, Shard{1}});
+  const StrictScope strict;
+  const at::Tensor whole = distribute_tensor(targets, mesh, {Replicate{}, Replicate{}});
+  EXPECT_CLOSE(detail::cross_entropy(split, whole), expected, 0, 1e-12);
+  const ReplicationScope same;
+  EXPECT_CLOSE(detail::cross_entropy(split, targets), expected, 0, 1e-12);
+}
+
+TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) {
+  const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
+  const at::Tensor expected = detail::cross_entropy(logits, targets);
+  const at::Tensor columns = distribute_tensor(logits, mesh, {Shard{1}});
+  const at::Tensor terms = distribute_tensor(logits, mesh, {Partial{}});
+  const at::Tensor rows = distribute_tensor(targets, mesh, {Shard{0}});
+  const auto both = [&] {
+    return std::vector{testing::full_tensor(detail::cross_entropy(columns, rows)),
+                       testing::full_tensor(detail::cross_entropy(terms, rows))};
+  };
+  for (const at::Tensor& losses : both()) {
+    EXPECT_TRUE(losses.allclose(expected, 0, 1e-12));
+  }
+  const StrictScope strict;
+  const std::string refusal = "tessera::cross_entropy needs its inputs redistributed";
+  EXPECT_ERROR(detail::cross_entropy(columns, rows), refusal);
+  EXPECT_ERROR(detail::cross_entropy(terms, rows), refusal);
+  EXPECT_ERROR(detail::cross_entropy(columns, targets), "argument 1, [5], is plain");
+}
+
+TEST(CrossEntropyOperator, IsOneOperatorToModesWhereTheVocabularyIsSplit) {
+  const DeviceMesh mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
+  const at::Tensor logits = distribute_tensor(values({kTokens, 7}), mesh, {Shard{1}});
+  const at::Tensor targets = distribute_tensor(some_targets(7), mesh, {Replicate{}});
+  ListingMode mode;
+  const OperatorModeScope scope(mode);
+  detail::cross_entropy(logits, targets);
+  EXPECT_EQ(mode.names, std::vector<std::string>{"tessera::cross_entropy"});
+}
+
+TEST(CrossEntropyOperator, HasShapesAndTrafficWithoutValues) {
+  const comm::WorldPtr world = comm::meta_world(1, 3);
+  const DeviceMesh mesh = init_device_mesh(world, {3}, {"tp"});
+  const at::Tensor logits =
+      distribute_tensor(values({kTokens, 7}).to(at::kMeta), mesh, {Shard{1}}).tensor().detach();
+  const at::Tensor targets =
+      distribute_tensor(some_targets(7).to(at::kMeta), mesh, {Replicate{}}).tensor();
+  logits.requires_grad_();
+  const StrictScope strict;
+  const comm::TrafficTable before = world->traffic().table();
+  const at::Tensor losses = detail::cross_entropy(logits, targets);
+  losses.sum().backward();
+  EXPECT_EQ(losses.sizes().vec(), std::vector<std::int64_t>{kTokens});
+  EXPECT_EQ(local_tensor(logits.grad()).sizes(), local_tensor(logits).sizes());
+  EXPECT_EQ(comm::total(world->traffic().since(before)).calls, 2);
+}
+
+TEST(CrossEntropyOperator, RefusesWhatHasNoLoss) {
+  const at::Tensor logits = values({2, 3}), targets = at::tensor({0, 2}, at::kLong);
+  EXPECT_ERROR(detail::cross_entropy(logits, targets.add(1)), "outside the vocabulary [0, 3)");
+  EXPECT_ERROR(detail::cross_entropy(logits, targets.sub(1)), "outside the vocabulary [0, 3)");
+  EXPECT_ERROR(detail::cross_entropy(logits, targets.to(at::kInt)), "must be int64, but are Int");
+  EXPECT_ERROR(detail::cross_entropy(logits, targets[0]), "but they are [2, 3] and []");
+  EXPECT_ERROR(detail::cross_entropy(logits, targets, {-100, 2, 0}), "label_smoothing is 2");
+  EXPECT_ERROR(detail::cross_entropy(logits, targets, {-100, 0, -1}), "z_loss is -1");
+  RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
+    const at::Tensor split = distribute_tensor(logits, mesh, {Shard{1}});
+    const ReplicationScope same;
+    EXPECT_ERROR(detail::cross_entropy(split, targets.add(1)), "outside the vocabulary [0, 3)");
+    EXPECT_ERROR(detail::cross_entropy(split, targets[0]), "but they are [2, 3] and []");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::row_losses_test

@@ -399,7 +399,7 @@ TEST(CheckRule, TellsARightRuleFromAWrongOne) {
   const at::Tensor x = testing::values({5, 3});
   // Replicated, both dimensions, and at least a pending sum.
   EXPECT_GE(check_rule("tessera_test::halve", {x}), 4);
-  EXPECT_GE(check_rule("tessera_test::halve_", {x}, {.ranks = 2}), 3);
+  EXPECT_GE(check_rule("tessera_test::halve_", {x}, 2), 3);
   EXPECT_GE(check_rule("tessera_test::scaled_product", {x, testing::values({3, 4}), 0.5}), 5);
   EXPECT_GE(check_rule("tessera_test::add_into", {x, testing::values({5, 3}, 1)}), 4);
   // A wrong one, and calls that cannot be compared.

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "testing/distributed.h"

@@ -1,7 +1,7 @@
 // Redistributions that are waited for at the first use of their values.
 
 #include "tessera/comm/communicator.h"
-#include "tessera/dtensor/detail/deferred_sums.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "testing/distributed.h"
 #include "testing/forwarding_communicator.h"
 

@@ -6,7 +6,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/communication_scope.h"
-#include "tessera/dtensor/detail/parameter_name.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"

@@ -337,28 +337,11 @@ void expect_same(const std::function<std::vector<at::Tensor>(const DeviceMesh*)>
   });
 }
 
-std::vector<at::Tensor> fused_step(const DeviceMesh* mesh) {
-  auto p = parameters(mesh);
-  loss(p).backward();
-  std::vector<at::Tensor> gradients, averages, squares, counts;
-  at::NoGradGuard no_grad;
-  for (auto& parameter : p) {
-    gradients.push_back(parameter.grad());
-    averages.push_back(at::zeros_like(parameter));
-    squares.push_back(at::zeros_like(parameter));
-    counts.push_back(at::ones({}, at::kFloat));
-  }
-  at::_fused_adamw_(p, gradients, averages, squares, {}, counts, 0.1, 0.9, 0.95, 0.1, 1e-8, false,
-                    false);
-  return p;
-}
-
-TEST(Optimizer, OfLibtorchAndFusedRun) {
+TEST(Optimizer, OfLibtorchRuns) {
   using torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::SGD,
       torch::optim::SGDOptions;
   expect_same([](auto* mesh) { return train<AdamW>(mesh, AdamWOptions(0.1).weight_decay(0.1)); });
   expect_same([](auto* mesh) { return train<SGD>(mesh, SGDOptions(0.1).momentum(0.9)); });
-  expect_same(&fused_step);
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <optional>
 #include <thread>
 
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/manual_seed.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/embedding.h"

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <tuple>
 
 #include "tessera/export.h"
 
@@ -56,6 +57,43 @@ void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::T
 /// Calls the operator tessera::attention. An undefined `mask` means no mask.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask, double dropout);
+
+// Attention to a part of the keys, with the log-sum-exp of its scores, by which results for several
+// parts are merged. On local tensors, without recording in autograd.
+
+/// Determines which keys a query sees.
+struct SeenKeys {
+  bool causal = false;  ///< causal: as many queries as keys; query i sees the keys up to i
+  at::Tensor mask{};    ///< (queries, keys), added to the scores and of their type, or undefined
+};
+
+/// The result of attention. out: (batch, heads, queries, width); log_sum_exp: (batch, heads,
+/// queries), fp32, or fp64 for fp64 inputs.
+struct AttentionPart {
+  at::Tensor out, log_sum_exp;
+};
+
+/// Gradients of q, k and v.
+using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+/// libtorch's choice of a kernel. Sets `repeats_heads` if the kernel does not support fewer kv
+/// heads than query heads.
+AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const SeenKeys& seen);
+/// Attention of q to k and v. Every query must see at least one key.
+AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
+                             const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
+/// The gradients of q, k and v, which are terms of the gradients of `whole`, the merged result.
+/// Kernels recompute the attention weights from the log-sum-exp, so with the log-sum-exp over all
+/// keys each term is exact.
+AttentionGradients attention_part_backward(const AttentionKernel& kernel, const at::Tensor& grad,
+                                           const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, const AttentionPart& whole,
+                                           const SeenKeys& seen);
+
+/// Merges `part`, the attention of the same queries to other keys, into `merged`. `merged.out` may
+/// change to a wider type.
+void merge(AttentionPart& merged, const AttentionPart& part);
 
 }  // namespace tessera::detail
 TESSERA_API_END

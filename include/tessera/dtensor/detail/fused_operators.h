@@ -3,17 +3,22 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <tuple>
 #include <utility>
 
-#include "tessera/dtensor/detail/row_losses.h"
+#include "tessera/comm/communicator.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/export.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/kernels/detail/cross_entropy.h"
 
 /// Functions that call this library's operators ("tessera::silu_mul" and so on, src/dtensor/fused/)
 /// on plain and distributed tensors. nn/functional.h documents their results.
 TESSERA_API_BEGIN
 namespace tessera::detail {
+
+using kernels::RowLosses;
+using kernels::RowLossOptions;
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// Dropout of x. `first_element`: the index of x's first element in the global tensor that one mask
@@ -45,6 +50,84 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              c10::IntArrayRef firsts, std::int64_t window = 0,
                              c10::IntArrayRef documents = {});
+
+/// A tensor that a node saves for backward. The result of an RMS norm or of silu_mul is not saved:
+/// the node that made it saves its inputs anyway, and recomputes the result in backward, once for
+/// all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of attention). Any
+/// other tensor is itself saved, as by autograd. Results that were written to and results of
+/// operators that redistributed their inputs are saved themselves too, and so are all tensors while
+/// saved-tensor hooks are active (activation checkpointing).
+///
+/// Recomputed values are bit-equal. In a recorded backward (create_graph) autograd records the
+/// operator again.
+class KeptTensor {
+ public:
+  explicit KeptTensor(const at::Tensor& tensor);
+  /// Returns the tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or an
+  /// input of its recomputation, was written to or released. `gradient`: the gradient of the
+  /// tensor, which is used if takes_gradient() is true; undefined if the gradient is not known yet.
+  at::Tensor unpack(const at::Tensor& gradient = {}) const;
+  /// Whether unpack() can compute the tensor together with the backward of its own operator for
+  /// `gradient`; both read the same inputs, so they are then read once instead of twice.
+  bool takes_gradient() const;
+  /// Releases the saved tensor. To be called when no further backward will run the node that saved
+  /// the tensor.
+  void release() { saved_.reset_data(); }
+
+ private:
+  NodePtr<Node> maker_;  ///< the node that recomputes the tensor; nullptr: the tensor is saved
+  SavedVariable saved_;
+};
+
+// The arithmetic of cross entropy on one rank's rows and columns of the logits. Used by
+// tessera::cross_entropy and by linear_cross_entropy, which never has the whole logits.
+
+/// Throws Error for options that are outside of their valid ranges.
+void check_options(const RowLossOptions& options);
+/// Throws Error unless the sizes are (tokens, vocabulary) for logits and (tokens) for targets.
+void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets);
+/// Throws Error for plain `targets` that are not int64, or that are outside of the vocabulary and
+/// not ignored: no rank has the column of such an index, so the loss would silently lack a term. On
+/// a GPU the range check is a device assertion, without host synchronisation.
+void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index);
+
+/// `targets` in the layout of the rows. `targets` are plain (the same on every rank) or distributed
+/// on the mesh of `rows`. Collective if their layout differs from that of the rows.
+at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
+
+/// A rank's range of columns of the logits, which are split by the vocabulary.
+struct VocabularyShard {
+  std::int64_t vocabulary = 0;          ///< total number of columns over all ranks
+  std::int64_t first_column = 0;        ///< number of this rank's first column
+  comm::Communicator* group = nullptr;  ///< ranks that share the columns; nullptr: this rank alone
+};
+
+/// Whether each rank's part of dimension `dim` is one contiguous range, so that a rank can tell
+/// which targets are in its columns.
+bool has_consecutive_columns(const ShardingSpec& spec, int dim);
+/// Throws Error unless has_consecutive_columns() is true.
+void check_consecutive_columns(const ShardingSpec& spec, int dim);
+/// This rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws Error
+/// if a rank's columns are not consecutive. The first call creates the process group, which is
+/// collective.
+VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
+
+/// The losses of the rows of `logits`, (tokens, this rank's columns), with `targets` (tokens).
+/// Collective if the shard has a group: two all-reduces over the group.
+RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
+                     const VocabularyShard& shard, const RowLossOptions& options);
+/// Like row_losses(), but writes to the caller's tensors.
+void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
+                      const VocabularyShard& shard, const RowLossOptions& options,
+                      const RowLosses& into);
+
+/// Writes the gradient of the logits to `gradient`, which has the sizes of `logits` and may be the
+/// same tensor. `of_row`: the gradient of each row's loss, (tokens) in loss_type(); undefined for
+/// ones. Not collective.
+void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
+                           const at::Tensor& log_sum_exp, const at::Tensor& of_row,
+                           const VocabularyShard& shard, const RowLossOptions& options,
+                           const at::Tensor& gradient);
 
 }  // namespace tessera::detail
 TESSERA_API_END

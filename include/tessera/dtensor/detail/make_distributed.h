@@ -1,8 +1,10 @@
+// Functions of the library that make, and name, distributed tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tessera/dtensor/sharding_spec.h"
@@ -17,4 +19,15 @@ at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes);
 
 }  // namespace tessera
+
+namespace tessera::detail {
+
+/// Records, for messages, that `tensor` is the parameter with the FQN `name`. libtorch stores the
+/// name with the tensor's gradient, so copies and results do not have it.
+void name_parameter(const at::Tensor& tensor, const std::string& fqn);
+
+/// The FQN of `tensor` if it is a parameter or a view of a parameter; otherwise empty.
+std::string parameter_name(const at::Tensor& tensor);
+
+}  // namespace tessera::detail
 TESSERA_API_END

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/dispatch_keys.h"
@@ -41,8 +40,7 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
 /// A call of a random operator, for which a RandomRegion finds the place of the elements.
 struct RandomCall {
   std::string_view name;  ///< name of the random operator, for messages
-  at::Tensor tensor;      ///< the tensor that is filled, or that dropout is applied to; plain or
-                          ///< distributed
+  at::Tensor tensor;      ///< the plain or distributed tensor to fill, or the input of dropout
   /// The model's tensor from which the result has its sizes; undefined if the result was made from
   /// sizes alone.
   at::Tensor source;
@@ -135,11 +133,9 @@ bool plain_is_replicated_on(const DeviceMesh& mesh);
 
 /// A scope around code that gets local tensors from to_local() but does not return them. After the
 /// scope, random operators know the places of their elements again.
-class LocalPartsScope {
+class LocalPartsScope : NoCopy {
  public:
   LocalPartsScope();
-  LocalPartsScope(const LocalPartsScope&) = delete;
-  LocalPartsScope& operator=(const LocalPartsScope&) = delete;
   ~LocalPartsScope();
 
  private:

@@ -5,7 +5,9 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -79,6 +81,25 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
 /// Collective, except for meta tensors, whose shards count as even.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
+
+/// Whether ranks compare each new distributed tensor. The variable TESSERA_DEBUG decides; without
+/// the variable, ranks compare only in builds without NDEBUG.
+bool checks_agreement();
+
+/// Whether TESSERA_DEBUG enables checks that need collectives in the middle of a step. Each thread
+/// reads the variable once.
+bool checks_calls();
+
+/// Runs `work`, which must not communicate. If it throws on one rank of the mesh, every rank throws
+/// an Error with the message of the first such rank. `what`: the name of the work in the message.
+/// Collective.
+void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
+                          const std::function<void()>& work);
+
+/// Throws Error, on every rank, unless `tensors`, the plain arguments of operator `what`, have the
+/// same values on all ranks of the mesh. Collective.
+void check_replicated(const DeviceMesh& mesh, std::string_view what,
+                      const std::vector<at::Tensor>& tensors);
 
 // Names of the modules whose forwards this thread is running, for messages with TESSERA_DEBUG=1.
 

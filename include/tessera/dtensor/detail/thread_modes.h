@@ -1,8 +1,10 @@
 // Settings of a thread for operators on distributed tensors.
 #pragma once
 
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/export.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/threads.h"
 
 TESSERA_API_BEGIN
@@ -29,5 +31,30 @@ bool is_strict();
 /// may run instead of a gradient formula.
 bool plain_tensors_are_replicated();
 
+/// Empties this thread's dispatch cache, and releases the meshes of its plans. Must not be called
+/// from within an operator.
+void clear_dispatch_cache();
+
 }  // namespace tessera
+
+namespace tessera::detail {
+
+/// During the scope, factory functions on this thread that are called without a device make meta
+/// tensors. Implements nn::MetaDevice. Scopes nest.
+class MetaFactoryGuard : NoCopy {
+ public:
+  MetaFactoryGuard();
+  ~MetaFactoryGuard();
+
+ private:
+  bool outer_;
+  /// Guard that includes a dispatch key on this thread, so that operators without distributed
+  /// tensors reach the library's fallback too.
+  IncludeKeys guard_;
+};
+
+/// Whether this thread is inside a MetaFactoryGuard scope.
+bool makes_meta_tensors();
+
+}  // namespace tessera::detail
 TESSERA_API_END

@@ -1,8 +1,11 @@
-// Callbacks at the end of a backward, and pending transfers that must finish before a collective
-// starts.
+// Communication that is delayed: callbacks at the end of a backward, pending transfers, and sums of
+// gradients.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
+#include <vector>
 
 #include "tessera/export.h"
 
@@ -22,6 +25,12 @@ class Communicator;
 ///     flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
+/// Lets the gradient of `leaf` keep the layout that backward gives it, which may be Partial. The
+/// gradient is then not redistributed to the layout of the leaf. For callers that reduce many
+/// gradients together. Returns false, without effect, if another caller or the first operator that
+/// used the leaf has already decided. Not collective. Throws Error for a plain tensor.
+bool leave_gradient_pending(const at::Tensor& leaf);
+
 }  // namespace tessera
 
 namespace tessera::detail {
@@ -31,6 +40,42 @@ namespace tessera::detail {
 /// be called inside a backward or inside such a callback. Callbacks run in the order of
 /// registration.
 void call_at_end_of_backward(std::function<void()> callback);
+
+/// The process group over which `gradient` must be summed to get the layout of `leaf`; nullptr if
+/// no redistribution is necessary, or another kind of redistribution. For leaves with
+/// leave_gradient_pending(). Both tensors are distributed. Not collective.
+comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
+
+/// Sums of many small tensors over the ranks of a process group, such as the gradients of norm
+/// weights under sequence parallelism. All sums over one group with one type use one all-reduce,
+/// instead of one small all-reduce for each sum. One thread at a time. Without autograd.
+class DeferredSums {
+ public:
+  using Then = std::function<void(const at::Tensor& sum)>;
+
+  /// Adds a sum. `value`: this rank's term. run() calls `then` with the sum, which has the same
+  /// sizes. `owner`: see forget(). Not collective.
+  void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
+  /// Computes all sums that were added. Collective over each group in use.
+  void run();
+  /// Drops the sums that were added for `owner`. All ranks of the group must do so.
+  void forget(const void* owner);
+
+ private:
+  struct Term {
+    at::Tensor value;
+    Then then;
+    const void* owner;
+  };
+  struct Bucket {
+    comm::Communicator* group;
+    c10::ScalarType dtype;
+    std::vector<Term> terms;
+  };
+  static void run(const Bucket& bucket);
+
+  std::vector<Bucket> buckets_;
+};
 
 }  // namespace tessera::detail
 TESSERA_API_END
