@@ -18,7 +18,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/core/flight.h"
 #include "tessera/core/hub_cache.h"
 #include "tessera/core/input_file.h"
 #include "tessera/core/mesh_shape.h"

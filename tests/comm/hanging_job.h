@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/core/flight.h"
+#include "tessera/core/detail/flight_record.h"
 #include "testing/files.h"
 #include "testing/processes.h"
 

@@ -14,7 +14,6 @@
 
 #include "group_info.h"
 #include "testing/errors.h"
-#include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 #include "watch/world_watch.h"
 

@@ -15,8 +15,8 @@
 
 #include "testing/errors.h"
 #include "testing/ranks.h"
-#include "watch/group_watch.h"
 #include "watch/store_sync.h"
+#include "watch/world_watch.h"
 
 namespace tessera::comm {
 namespace {

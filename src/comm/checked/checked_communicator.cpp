@@ -23,7 +23,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "watch/group_watch.h"
+#include "watch/world_watch.h"
 
 namespace tessera::comm {
 

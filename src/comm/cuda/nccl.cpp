@@ -26,7 +26,6 @@
 #include "tessera/internals/detail/c10d.h"
 #include "tessera/internals/detail/c10d_nccl.h"
 #include "tessera/internals/detail/devices.h"
-#include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {

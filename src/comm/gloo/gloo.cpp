@@ -20,7 +20,6 @@
 #include "group_info.h"
 #include "tessera/core/placement.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {

@@ -11,7 +11,6 @@
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/group_watch.h"
 #include "watch/world_watch.h"
 
 namespace tessera::comm {
