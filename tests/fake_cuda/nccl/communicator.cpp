@@ -361,24 +361,6 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
               static_cast<int>(ranks.size()), "split");
 }
 
-// Excluded ranks do not call ncclCommShrink: they may be dead.
-ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int count, ncclComm_t* out,
-                            ncclConfig_t*, int flags) {
-  count_call("ncclCommShrink");
-  *out = nullptr;
-  const CommunicatorPtr parent = find(handle);
-  if (parent == nullptr) {
-    return ncclInvalidArgument;
-  }
-  if (flags == NCCL_SHRINK_ABORT) {
-    parent->abort();
-  }
-  const auto before = static_cast<int>(
-      std::count_if(excluded, excluded + count, [&](int rank) { return rank < parent->rank(); }));
-  return make(out, parent->child_id("shrink"), parent->rank() - before, parent->ranks() - count,
-              "shrink");
-}
-
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   count_call("ncclCommFinalize");
   const CommunicatorPtr communicator = find(handle);
@@ -429,10 +411,6 @@ ncclResult_t ncclCommCount(ncclComm_t handle, int* count) {
 
 ncclResult_t ncclCommUserRank(ncclComm_t handle, int* rank) {
   return query(handle, rank, &Communicator::rank);
-}
-
-ncclResult_t ncclCommCuDevice(ncclComm_t handle, int* device) {
-  return query(handle, device, &Communicator::device);
 }
 
 // Registered buffers are used like all other buffers.

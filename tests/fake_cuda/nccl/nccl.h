@@ -30,12 +30,6 @@ bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
             ncclDataType_t type, ncclRedOp_t op);
 
-/// A sum of elements that are first multiplied by `factor`.
-ncclRedOp_t make_scaled_sum(double factor);
-
-/// The number of type `type` at `address`.
-double number_at(const void* address, ncclDataType_t type);
-
 // How the ranks of a communicator, which are processes or threads of one host, pass bytes to each
 // other.
 
@@ -201,7 +195,6 @@ enum class Collective {
   kAllReduce,
   kAllToAll,
   kBroadcast,
-  kReduce,
   kSend,
   kReceive
 };

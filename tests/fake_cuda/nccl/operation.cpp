@@ -1,12 +1,14 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <list>
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "nccl/nccl.h"
 #include "record/record.h"
@@ -17,26 +19,9 @@
 namespace fake_cuda {
 namespace {
 
-ncclResult_t call_move(Collective collective, const void* send, void* receive, std::size_t count,
-                       ncclDataType_t type, int root, ncclComm_t communicator,
-                       cudaStream_t stream) {
-  return call({.collective = collective,
-               .send = send,
-               .receive = receive,
-               .count = count,
-               .type = type,
-               .op = ncclSum,
-               .root = root,
-               .communicator = find(communicator),
-               .stream = find_stream(stream)});
-}
-
-ncclResult_t call_reduction(Collective collective, const void* send, void* receive,
-                            std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                            ncclComm_t communicator, cudaStream_t stream) {
-  if (!can_reduce(type, op)) {
-    return ncclInvalidArgument;
-  }
+ncclResult_t call_any(Collective collective, const void* send, void* receive, std::size_t count,
+                      ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t communicator,
+                      cudaStream_t stream) {
   return call({.collective = collective,
                .send = send,
                .receive = receive,
@@ -46,6 +31,20 @@ ncclResult_t call_reduction(Collective collective, const void* send, void* recei
                .root = root,
                .communicator = find(communicator),
                .stream = find_stream(stream)});
+}
+
+ncclResult_t call_move(Collective collective, const void* send, void* receive, std::size_t count,
+                       ncclDataType_t type, int root, ncclComm_t communicator,
+                       cudaStream_t stream) {
+  return call_any(collective, send, receive, count, type, ncclSum, root, communicator, stream);
+}
+
+ncclResult_t call_reduction(Collective collective, const void* send, void* receive,
+                            std::size_t count, ncclDataType_t type, ncclRedOp_t op,
+                            ncclComm_t communicator, cudaStream_t stream) {
+  return can_reduce(type, op)
+             ? call_any(collective, send, receive, count, type, op, 0, communicator, stream)
+             : ncclInvalidArgument;
 }
 
 }  // namespace
@@ -70,11 +69,6 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count, n
   return call_move(Collective::kBroadcast, send, receive, count, type, root, communicator, stream);
 }
 
-ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int root,
-                       ncclComm_t communicator, cudaStream_t stream) {
-  return ncclBroadcast(buffer, buffer, count, type, root, communicator, stream);
-}
-
 ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type, int peer,
                       ncclComm_t communicator, cudaStream_t stream) {
   return call_move(Collective::kSend, send, nullptr, count, type, peer, communicator, stream);
@@ -87,32 +81,15 @@ ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, 0, communicator,
+  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, communicator,
                         stream);
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
                                ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
                                cudaStream_t stream) {
-  return call_reduction(Collective::kReduceScatter, send, receive, count, type, op, 0, communicator,
+  return call_reduction(Collective::kReduceScatter, send, receive, count, type, op, communicator,
                         stream);
-}
-
-ncclResult_t ncclReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                        ncclRedOp_t op, int root, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kReduce, send, receive, count, type, op, root, communicator,
-                        stream);
-}
-
-// The factor is read at the call, since the fake can read device memory at any time.
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* factor, ncclDataType_t type,
-                                      ncclScalarResidence_t, ncclComm_t) {
-  *op = make_scaled_sum(number_at(view_of(factor), type));
-  return ncclSuccess;
-}
-
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) {
-  return ncclSuccess;
 }
 
 ncclResult_t ncclMemAlloc(void** pointer, std::size_t bytes) {
@@ -182,22 +159,14 @@ Header Run::header() const {
       operation_.collective == Collective::kSend || operation_.collective == Collective::kReceive;
   return {.collective = static_cast<std::int32_t>(pair ? Collective::kSend : operation_.collective),
           .type = operation_.type,
-          // Each rank numbers its scaled sums separately.
-          .op = std::min<std::int32_t>(operation_.op, ncclNumOps),
+          .op = operation_.op,
           .root = pair ? 0 : operation_.root,
           .bytes = bytes_};
 }
 
 bool Run::reduces() const {
-  switch (operation_.collective) {
-    case Collective::kReduceScatter:
-    case Collective::kAllReduce:
-      return true;
-    case Collective::kReduce:
-      return is_root();
-    default:
-      return false;
-  }
+  return operation_.collective == Collective::kReduceScatter ||
+         operation_.collective == Collective::kAllReduce;
 }
 
 void Run::start(Transfers& transfers) {
@@ -228,9 +197,6 @@ void Run::send_to_peer(Transfers& transfers, std::size_t peer) {
       return send(transfers, peer, block(operation_.send, peer, bytes_));
     case Collective::kBroadcast:
       return is_root() ? send(transfers, peer, operation_.send) : void();
-    case Collective::kReduce:
-      return static_cast<int>(peer) == operation_.root ? send(transfers, peer, operation_.send)
-                                                       : void();
     default:
       return;
   }
@@ -291,25 +257,9 @@ void Run::finish() {
 }  // namespace
 
 std::string name_of(Collective collective) {
-  switch (collective) {
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kReduce:
-      return "reduce";
-    case Collective::kSend:
-      return "send";
-    case Collective::kReceive:
-      return "receive";
-  }
-  return "?";
+  constexpr std::array kNames = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
+                                 "broadcast",  "send",           "receive"};
+  return kNames.at(static_cast<std::size_t>(collective));
 }
 
 std::size_t Operation::input_bytes() const {
@@ -424,22 +374,6 @@ void launch(const std::vector<Operation>& operations) {
   }
 }
 
-void launch_or_capture(std::vector<Operation> operations) {
-  if (operations.empty()) {
-    return;
-  }
-  Stream& first = *operations.front().stream;
-  if (first.capture == nullptr) {
-    return launch(operations);
-  }
-  first.capture->add(first, [operations = std::move(operations)](Stream& on) mutable {
-    for (Operation& operation : operations) {
-      operation.stream = &on;
-    }
-    launch(operations);
-  });
-}
-
 /// Applies the faults of TESSERA_FAKE_CUDA_FAULT. A lost operation makes its communicator lost.
 ncclResult_t fail_on_demand(Communicator& communicator) {
   static std::atomic<std::int64_t> calls = 0;
@@ -474,7 +408,7 @@ ncclResult_t call(Operation operation) {
   if (group_depth > 0) {
     group.push_back(std::move(operation));
   } else {
-    launch_or_capture({std::move(operation)});
+    launch({std::move(operation)});
   }
   return ncclSuccess;
 }
@@ -501,8 +435,8 @@ ncclResult_t ncclGroupStart() {
 }
 
 ncclResult_t ncclGroupEnd() {
-  if (--group_depth == 0) {
-    launch_or_capture(std::exchange(group, {}));
+  if (--group_depth == 0 && !group.empty()) {
+    launch(std::exchange(group, {}));
   }
   return ncclSuccess;
 }

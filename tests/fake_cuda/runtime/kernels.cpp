@@ -1,15 +1,12 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <cuda_runtime_api.h>
-#include <cxxabi.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <regex>
 #include <unordered_map>
@@ -69,12 +66,6 @@ Forms all_forms() {
   return forms;
 }
 
-std::string demangled(const std::string& name) {
-  const std::unique_ptr<char, decltype(&std::free)> text(
-      abi::__cxa_demangle(name.c_str(), nullptr, nullptr, nullptr), &std::free);
-  return text == nullptr ? name : text.get();
-}
-
 }  // namespace
 
 HostForm host_form_of(const std::string& kernel) {
@@ -82,7 +73,7 @@ HostForm host_form_of(const std::string& kernel) {
   if (kernel.find("7tessera") == std::string::npos) {
     return nullptr;
   }
-  const std::string name = demangled(kernel);
+  const std::string name = demangle(kernel.c_str());
   static const Forms forms = all_forms();
   const auto found = std::ranges::find_if(
       forms, [&](const auto& form) { return name.find(form.first) != std::string::npos; });
@@ -90,8 +81,6 @@ HostForm host_form_of(const std::string& kernel) {
 }
 
 namespace {
-
-using namespace tessera::kernels;
 
 using Offsets = std::vector<std::size_t>;
 
@@ -207,13 +196,10 @@ cudaError_t launch(const void* function, const LaunchSizes& sizes, void** argume
   if (refused != cudaSuccess) {
     return refused;
   }
-  const Stream::Work work = kernel.form == nullptr ? nullptr : kernel.form(arguments);
-  enqueue(*stream, [name = kernel.name, work](Stream& on) {
-    count_launch(name, on);
-    if (work != nullptr) {
-      on.submit(work);
-    }
-  });
+  count_launch(kernel.name, *stream);
+  if (kernel.form != nullptr) {
+    stream->submit(kernel.form(arguments));
+  }
   return cudaSuccess;
 }
 
@@ -279,12 +265,6 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 
 cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
                              std::size_t shared_bytes, cudaStream_t stream) {
-  return launch(function, {grid, block, shared_bytes}, arguments, stream);
-}
-
-cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block,
-                                        void** arguments, std::size_t shared_bytes,
-                                        cudaStream_t stream) {
   return launch(function, {grid, block, shared_bytes}, arguments, stream);
 }
 
