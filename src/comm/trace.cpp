@@ -33,7 +33,6 @@ std::string purpose_of_call(const std::string& purpose) {
 void add(Traffic& sum, const Traffic& entry) {
   sum.calls += entry.calls;
   sum.bytes += entry.bytes;
-  sum.link_bytes += entry.link_bytes;
 }
 
 }  // namespace
@@ -62,12 +61,6 @@ CollectiveCallPtr TrafficCounter::record(const std::string& group, const char* c
   return call;
 }
 
-void TrafficCounter::add_link_bytes(const std::string& group, const char* collective,
-                                    std::int64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  table_[{group, collective}].link_bytes += bytes;
-}
-
 void TrafficCounter::note(CollectiveCall& call,
                           CollectiveCall::Clock::time_point CollectiveCall::*time) {
   const std::lock_guard lock(mutex_);
@@ -85,7 +78,6 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     Traffic& entry = now[key];
     entry.calls -= before.calls;
     entry.bytes -= before.bytes;
-    entry.link_bytes -= before.link_bytes;
   }
   // A group that was not used since `earlier` is omitted.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });

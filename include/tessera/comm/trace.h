@@ -20,8 +20,6 @@ namespace tessera::comm {
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs
-  /// Bytes that this rank sent to other hosts, computed from Gloo's algorithms; 0 with NCCL.
-  std::int64_t link_bytes = 0;
 };
 /// Traffic by group and collective. Key: {group name, collective}, for example {"tp",
 /// "all_gather"}.
@@ -59,8 +57,6 @@ class TrafficCounter {
   /// writes the times; nullptr if there is no CallRecorder.
   CollectiveCallPtr record(const std::string& group, const char* collective, std::int64_t bytes,
                            const std::string& purpose);
-  /// Adds to the link_bytes of the entry for `group` and `collective`.
-  void add_link_bytes(const std::string& group, const char* collective, std::int64_t bytes);
   /// Sets one of the times of a recorded call to the current time.
   void note(CollectiveCall& call, CollectiveCall::Clock::time_point CollectiveCall::*time);
   TrafficTable table() const;

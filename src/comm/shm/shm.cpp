@@ -18,7 +18,6 @@
 #include "backends.h"
 #include "group_info.h"
 #include "host/host.h"
-#include "shm/shm_reduce.h"
 #include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
 #include "tessera/comm/communicator.h"
