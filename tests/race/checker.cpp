@@ -1,5 +1,3 @@
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -9,18 +7,6 @@
 #include "tessera/comm/streams.h"
 
 namespace tessera::race {
-namespace {
-
-/// The queues, as RaceChecker numbers them.
-std::string name_of_queue(std::size_t queue) {
-  if (queue < 4) {
-    return comm::to_string(static_cast<comm::Lane>(queue));
-  }
-  return queue == 4 ? "host" : "network";
-}
-
-}  // namespace
-
 Moment Timeline::now(std::size_t queue) const {
   return queue < now_.size() ? now_[queue] : Moment{};
 }
@@ -32,34 +18,17 @@ void Timeline::wait(std::size_t queue, const Moment& moment) {
     return;
   }
   if (queue == 0) {
-    stalls_.push_back({queue, moment.cause, {}, now.time, moment.time});
+    stalls_.push_back({moment.cause, moment.time - now.time});
   }
   now = moment;
 }
 
-void Timeline::run(std::size_t queue, const std::string& name, const std::string& detail,
-                   double microseconds) {
+void Timeline::run(std::size_t queue, const std::string& name, double microseconds) {
   if (microseconds <= 0) {
     return;
   }
   now_.resize(std::max(now_.size(), queue + 1));
-  const double begin = now_[queue].time;
-  now_[queue] = {begin + microseconds, name};
-  spans_.push_back({queue, name, detail, begin, begin + microseconds});
-}
-
-std::string Timeline::chrome_trace(int rank) const {
-  nlohmann::json events = nlohmann::json::array();
-  for (const Span& span : spans_) {
-    events.push_back({{"name", span.name},
-                      {"ph", "X"},
-                      {"ts", span.begin},
-                      {"dur", span.end - span.begin},
-                      {"pid", rank},
-                      {"tid", name_of_queue(span.queue)},
-                      {"args", {{"detail", span.detail}}}});
-  }
-  return events.dump();
+  now_[queue] = {now_[queue].time + microseconds, name};
 }
 
 namespace {
@@ -278,7 +247,7 @@ void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
   clock(queue).join(clock(kHost));
   timeline_.wait(queue, timeline_.now(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
-  timeline_.run(queue, name, note_, microseconds);
+  timeline_.run(queue, name, microseconds);
 }
 
 Point RaceChecker::collective(const std::string& group, const std::string& name,
@@ -294,7 +263,7 @@ Point RaceChecker::collective(const std::string& group, const std::string& name,
   timeline_.wait(network, timeline_.now(lane));
   const std::string what = purpose.empty() ? name : name + " of " + purpose;
   access(queue, what + " over group '" + group + "'", reads, writes);
-  timeline_.run(network, what, group,
+  timeline_.run(network, what,
                 timeline_.costs().collective(std::max(bytes_of(reads), bytes_of(writes))));
   return {clock(queue), timeline_.now(network)};
 }

@@ -122,13 +122,10 @@ struct Moment {
   std::string cause;
 };
 
-/// A stretch of a queue's time.
-struct Span {
-  std::size_t queue = 0;
-  std::string name;
-  std::string detail;
-  double begin = 0;
-  double end = 0;
+/// A wait of the compute lane.
+struct Stall {
+  std::string cause;
+  double microseconds = 0;
 };
 
 /// When queues would do their work, if each operator took its cost, the host were never late, and
@@ -140,21 +137,16 @@ class Timeline {
   const Costs& costs() const { return costs_; }
   Moment now(std::size_t queue) const;
   void wait(std::size_t queue, const Moment& moment);
-  void run(std::size_t queue, const std::string& name, const std::string& detail,
-           double microseconds);
+  void run(std::size_t queue, const std::string& name, double microseconds);
 
   /// Starts the count of exposed time: the time that the compute lane (queue 0) waits.
   void mark() { stalls_.clear(); }
   /// Exposed time by the cause of the wait.
-  const std::vector<Span>& stalls() const { return stalls_; }
-
-  /// The format of chrome://tracing and Perfetto. `rank`: its process.
-  std::string chrome_trace(int rank) const;
+  const std::vector<Stall>& stalls() const { return stalls_; }
 
  private:
   std::vector<Moment> now_;
-  std::vector<Span> spans_;
-  std::vector<Span> stalls_;
+  std::vector<Stall> stalls_;
   Costs costs_;
 };
 
@@ -166,7 +158,7 @@ struct Point {
 
 /// Follows one rank: queues of work (the lanes, the host, and one for each group's collectives),
 /// the memory that they use, and what orders them. Operators run at once, as on a CPU; what matters
-/// is the order that events would force on lanes that run concurrently. Also draws the timeline.
+/// is the order that events would force on lanes that run concurrently. Also computes the timeline.
 ///
 /// It finds an access that no event orders with another of the same memory; memory that was freed
 /// and that its lane may allocate again before it has waited for its users; and a read of
