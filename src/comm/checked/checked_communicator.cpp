@@ -144,45 +144,6 @@ std::string first_difference(const CallHistory& history, Communicator& group,
   return text;
 }
 
-/// A Work that records when the first wait for a collective began and ended. Later waits for the
-/// same Work return at once.
-class TimedWork final : public Work {
- public:
-  TimedWork(WorkPtr inner, TrafficCounterPtr traffic, CollectiveCallPtr call)
-      : inner_(std::move(inner)), traffic_(std::move(traffic)), call_(std::move(call)) {}
-
-  void wait() override {
-    const CollectiveCallPtr call = std::exchange(call_, nullptr);
-    if (call == nullptr) {
-      inner_->wait();
-      return;
-    }
-    traffic_->note(*call, &CollectiveCall::wait_began);
-    inner_->wait();
-    traffic_->note(*call, &CollectiveCall::wait_ended);
-  }
-
-  std::function<bool()> device_progress() override { return inner_->device_progress(); }
-
- private:
-  WorkPtr inner_;
-  TrafficCounterPtr traffic_;
-  CollectiveCallPtr call_;  ///< nullptr once the call has been waited for
-};
-
-/// Records in `call` that the call has returned, and later when the first wait for `work` began and
-/// ended. Returns `work` itself if there is no recorder (`call` is nullptr).
-WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, WorkPtr work) {
-  if (call == nullptr) {
-    return work;
-  }
-  traffic->note(*call, &CollectiveCall::returned);
-  if (work != done_work()) {
-    return std::make_shared<TimedWork>(std::move(work), traffic, call);
-  }
-  return work;
-}
-
 std::int64_t input_bytes(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
@@ -408,10 +369,11 @@ class CheckedCommunicator final : public Communicator {
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
-    const CollectiveCallPtr call =
-        size() > 1 ? traffic_->record(group_.name, collective, bytes, purpose()) : nullptr;
+    if (size() > 1) {
+      traffic_->record(group_.name, collective, bytes, purpose());
+    }
     remember(collective);
-    return timed(traffic_, call, recorded(collective, start));
+    return recorded(collective, start);
   }
 
   /// Records a call in the flight record, from the beginning of the call to its end.
