@@ -43,6 +43,9 @@ std::function<void()> drop(void** arguments) {
       };
 }
 
+/// Copies the arguments of a launch and returns its work on the host. Null for kernels that compute
+/// nothing here.
+using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
 /// The host forms for one element type, by the mangled names of their kernels.
@@ -66,8 +69,7 @@ Forms all_forms() {
   return forms;
 }
 
-}  // namespace
-
+/// The host form of the kernel with this mangled name.
 HostForm host_form_of(const std::string& kernel) {
   // Demangling is slow, and libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
@@ -79,8 +81,6 @@ HostForm host_form_of(const std::string& kernel) {
       forms, [&](const auto& form) { return name.find(form.first) != std::string::npos; });
   return found == forms.end() ? nullptr : found->second;
 }
-
-namespace {
 
 using Offsets = std::vector<std::size_t>;
 
@@ -114,9 +114,9 @@ const std::map<std::string, Offsets>& calls() {
   return once;
 }
 
-}  // namespace
-
-std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel) {
+/// The offsets of addresses in the argument of a fused kernel of Tessera (src/kernels/device) that
+/// accesses 16 bytes at a time.
+Offsets addresses_of_vector_call(const std::string& kernel) {
   // Demangling is slow, and libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return {};
@@ -132,8 +132,9 @@ std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel) {
   return call == calls().end() ? Offsets{} : call->second;
 }
 
-cudaError_t check_vector_call(const char* kernel, const void* argument,
-                              const std::vector<std::size_t>& offsets) {
+/// cudaSuccess if each of the device addresses is a multiple of 16, else the result of
+/// refuse_launch(). On a card the kernel would fail.
+cudaError_t check_vector_call(const char* kernel, const void* argument, const Offsets& offsets) {
   for (const std::size_t offset : offsets) {
     const void* address = nullptr;
     std::memcpy(&address, static_cast<const std::byte*>(argument) + offset, sizeof(address));
@@ -148,7 +149,6 @@ cudaError_t check_vector_call(const char* kernel, const void* argument,
 
 // Kernels are registered when libraries are loaded. A launch is counted, and computes if the kernel
 // has a host form.
-namespace {
 
 struct Kernel {
   const char* name;

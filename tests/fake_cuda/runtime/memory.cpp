@@ -114,6 +114,37 @@ bool fits(std::size_t bytes) {
          blocks().used[current_device()] + size <= settings().memory;
 }
 
+struct sigaction previous {};
+
+constexpr char kWhat[] = "the host touches memory of a device";
+
+/// The lookup locks a mutex, which is not safe in a signal handler in general. Here it is: the fake
+/// never accesses device memory while it has the lock.
+void on_fault(int signal, siginfo_t* info, void*) {
+  // The instruction runs again, and the signal then has its default effect.
+  sigaction(signal, &previous, nullptr);
+  if (kind_of(info->si_addr) != MemoryKind::kDevice) {
+    return;
+  }
+  count_violation(kWhat);
+  static_cast<void>(write(STDERR_FILENO, "fake CUDA: ", std::strlen("fake CUDA: ")));
+  static_cast<void>(write(STDERR_FILENO, kWhat, std::strlen(kWhat)));
+  static_cast<void>(write(STDERR_FILENO, "\n", 1));
+  write_reports();
+}
+
+/// From now on a host access to device memory writes a violation with its stack to the report and a
+/// line to standard error; the process then dies of the signal.
+void watch_host_access() {
+  static const int once = [] {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    return sigaction(SIGSEGV, &action, &previous);
+  }();
+  static_cast<void>(once);
+}
+
 cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
   use_device();
   *pointer = nullptr;
@@ -363,39 +394,3 @@ cudaError_t cudaGetSymbolAddress(void** address, const void*) {
 }
 
 }  // extern "C"
-
-namespace fake_cuda {
-namespace {
-
-struct sigaction previous {};
-
-constexpr char kWhat[] = "the host touches memory of a device";
-
-/// The lookup locks a mutex, which is not safe in a signal handler in general. Here it is: the fake
-/// never accesses device memory while it has the lock.
-void on_fault(int signal, siginfo_t* info, void*) {
-  // The instruction runs again, and the signal then has its default effect.
-  sigaction(signal, &previous, nullptr);
-  if (kind_of(info->si_addr) != MemoryKind::kDevice) {
-    return;
-  }
-  count_violation(kWhat);
-  static_cast<void>(write(STDERR_FILENO, "fake CUDA: ", std::strlen("fake CUDA: ")));
-  static_cast<void>(write(STDERR_FILENO, kWhat, std::strlen(kWhat)));
-  static_cast<void>(write(STDERR_FILENO, "\n", 1));
-  write_reports();
-}
-
-}  // namespace
-
-void watch_host_access() {
-  static const int once = [] {
-    struct sigaction action {};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    return sigaction(SIGSEGV, &action, &previous);
-  }();
-  static_cast<void>(once);
-}
-
-}  // namespace fake_cuda

@@ -40,31 +40,6 @@ cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 cudaError_t last_launch_error();
 void clear_launch_error();
 
-// Addresses that a card refuses in a kernel's arguments.
-
-/// The offsets of addresses in the argument of a fused kernel of Tessera (src/kernels/device) that
-/// accesses 16 bytes at a time.
-std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel);
-
-/// cudaSuccess if each of the device addresses is a multiple of 16, else the result of
-/// refuse_launch(). On a card the kernel would fail.
-cudaError_t check_vector_call(const char* kernel, const void* argument,
-                              const std::vector<std::size_t>& offsets);
-
-// The host has no access to the memory of a device.
-
-/// From now on a host access to device memory writes a violation with its stack to the report and a
-/// line to standard error; the process then dies of the signal. Called once per process.
-void watch_host_access();
-
-// Kernels of Tessera that the fake computes as a GPU does.
-
-/// Copies the arguments of a launch and returns its work on the host.
-using HostForm = std::function<void()> (*)(void** arguments);
-
-/// The host form of the kernel with this mangled name; null for kernels that compute nothing here.
-HostForm host_form_of(const std::string& kernel);
-
 // The kinds of memory: device memory, pinned and pageable host memory.
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
