@@ -43,38 +43,8 @@ struct Result {
   std::chrono::duration<double> took{};
 };
 
-/// A tessera-run in a separate process. All its descendants have a mark in their environment, by
-/// which remaining processes are found.
-class Launcher {
- public:
-  using Variables = std::map<std::string, std::string>;
-
-  explicit Launcher(const std::vector<std::string>& arguments, const Variables& variables = {});
-  ~Launcher();
-  Launcher(const Launcher&) = delete;
-  Launcher& operator=(const Launcher&) = delete;
-
-  pid_t pid() const { return pid_; }
-  /// Waits for the launcher's end and collects its output. After 60 s kills the launcher and fails
-  /// the test.
-  Result wait();
-  /// Closes the reading ends of the launcher's outputs.
-  void stop_reading();
-  /// Processes of the job that still run after `grace`.
-  std::vector<pid_t> left_over(std::chrono::milliseconds grace = std::chrono::seconds(2)) const;
-
- private:
-  std::vector<pid_t> marked() const;
-
-  std::string mark_;
-  pid_t pid_ = -1;
-  int out_ = -1;
-  int err_ = -1;
-  std::chrono::steady_clock::time_point start_;
-};
-
 [[noreturn]] void become_launcher(const std::vector<std::string>& arguments,
-                                  const Launcher::Variables& variables) {
+                                  const std::map<std::string, std::string>& variables) {
   for (const auto& [name, value] : variables) {
     setenv(name.c_str(), value.c_str(), 1);
   }
@@ -110,100 +80,118 @@ bool is_zombie(const std::string& process) {
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
 
-Launcher::Launcher(const std::vector<std::string>& arguments, const Variables& variables)
-    : start_(Clock::now()) {
-  static int count = 0;
-  mark_ = "TESSERA_TEST_MARK=" + std::to_string(getpid()) + "." + std::to_string(++count) + ".";
-  auto all = variables;
-  all["TESSERA_TEST_MARK"] = mark_.substr(mark_.find('=') + 1);
-  int out[2];
-  int err[2];
-  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
-    throw std::runtime_error("cannot make a pipe");
-  }
-  pid_ = fork();
-  if (pid_ == 0) {
-    dup2(out[1], STDOUT_FILENO);
-    dup2(err[1], STDERR_FILENO);
-    become_launcher(arguments, all);
-  }
-  close(out[1]);
-  close(err[1]);
-  out_ = out[0];
-  err_ = err[0];
-}
+/// A tessera-run in a separate process. All its descendants have a mark in their environment, by
+/// which remaining processes are found.
+class Launcher {
+ public:
+  using Variables = std::map<std::string, std::string>;
 
-Launcher::~Launcher() {
-  stop_reading();
-  if (pid_ > 0) {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  for (const pid_t pid : marked()) {
-    kill(pid, SIGKILL);
-  }
-}
-
-Result Launcher::wait() {
-  Result result;
-  bool reading = out_ >= 0;
-  while (reading && Clock::now() - start_ < kLongestRun) {
-    std::array<pollfd, 2> ready{pollfd{out_, POLLIN, 0}, pollfd{err_, POLLIN, 0}};
-    poll(ready.data(), ready.size(), 1000);
-    if (ready[0].revents != 0 && !read_into(out_, result.out)) {
-      close(std::exchange(out_, -1));
+  explicit Launcher(const std::vector<std::string>& arguments, const Variables& variables = {})
+      : start_(Clock::now()) {
+    static int count = 0;
+    mark_ = "TESSERA_TEST_MARK=" + std::to_string(getpid()) + "." + std::to_string(++count) + ".";
+    auto all = variables;
+    all["TESSERA_TEST_MARK"] = mark_.substr(mark_.find('=') + 1);
+    int out[2];
+    int err[2];
+    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
+      throw std::runtime_error("cannot make a pipe");
     }
-    if (ready[1].revents != 0 && !read_into(err_, result.err)) {
-      close(std::exchange(err_, -1));
+    pid_ = fork();
+    if (pid_ == 0) {
+      dup2(out[1], STDOUT_FILENO);
+      dup2(err[1], STDERR_FILENO);
+      become_launcher(arguments, all);
     }
-    reading = out_ >= 0 || err_ >= 0;
+    close(out[1]);
+    close(err[1]);
+    out_ = out[0];
+    err_ = err[0];
   }
-  int status = 0;
-  while (waitpid(pid_, &status, WNOHANG) == 0) {
-    if (Clock::now() - start_ > kLongestRun) {
-      ADD_FAILURE() << "tessera-run did not end";
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+  ~Launcher() {
+    stop_reading();
+    if (pid_ > 0) {
       kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
     }
-    std::this_thread::sleep_for(5ms);
+    for (const pid_t pid : marked()) {
+      kill(pid, SIGKILL);
+    }
   }
-  pid_ = -1;
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  result.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  result.took = Clock::now() - start_;
-  return result;
-}
 
-void Launcher::stop_reading() {
-  for (int* fd : {&out_, &err_}) {
-    if (*fd >= 0) {
-      close(std::exchange(*fd, -1));
+  pid_t pid() const { return pid_; }
+  /// Waits for the launcher's end and collects its output. After 60 s kills the launcher and fails
+  /// the test.
+  Result wait() {
+    Result result;
+    bool reading = out_ >= 0;
+    while (reading && Clock::now() - start_ < kLongestRun) {
+      std::array<pollfd, 2> ready{pollfd{out_, POLLIN, 0}, pollfd{err_, POLLIN, 0}};
+      poll(ready.data(), ready.size(), 1000);
+      if (ready[0].revents != 0 && !read_into(out_, result.out)) {
+        close(std::exchange(out_, -1));
+      }
+      if (ready[1].revents != 0 && !read_into(err_, result.err)) {
+        close(std::exchange(err_, -1));
+      }
+      reading = out_ >= 0 || err_ >= 0;
+    }
+    int status = 0;
+    while (waitpid(pid_, &status, WNOHANG) == 0) {
+      if (Clock::now() - start_ > kLongestRun) {
+        ADD_FAILURE() << "tessera-run did not end";
+        kill(pid_, SIGKILL);
+      }
+      std::this_thread::sleep_for(5ms);
+    }
+    pid_ = -1;
+    result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    result.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    result.took = Clock::now() - start_;
+    return result;
+  }
+  /// Closes the reading ends of the launcher's outputs.
+  void stop_reading() {
+    for (int* fd : {&out_, &err_}) {
+      if (*fd >= 0) {
+        close(std::exchange(*fd, -1));
+      }
     }
   }
-}
+  /// Processes of the job that still run after `grace`.
+  std::vector<pid_t> left_over(std::chrono::milliseconds grace = 2s) const {
+    const auto end = Clock::now() + grace;
+    auto pids = marked();
+    while (!pids.empty() && Clock::now() < end) {
+      std::this_thread::sleep_for(10ms);
+      pids = marked();
+    }
+    return pids;
+  }
 
-std::vector<pid_t> Launcher::left_over(std::chrono::milliseconds grace) const {
-  const auto end = Clock::now() + grace;
-  auto pids = marked();
-  while (!pids.empty() && Clock::now() < end) {
-    std::this_thread::sleep_for(10ms);
-    pids = marked();
+ private:
+  std::vector<pid_t> marked() const {
+    std::vector<pid_t> pids;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const auto name = entry.path().filename().string();
+      if (name.find_first_not_of("0123456789") != std::string::npos || is_zombie(name)) {
+        continue;
+      }
+      if (file_of_process(name, "environ").find(mark_) != std::string::npos) {
+        pids.push_back(std::stoi(name));
+      }
+    }
+    return pids;
   }
-  return pids;
-}
 
-std::vector<pid_t> Launcher::marked() const {
-  std::vector<pid_t> pids;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    const auto name = entry.path().filename().string();
-    if (name.find_first_not_of("0123456789") != std::string::npos || is_zombie(name)) {
-      continue;
-    }
-    if (file_of_process(name, "environ").find(mark_) != std::string::npos) {
-      pids.push_back(std::stoi(name));
-    }
-  }
-  return pids;
-}
+  std::string mark_;
+  pid_t pid_ = -1;
+  int out_ = -1;
+  int err_ = -1;
+  std::chrono::steady_clock::time_point start_;
+};
 
 /// The job `tessera-run --nproc <ranks> -- sh -c <script>`.
 std::vector<std::string> Shell(int ranks, const std::string& script) {
