@@ -60,7 +60,7 @@ CUBLAS(cublasZgelsBatched) CUBLAS(cublasZgemmStridedBatched) CUBLAS(cublasZgemm_
 CUBLAS(cublasZgemv_v2) CUBLAS(cublasZgeqrfBatched) CUBLAS(cublasZgetrfBatched)
 CUBLAS(cublasZgetrsBatched) CUBLAS(cublasZtrsmBatched) CUBLAS(cublasZtrsm_v2)
 
-NCCL(ncclBcast) NCCL(ncclCommGetUniqueId) NCCL(ncclCommGrow) NCCL(ncclCommInitAll)
+NCCL(ncclCommGetUniqueId) NCCL(ncclCommGrow) NCCL(ncclCommInitAll)
 NCCL(ncclCommMemStats) NCCL(ncclCommResume) NCCL(ncclCommRevoke) NCCL(ncclCommShrink)
 NCCL(ncclCommSuspend) NCCL(ncclCommWindowDeregister) NCCL(ncclCommWindowRegister)
 NCCL(ncclDevCommCreate) NCCL(ncclDevCommDestroy) NCCL(ncclGather)

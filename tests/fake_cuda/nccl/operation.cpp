@@ -603,6 +603,11 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count, n
   return call_move(Collective::kBroadcast, send, receive, count, type, root, communicator, stream);
 }
 
+ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int root,
+                       ncclComm_t communicator, cudaStream_t stream) {
+  return ncclBroadcast(buffer, buffer, count, type, root, communicator, stream);
+}
+
 ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type, int peer,
                       ncclComm_t communicator, cudaStream_t stream) {
   return call_move(Collective::kSend, send, nullptr, count, type, peer, communicator, stream);
