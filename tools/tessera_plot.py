@@ -244,9 +244,6 @@ def run_page(path, sample):
         items.append((f"{median('mfu'):.1f} %", f"MFU, median (causal {median('mfu_causal'):.1f} %)"))
     items += [(bytes_text(last["peak_memory_bytes"]), "peak memory, rank 0"),
               (bytes_text(sum(use["bytes"] for use in uses)), f"sent a step, {sum(use['calls'] for use in uses):,} collectives")]
-    link = sum(use.get("link_bytes", 0) for use in uses)
-    if link:
-        items.append((bytes_text(link), "of a step sent to other hosts, rank 0"))
     def points(name, scale=1):
         return [(step["step"], None if step.get(name) is None else step[name] / scale) for step in steps]
     unit, scale = ("GiB", 2**30) if last["peak_memory_bytes"] >= 2**30 else ("MiB", 2**20)

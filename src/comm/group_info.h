@@ -24,9 +24,6 @@ struct GroupInfo {
   std::chrono::milliseconds timeout{};
   /// Records the calls of the group; nullptr for a group of one rank or of fake ranks.
   std::shared_ptr<GroupWatch> watch{};
-  /// The number of each rank's host, in group order. Empty if unknown, or if all ranks are on one
-  /// host.
-  std::vector<int> hosts{};
   int ranks_here = 1;  ///< number of ranks of the world on this host
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }

@@ -33,45 +33,23 @@ std::string purpose_of_call(const std::string& purpose) {
 void add(Traffic& sum, const Traffic& entry) {
   sum.calls += entry.calls;
   sum.bytes += entry.bytes;
-  sum.link_bytes += entry.link_bytes;
 }
 
 }  // namespace
 
-CollectiveCallPtr TrafficCounter::record(const std::string& group, const char* collective,
-                                         std::int64_t bytes, const std::string& purpose) {
+void TrafficCounter::record(const std::string& group, const char* collective, std::int64_t bytes,
+                            const std::string& purpose) {
   const std::lock_guard lock(mutex_);
   Traffic& entry = table_[{group, collective}];
   ++entry.calls;
   entry.bytes += bytes;
   // The call's text is made only if there is a recorder.
-  if (lists_.empty()) {
-    return nullptr;
+  if (!lists_.empty()) {
+    const CollectiveCall call{group, collective, bytes, purpose_of_call(purpose)};
+    for (auto* list : lists_) {
+      list->push_back(call);
+    }
   }
-  auto call = std::make_shared<CollectiveCall>(CollectiveCall{
-      .group = group,
-      .collective = collective,
-      .bytes = bytes,
-      .purpose = purpose_of_call(purpose),
-      .thread = std::this_thread::get_id(),
-      .began = CollectiveCall::Clock::now(),
-  });
-  for (auto* list : lists_) {
-    list->push_back(call);
-  }
-  return call;
-}
-
-void TrafficCounter::add_link_bytes(const std::string& group, const char* collective,
-                                    std::int64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  table_[{group, collective}].link_bytes += bytes;
-}
-
-void TrafficCounter::note(CollectiveCall& call,
-                          CollectiveCall::Clock::time_point CollectiveCall::*time) {
-  const std::lock_guard lock(mutex_);
-  call.*time = CollectiveCall::Clock::now();
 }
 
 TrafficTable TrafficCounter::table() const {
@@ -85,7 +63,6 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     Traffic& entry = now[key];
     entry.calls -= before.calls;
     entry.bytes -= before.bytes;
-    entry.link_bytes -= before.link_bytes;
   }
   // A group that was not used since `earlier` is omitted.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
@@ -106,11 +83,7 @@ CallRecorder::~CallRecorder() {
 
 std::vector<CollectiveCall> CallRecorder::calls() const {
   const std::lock_guard lock(counter_.mutex_);
-  std::vector<CollectiveCall> calls;
-  for (const CollectiveCallPtr& call : calls_) {
-    calls.push_back(*call);
-  }
-  return calls;
+  return calls_;
 }
 
 Traffic total(const TrafficTable& table) {

@@ -33,11 +33,7 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
     const auto& [group, collective] = key;
-    ordered_json& entry = groups[group][collective];
-    entry = {{"calls", traffic.calls}, {"bytes", traffic.bytes}};
-    if (traffic.link_bytes != 0) {
-      entry["link_bytes"] = traffic.link_bytes;
-    }
+    groups[group][collective] = {{"calls", traffic.calls}, {"bytes", traffic.bytes}};
   }
   return groups;
 }

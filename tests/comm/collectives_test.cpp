@@ -14,23 +14,12 @@
 
 #include "group_of_all.h"
 #include "tessera/core/error.h"
-#include "testing/environment.h"
 #include "testing/errors.h"
 
 namespace tessera::comm {
 namespace {
 
-struct Case {
-  const char* backend;
-  std::string hosts;  ///< a letter for each rank's
-};
-
-class Collectives : public ::testing::TestWithParam<Case> {
- protected:
-  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
-
-  static void run(const testing::Body& body) { run_on_hosts(GetParam().hosts, body); }
-};
+class Collectives : public OnBackend {};
 
 TEST_P(Collectives, UseTheBackendAskedFor) {
   run([](Rank& rank) {
@@ -294,13 +283,12 @@ TEST_P(Collectives, BadArgumentsThrowBeforeAnythingMoves) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OnBackends, Collectives,
-                         ::testing::Values(Case{"shm", "a"}, Case{"shm", "aa"}, Case{"shm", "aaa"},
-                                           Case{"shm", "aaaa"}, Case{"gloo", "aa"},
-                                           Case{"gloo", "aaa"}, Case{"gloo", "aaaa"},
-                                           Case{"gloo", "abab"}, Case{"gloo", "aab"}),
-                         [](const auto& info) {
-                           return info.param.backend + ("_" + info.param.hosts);
-                         });
+                         ::testing::Values(BackendCase{"shm", "a"}, BackendCase{"shm", "aa"},
+                                           BackendCase{"shm", "aaa"}, BackendCase{"shm", "aaaa"},
+                                           BackendCase{"gloo", "aa"}, BackendCase{"gloo", "aaa"},
+                                           BackendCase{"gloo", "aaaa"}, BackendCase{"gloo", "abab"},
+                                           BackendCase{"gloo", "aab"}),
+                         [](const auto& info) { return info.param.name(); });
 
 }  // namespace
 }  // namespace tessera::comm

@@ -11,7 +11,6 @@
 #include <stdexcept>
 
 #include "group_of_all.h"
-#include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/ranks.h"
 
@@ -29,15 +28,8 @@ void sum(Rank& rank, std::int64_t elements = 4) {
   group_of_all(*rank.world())->all_reduce(at::zeros({elements}), ReduceOp::kSum)->wait();
 }
 
-struct Case {
-  const char* backend;
-  std::string hosts;  ///< a letter for each rank's
-};
-
-class Failures : public ::testing::TestWithParam<Case> {
+class Failures : public OnBackend {
  protected:
-  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
-
   /// A long time-out, which no test of prompt detection reaches.
   static RanksOptions patient() { return on_hosts(GetParam().hosts); }
   static RanksOptions hasty() {
@@ -120,7 +112,7 @@ TEST_P(Failures, AGroupThatNotAllJoinIsATimeOut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
-                         ::testing::Values(Case{"shm", "aaa"}, Case{"gloo", "aba"}),
+                         ::testing::Values(BackendCase{"shm", "aaa"}, BackendCase{"gloo", "aba"}),
                          [](const auto& info) { return std::string(info.param.backend); });
 
 /// The errors if rank 1 of 3 makes another call. Afterwards all ranks make a call, which must

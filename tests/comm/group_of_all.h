@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <gtest/gtest.h>
 
 #include <numeric>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "rendezvous/store_world.h"
 #include "tessera/comm/world.h"
+#include "testing/environment.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
@@ -36,6 +38,22 @@ inline testing::RanksOptions on_hosts(const std::string& letters) {
 inline void run_on_hosts(const std::string& letters, const testing::Body& body) {
   testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }
+
+/// A back end, and simulated hosts.
+struct BackendCase {
+  const char* backend;
+  std::string hosts;  ///< a letter for each rank's
+
+  std::string name() const { return backend + ("_" + hosts); }
+};
+
+/// Tests that run on each back end of the CPU.
+class OnBackend : public ::testing::TestWithParam<BackendCase> {
+ protected:
+  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
+
+  static void run(const testing::Body& body) { run_on_hosts(GetParam().hosts, body); }
+};
 
 /// 1000 sender + 0, 1, 2, ...: shows who sent an element, and which one it is.
 inline at::Tensor numbers_from(std::int64_t sender, std::int64_t count) {

@@ -12,7 +12,6 @@
 #include "group_of_all.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/core/error.h"
-#include "testing/environment.h"
 #include "testing/errors.h"
 #include "testing/processes.h"
 #include "testing/ranks.h"
@@ -22,21 +21,13 @@ namespace {
 
 using testing::ErrorsOfRanks;
 
-struct Case {
-  const char* backend;
-  std::string hosts;  ///< a letter for each rank's
-};
-
-class Groups : public ::testing::TestWithParam<Case> {
- protected:
-  const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
-};
+class Groups : public OnBackend {};
 
 // The last count is larger than one round of shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {
-  run_on_hosts(GetParam().hosts, [](Rank& rank) {
+  run([](Rank& rank) {
     std::vector<at::Tensor> inputs, outputs;
     for (const std::int64_t count : kCounts) {
       inputs.push_back(numbers_from(rank.rank(), count));
@@ -55,7 +46,7 @@ TEST_P(Groups, GatherEachTensor) {
 
 TEST_P(Groups, ReduceAndScatterEachTensor) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    run_on_hosts(GetParam().hosts, [&](Rank& rank) {
+    run([&](Rank& rank) {
       std::vector<at::Tensor> inputs, outputs;
       for (const std::int64_t count : kCounts) {
         inputs.push_back(numbers_from(0, rank.size() * count).remainder(16).to(type));
@@ -71,7 +62,7 @@ TEST_P(Groups, ReduceAndScatterEachTensor) {
 }
 
 TEST_P(Groups, CountAsOneCollective) {
-  run_on_hosts(GetParam().hosts, [](Rank& rank) {
+  run([](Rank& rank) {
     const TrafficTable before = rank.world()->traffic().table();
     const std::vector<at::Tensor> inputs{numbers_from(0, 3), numbers_from(1, 5)};
     const std::vector<at::Tensor> outputs{at::zeros({3 * rank.size()}),
@@ -84,7 +75,7 @@ TEST_P(Groups, CountAsOneCollective) {
 }
 
 TEST_P(Groups, RefuseTensorsThatDoNotFit) {
-  run_on_hosts(GetParam().hosts, [](Rank& rank) {
+  run([](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
     const at::Tensor three = numbers_from(0, 3), output = at::zeros({3 * rank.size()});
     const auto gathering = [&](std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) {
@@ -102,11 +93,9 @@ TEST_P(Groups, RefuseTensorsThatDoNotFit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Groups,
-                         ::testing::Values(Case{"shm", "aa"}, Case{"shm", "aaaa"},
-                                           Case{"gloo", "aaa"}, Case{"gloo", "abba"}),
-                         [](const auto& info) {
-                           return info.param.backend + ("_" + info.param.hosts);
-                         });
+                         ::testing::Values(BackendCase{"shm", "aa"}, BackendCase{"shm", "aaaa"},
+                                           BackendCase{"gloo", "aaa"}, BackendCase{"gloo", "abba"}),
+                         [](const auto& info) { return info.param.name(); });
 
 TEST(Groups, ExistInASimulatedWorld) {
   const WorldPtr world = fake_world(1, 3);

@@ -1,5 +1,6 @@
-// The end of a world, and the errors of objects that outlive it.
+// The end of a world, the errors of objects that outlive it, and the end of a program.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include "group_of_all.h"
+#include "tessera/comm/world.h"
+#include "tessera/core/error.h"
 #include "testing/errors.h"
 #include "testing/processes.h"
 #include "testing/ranks.h"
@@ -121,6 +124,39 @@ TEST(FlightRecorderOfLibtorch, IsOffForRanksThatAreThreadsOnly) {
                              {.environment = {{"TORCH_FR_BUFFER_SIZE", "100"}}})) {
     EXPECT_EQ(ended.exit_code, 0) << ended.output;
   }
+}
+
+TEST(RunMain, ReturnsZeroOfABodyThatEnds) {
+  bool ran = false;
+  EXPECT_EQ(run_main([&] { ran = true; }), 0);
+  EXPECT_TRUE(ran);
+}
+
+TEST(RunMainDeathTest, EndsWithOneLineOfAnError) {
+  EXPECT_EXIT(run_main([] { fail("rows are missing"); }), ::testing::ExitedWithCode(1),
+              "^error: rows are missing\n$");
+}
+
+TEST(RunMainDeathTest, LeavesOutLibtorchsStack) {
+  EXPECT_EXIT(run_main([] { at::mm(at::ones({2, 3}), at::ones({2, 3})); }),
+              ::testing::ExitedWithCode(1), "^error: [^\n]*mat1 and mat2 shapes[^\n]*\n$");
+}
+
+TEST(RunMainDeathTest, LeavesOutTheStackOfMemoryThatIsNotThere) {
+  EXPECT_EXIT(run_main([] { at::ones({std::int64_t{1} << 46}); }), ::testing::ExitedWithCode(1),
+              "(^|\n)error: [^\n]*can't allocate memory[^\n]*Cannot allocate memory[^\n]{0,2}\n$");
+}
+
+TEST(RunMainDeathTest, NamesTheRankWhereTheLauncherDoesNot) {
+  const auto body = [] {
+    unsetenv("TESSERA_JOB_TOKEN");
+    setenv("RANK", "2", 1);
+    setenv("WORLD_SIZE", "4", 1);
+    setenv("MASTER_ADDR", "localhost", 1);
+    setenv("MASTER_PORT", "1", 1);
+    fail("rows are missing");
+  };
+  EXPECT_EXIT(run_main(body), ::testing::ExitedWithCode(1), "rank 2 of 4: error: rows are missing");
 }
 
 }  // namespace

@@ -39,15 +39,13 @@ const char* name_of(cudaDataType type) {
 }
 
 cublasStatus_t count(cudaStream_t handle, const std::string& product) {
-  Stream* const stream = find_stream(handle);
+  const Stream* const stream = find_stream(handle);
   if (stream == nullptr) {
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
-  enqueue(*stream, [product](Stream& on) {
-    const std::lock_guard lock(record().mutex);
-    ++record().gemms[product];
-    ++record().streams[on.id()].launches;
-  });
+  const std::lock_guard lock(record().mutex);
+  ++record().gemms[product];
+  ++record().streams[stream->id()].launches;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -126,12 +124,6 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   return count_gemm(handle, a, b, m, n, k, type, batch);
 }
 
-cublasStatus_t cublasSgemm_v2(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b,
-                              int m, int n, int k, const float*, const float*, int, const float*,
-                              int, const float*, float*, int) {
-  return count_gemm(handle, a, b, m, n, k, CUDA_R_32F);
-}
-
 cublasStatus_t cublasSgemmEx(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int m,
                              int n, int k, const float*, const void*, cudaDataType type, int,
                              const void*, cudaDataType, int, const float*, void*, cudaDataType,
@@ -139,48 +131,31 @@ cublasStatus_t cublasSgemmEx(cublasHandle_t handle, cublasOperation_t a, cublasO
   return count_gemm(handle, a, b, m, n, k, type);
 }
 
-cublasStatus_t cublasSgemmStridedBatched(cublasHandle_t handle, cublasOperation_t a,
-                                         cublasOperation_t b, int m, int n, int k, const float*,
-                                         const float*, int, long long, const float*, int, long long,
-                                         const float*, float*, int, long long, int batch) {
-  return count_gemm(handle, a, b, m, n, k, CUDA_R_32F, batch);
-}
-
-cublasStatus_t cublasDgemm_v2(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b,
-                              int m, int n, int k, const double*, const double*, int, const double*,
-                              int, const double*, double*, int) {
-  return count_gemm(handle, a, b, m, n, k, CUDA_R_64F);
-}
-
-cublasStatus_t cublasDgemmStridedBatched(cublasHandle_t handle, cublasOperation_t a,
-                                         cublasOperation_t b, int m, int n, int k, const double*,
-                                         const double*, int, long long, const double*, int,
-                                         long long, const double*, double*, int, long long,
-                                         int batch) {
-  return count_gemm(handle, a, b, m, n, k, CUDA_R_64F, batch);
-}
-
-cublasStatus_t cublasSgemv_v2(cublasHandle_t handle, cublasOperation_t a, int m, int n,
-                              const float*, const float*, int, const float*, int, const float*,
-                              float*, int) {
-  return count_gemm(handle, a, CUBLAS_OP_N, m, 1, n, CUDA_R_32F);
-}
-
-cublasStatus_t cublasDgemv_v2(cublasHandle_t handle, cublasOperation_t a, int m, int n,
-                              const double*, const double*, int, const double*, int, const double*,
-                              double*, int) {
-  return count_gemm(handle, a, CUBLAS_OP_N, m, 1, n, CUDA_R_64F);
-}
-
-cublasStatus_t cublasSdot_v2(cublasHandle_t handle, int n, const float*, int, const float*, int,
-                             float*) {
-  return count_gemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, n, CUDA_R_32F);
-}
-
-cublasStatus_t cublasDdot_v2(cublasHandle_t handle, int n, const double*, int, const double*, int,
-                             double*) {
-  return count_gemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, n, CUDA_R_64F);
-}
+// The calls that exist for each of two types.
+#define FAKE_BLAS(NAME, T, TYPE)                                                                  \
+  cublasStatus_t cublas##NAME##gemm_v2(cublasHandle_t handle, cublasOperation_t a,                \
+                                       cublasOperation_t b, int m, int n, int k, const T*,        \
+                                       const T*, int, const T*, int, const T*, T*, int) {         \
+    return count_gemm(handle, a, b, m, n, k, TYPE);                                               \
+  }                                                                                               \
+  cublasStatus_t cublas##NAME##gemmStridedBatched(                                                \
+      cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int m, int n, int k,       \
+      const T*, const T*, int, long long, const T*, int, long long, const T*, T*, int, long long, \
+      int batch) {                                                                                \
+    return count_gemm(handle, a, b, m, n, k, TYPE, batch);                                        \
+  }                                                                                               \
+  cublasStatus_t cublas##NAME##gemv_v2(cublasHandle_t handle, cublasOperation_t a, int m, int n,  \
+                                       const T*, const T*, int, const T*, int, const T*, T*,      \
+                                       int) {                                                     \
+    return count_gemm(handle, a, CUBLAS_OP_N, m, 1, n, TYPE);                                     \
+  }                                                                                               \
+  cublasStatus_t cublas##NAME##dot_v2(cublasHandle_t handle, int n, const T*, int, const T*, int, \
+                                      T*) {                                                       \
+    return count_gemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, n, TYPE);                           \
+  }
+FAKE_BLAS(S, float, CUDA_R_32F)
+FAKE_BLAS(D, double, CUDA_R_64F)
+#undef FAKE_BLAS
 
 cublasStatus_t cublasDotEx(cublasHandle_t handle, int n, const void*, cudaDataType type, int,
                            const void*, cudaDataType, int, void*, cudaDataType, cudaDataType) {

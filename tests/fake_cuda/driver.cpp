@@ -115,11 +115,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
       cudaSuccess) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  enqueue(*stream, [name = reinterpret_cast<const char*>(function)](Stream& on) {
-    const std::lock_guard lock(record().mutex);
-    ++record().launches[name];
-    ++record().streams[on.id()].launches;
-  });
+  const std::lock_guard lock(record().mutex);
+  ++record().launches[reinterpret_cast<const char*>(function)];
+  ++record().streams[stream->id()].launches;
   return CUDA_SUCCESS;
 }
 

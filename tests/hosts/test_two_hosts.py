@@ -9,8 +9,7 @@ import pytest
 
 import hosts
 import programs
-from hosts import Hosts, finish, wait_for_ranks_to_end
-from runs import Run, wait_for_step
+from hosts import Hosts, Run, finish, wait_for_ranks_to_end, wait_for_step
 
 REASON = hosts.why_not()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces here: {REASON}")
@@ -64,31 +63,6 @@ def test_two_jobs_share_two_hosts(folder, two):
         assert status == 0, output
     for seed, run in zip((1, 2), runs):
         assert run.losses() == Run(folder, "--dp", 2, "--tp", 2, "--seed", seed).on_one_host()
-
-
-def test_a_clock_that_is_an_hour_off_changes_nothing(folder, two):
-    flags = ["--dp", 2, "--tp", 2, "--checkpoint", folder / "clock", "--checkpoint-every", 2]
-    late = {"LD_PRELOAD": str(programs.BIN.parent / "lib" / "libtessera_faults.so"), "TESSERA_FAULT_CLOCK": "-3600",
-            "TESSERA_FAULT_RANK": "3"}
-    assert Run(folder, *flags).on(two, environment=late) == Run(folder, "--dp", 2, "--tp", 2).on_one_host()
-
-
-def test_a_clock_that_is_set_while_a_rank_waits_changes_nothing(folder, two):
-    """Nobody has then waited for an hour."""
-    run = Run(folder, "--dp", 2, "--tp", 2, "--steps", 60)
-    set_clock = {"LD_PRELOAD": str(programs.BIN.parent / "lib" / "libtessera_faults.so"), "TESSERA_FAULT_CLOCK": "3600",
-                 "TESSERA_FAULT_CLOCK_FILE": str(folder / "set"), "TESSERA_FAULT_RANK": "3"}
-    launchers = two.start(2, run.program, environment=set_clock | {"TESSERA_TIMEOUT": "30"})
-    wait_for_step(run, 5, launchers)
-    late = two[1].processes_of("llama_train")[0]
-    os.kill(late, signal.SIGSTOP)
-    time.sleep(1)
-    (folder / "set").touch()
-    time.sleep(2)
-    os.kill(late, signal.SIGCONT)
-    for status, output in finish(launchers):
-        assert status == 0 and "watchdog" not in output, output
-    assert run.losses() == Run(folder, "--dp", 2, "--tp", 2, "--steps", 60).on_one_host()
 
 
 def names(output, rank):

@@ -28,7 +28,6 @@ TEST(C10dNcclCanary, MakesAGroupThatReduces) {
   start_broadcast(*group, x, 0)->wait();
   synchronize(device);
   EXPECT_FALSE(is_captured());
-  EXPECT_FALSE(nccl_record().empty());
   group->shutdown();
 }
 

@@ -95,9 +95,9 @@ void CheckedStreams::synchronize(const StreamEventPtr& event) {
   }
 }
 
-CheckedRank::CheckedRank(const Rank& rank, Site left_out, Costs costs)
+CheckedRank::CheckedRank(const Rank& rank, Site left_out)
     : rank_(rank),
-      checker_(std::make_shared<RaceChecker>(costs)),
+      checker_(std::make_shared<RaceChecker>()),
       streams_(std::make_shared<CheckedStreams>(*checker_, std::move(left_out))),
       world_(checked_world(rank.world(), *checker_)),
       operators_(std::make_unique<OperatorWatch>(*checker_)),

@@ -49,7 +49,7 @@ class CheckedStreams final : public comm::Streams {
 /// meshes.
 class CheckedRank {
  public:
-  explicit CheckedRank(const Rank& rank, Site left_out = {}, Costs costs = {});
+  explicit CheckedRank(const Rank& rank, Site left_out = {});
   CheckedRank(const CheckedRank&) = delete;
   CheckedRank& operator=(const CheckedRank&) = delete;
   ~CheckedRank();

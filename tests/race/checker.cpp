@@ -1,5 +1,3 @@
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -9,59 +7,6 @@
 #include "tessera/comm/streams.h"
 
 namespace tessera::race {
-namespace {
-
-/// The queues, as RaceChecker numbers them.
-std::string name_of_queue(std::size_t queue) {
-  if (queue < 4) {
-    return comm::to_string(static_cast<comm::Lane>(queue));
-  }
-  return queue == 4 ? "host" : "network";
-}
-
-}  // namespace
-
-Moment Timeline::now(std::size_t queue) const {
-  return queue < now_.size() ? now_[queue] : Moment{};
-}
-
-void Timeline::wait(std::size_t queue, const Moment& moment) {
-  now_.resize(std::max(now_.size(), queue + 1));
-  Moment& now = now_[queue];
-  if (moment.time <= now.time) {
-    return;
-  }
-  if (queue == 0) {
-    stalls_.push_back({queue, moment.cause, {}, now.time, moment.time});
-  }
-  now = moment;
-}
-
-void Timeline::run(std::size_t queue, const std::string& name, const std::string& detail,
-                   double microseconds) {
-  if (microseconds <= 0) {
-    return;
-  }
-  now_.resize(std::max(now_.size(), queue + 1));
-  const double begin = now_[queue].time;
-  now_[queue] = {begin + microseconds, name};
-  spans_.push_back({queue, name, detail, begin, begin + microseconds});
-}
-
-std::string Timeline::chrome_trace(int rank) const {
-  nlohmann::json events = nlohmann::json::array();
-  for (const Span& span : spans_) {
-    events.push_back({{"name", span.name},
-                      {"ph", "X"},
-                      {"ts", span.begin},
-                      {"dur", span.end - span.begin},
-                      {"pid", rank},
-                      {"tid", name_of_queue(span.queue)},
-                      {"args", {{"detail", span.detail}}}});
-  }
-  return events.dump();
-}
-
 namespace {
 
 /// Gaps between tensors are copied with them; they are smaller, since FSDP rounds to 64 bytes for
@@ -207,14 +152,6 @@ Range range_of(const void* data, std::size_t bytes) {
   return {begin, begin + bytes};
 }
 
-double bytes_of(const std::vector<Range>& ranges) {
-  double bytes = 0;
-  for (const Range& range : ranges) {
-    bytes += static_cast<double>(range.end - range.begin);
-  }
-  return bytes;
-}
-
 /// NaN in any float type.
 void poison(void* data, std::size_t bytes) {
   std::memset(data, 0xFF, bytes);
@@ -237,17 +174,15 @@ std::string RaceChecker::place(const std::string& name, const std::string& where
 
 Point RaceChecker::record(comm::Lane lane) const {
   const std::size_t queue = queue_of_lane(lane);
-  return {queue < clocks_.size() ? clocks_[queue] : VectorClock{}, timeline_.now(queue)};
+  return queue < clocks_.size() ? clocks_[queue] : VectorClock{};
 }
 
 void RaceChecker::wait(comm::Lane lane, const Point& point) {
-  clock(queue_of_lane(lane)).join(point.clock);
-  timeline_.wait(queue_of_lane(lane), point.moment);
+  clock(queue_of_lane(lane)).join(point);
 }
 
 void RaceChecker::synchronize(const Point& point) {
-  clock(kHost).join(point.clock);
-  timeline_.wait(kHost, point.moment);
+  clock(kHost).join(point);
 }
 
 void RaceChecker::report(const MemoryMap::Faults& faults) {
@@ -271,14 +206,12 @@ void RaceChecker::access(std::size_t queue, const std::string& place,
 }
 
 void RaceChecker::run(const std::string& name, const std::vector<Range>& reads,
-                      const std::vector<Range>& writes, double microseconds) {
+                      const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t queue = queue_of_lane(lane_);
   // Everything that the host has waited for comes before all later work of the host.
   clock(queue).join(clock(kHost));
-  timeline_.wait(queue, timeline_.now(kHost));
   access(queue, place(name, std::string("lane ") + comm::to_string(lane_)), reads, writes);
-  timeline_.run(queue, name, note_, microseconds);
 }
 
 Point RaceChecker::collective(const std::string& group, const std::string& name,
@@ -286,17 +219,13 @@ Point RaceChecker::collective(const std::string& group, const std::string& name,
                               const std::vector<Range>& writes) {
   const std::lock_guard lock(mutex_);
   const std::size_t lane = queue_of_lane(lane_);
-  // The collectives of a group share the network, but only those of one lane are ordered.
-  const std::size_t network = queue_of(group);
+  // Only the collectives of one lane are ordered.
   const std::size_t queue = queue_of(group + " of " + comm::to_string(lane_));
   const VectorClock begin = clock(lane);
   clock(queue).join(begin);
-  timeline_.wait(network, timeline_.now(lane));
   const std::string what = purpose.empty() ? name : name + " of " + purpose;
   access(queue, what + " over group '" + group + "'", reads, writes);
-  timeline_.run(network, what, group,
-                timeline_.costs().collective(std::max(bytes_of(reads), bytes_of(writes))));
-  return {clock(queue), timeline_.now(network)};
+  return clock(queue);
 }
 
 void RaceChecker::allocated(void* data, std::size_t bytes) {

@@ -100,81 +100,18 @@ class MemoryMap {
   std::map<std::size_t, std::vector<Use>> freed_;  ///< by owner
 };
 
-/// The cost of work on a machine, in microseconds.
-struct Costs {
-  double flops = 0;    ///< of matrix products, a microsecond
-  double memory = 0;   ///< bytes a microsecond, of other operators
-  double latency = 0;  ///< of a collective
-  double network = 0;  ///< bytes a microsecond, of what a collective reads or writes
-
-  double product(double count) const { return over(count, flops); }
-  double other(double bytes) const { return over(bytes, memory); }
-  double collective(double bytes) const { return latency + over(bytes, network); }
-
- private:
-  /// A rate of 0 means that the work takes no time.
-  static double over(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
-};
-
-/// A moment, and the work that ends then: the cause of each wait until this moment.
-struct Moment {
-  double time = 0;
-  std::string cause;
-};
-
-/// A stretch of a queue's time.
-struct Span {
-  std::size_t queue = 0;
-  std::string name;
-  std::string detail;
-  double begin = 0;
-  double end = 0;
-};
-
-/// When queues would do their work, if each operator took its cost, the host were never late, and
-/// only events were waited for.
-class Timeline {
- public:
-  explicit Timeline(Costs costs) : costs_(costs) {}
-
-  const Costs& costs() const { return costs_; }
-  Moment now(std::size_t queue) const;
-  void wait(std::size_t queue, const Moment& moment);
-  void run(std::size_t queue, const std::string& name, const std::string& detail,
-           double microseconds);
-
-  /// Starts the count of exposed time: the time that the compute lane (queue 0) waits.
-  void mark() { stalls_.clear(); }
-  /// Exposed time by the cause of the wait.
-  const std::vector<Span>& stalls() const { return stalls_; }
-
-  /// The format of chrome://tracing and Perfetto. `rank`: its process.
-  std::string chrome_trace(int rank) const;
-
- private:
-  std::vector<Moment> now_;
-  std::vector<Span> spans_;
-  std::vector<Span> stalls_;
-  Costs costs_;
-};
-
 /// The end of a queue's work at the time of the record.
-struct Point {
-  VectorClock clock;
-  Moment moment;
-};
+using Point = VectorClock;
 
 /// Follows one rank: queues of work (the lanes, the host, and one for each group's collectives),
 /// the memory that they use, and what orders them. Operators run at once, as on a CPU; what matters
-/// is the order that events would force on lanes that run concurrently. Also draws the timeline.
+/// is the order that events would force on lanes that run concurrently.
 ///
 /// It finds an access that no event orders with another of the same memory; memory that was freed
 /// and that its lane may allocate again before it has waited for its users; and a read of
 /// memory that was not written since it was allocated. Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
-  explicit RaceChecker(Costs costs = {}) : timeline_(costs) {}
-
   /// Sets the lane of all later work.
   void enter(comm::Lane lane) { lane_ = lane; }
   void note(const std::string& what) { note_ = what; }
@@ -187,7 +124,7 @@ class RaceChecker final : public testing::AllocationWatcher {
 
   /// An operator in the current lane.
   void run(const std::string& name, const std::vector<Range>& reads,
-           const std::vector<Range>& writes, double microseconds);
+           const std::vector<Range>& writes);
   /// A collective in the queue of its group, which begins after the work of the current lane so
   /// far. Returns its end.
   Point collective(const std::string& group, const std::string& name, const std::string& purpose,
@@ -202,7 +139,6 @@ class RaceChecker final : public testing::AllocationWatcher {
 
   /// The faults, each once, in the order in which they were found.
   const std::vector<std::string>& faults() const { return faults_; }
-  Timeline& timeline() { return timeline_; }
 
  private:
   VectorClock& clock(std::size_t queue);
@@ -218,7 +154,6 @@ class RaceChecker final : public testing::AllocationWatcher {
   std::vector<VectorClock> clocks_;
   std::map<std::string, std::size_t> group_queues_;
   MemoryMap memory_;
-  Timeline timeline_;
   std::vector<std::string> faults_;
   bool stopped_ = false;
 };

@@ -1,4 +1,5 @@
-// The checker finds each kind of fault. Each fault is seeded on one lane's memory.
+// Kinds of faults that the trainings of training_test.cpp do not have. Mutations.AreAllFound shows
+// that the checker finds accesses that no event orders, CheckedTraining that it accepts the others.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -24,50 +25,6 @@ std::vector<std::string> faults_of(const std::function<void(CheckedRank&)>& work
     faults = checked.checker().faults();
   });
   return faults;
-}
-
-TEST(RaceChecker, KnowsTheOrderWithinALaneAndOfEvents) {
-  EXPECT_EQ(faults_of([](CheckedRank& rank) {
-              const at::Tensor a = at::ones({8});
-              a.mul_(2);
-              rank.streams().order(Lane::kCompute, Lane::kAllGather);
-              {
-                const LaneScope lane(rank.streams(), Lane::kAllGather);
-                a.add_(1);
-              }
-              rank.streams().order(Lane::kAllGather, Lane::kCompute);
-              a.sum();
-            }).size(),
-            0u);
-}
-
-TEST(RaceChecker, FindsAReadThatNothingOrdersBehindAWrite) {
-  const auto faults = faults_of([](CheckedRank& rank) {
-    const at::Tensor a = at::ones({8});
-    rank.streams().order(Lane::kCompute, Lane::kAllGather);
-    rank.streams().note("unshard unit 'a'");
-    a.mul_(2);
-    const LaneScope lane(rank.streams(), Lane::kAllGather);
-    a.sum();
-  });
-  ASSERT_FALSE(faults.empty());
-  EXPECT_CONTAINS(faults.front(), "aten::sum in lane all_gather", "reads what aten::mul_",
-                  "in lane compute (after 'unshard unit 'a'')", "no event orders them");
-}
-
-TEST(RaceChecker, FindsAWriteThatComesBeforeAReaderIsDone) {
-  const auto faults = faults_of([](CheckedRank& rank) {
-    const at::Tensor a = at::ones({8});
-    rank.streams().order(Lane::kCompute, Lane::kReduceScatter);
-    {
-      const LaneScope lane(rank.streams(), Lane::kReduceScatter);
-      a.neg();
-    }
-    a.zero_();
-  });
-  ASSERT_FALSE(faults.empty());
-  EXPECT_CONTAINS(faults.front(), "aten::zero_ in lane compute writes what aten::neg",
-                  "lane reduce_scatter");
 }
 
 TEST(RaceChecker, LooksAtTheElementsThatAreUsed) {
@@ -129,20 +86,6 @@ TEST(RaceChecker, FindsACollectiveThatIsNotWaitedFor) {
   ASSERT_EQ(faults.size(), 1u);
   EXPECT_CONTAINS(faults.front(), "aten::sum in lane compute reads what",
                   "all_reduce of unit 'a' over group 'dp' writes");
-}
-
-TEST(RaceChecker, LetsTheHostWait) {
-  EXPECT_EQ(faults_of([](CheckedRank& rank) {
-              const at::Tensor a = at::ones({8});
-              rank.streams().order(Lane::kCompute, Lane::kAllGather);
-              {
-                const LaneScope lane(rank.streams(), Lane::kAllGather);
-                a.mul_(2);
-              }
-              rank.streams().synchronize(rank.streams().record(Lane::kAllGather));
-              a.sum();
-            }).size(),
-            0u);
 }
 
 }  // namespace

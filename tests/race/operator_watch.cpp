@@ -46,23 +46,10 @@ void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   }
 }
 
-bool is_matrix_product(std::string_view name) {
-  return name == "aten::mm" || name == "aten::addmm" || name == "aten::bmm";
-}
-
 struct Call final : at::ObserverContext {
   std::vector<Range> reads;
   std::vector<Range> writes;
-  std::int64_t inner = 0;  ///< the elements that a product sums over
-  std::int64_t calls = 0;  ///< operators called when it began
 };
-
-thread_local std::int64_t calls = 0;
-
-/// The number of columns of the first factor. A bias comes before the two factors.
-std::int64_t inner_of(const std::vector<at::Tensor>& inputs) {
-  return inputs[inputs.size() - 2].size(-1);
-}
 
 void look_at_inputs(const at::RecordFunction& function, Call& call) {
   const auto schema = function.operator_schema();
@@ -70,13 +57,12 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     return;
   }
   const std::string_view name = function.name();
-  std::vector<at::Tensor> read, written, all;
+  std::vector<at::Tensor> read, written;
   const auto inputs = function.inputs();
   for (std::size_t i = 0; i < inputs.size() && i < schema->arguments().size(); ++i) {
     const c10::Argument& argument = schema->arguments()[i];
     std::vector<at::Tensor> tensors;
     add_tensors(inputs[i], tensors);
-    all.insert(all.end(), tensors.begin(), tensors.end());
     const bool changes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
@@ -90,11 +76,10 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
   }
   call.reads = memory_of(read);
   call.writes = memory_of(written);
-  call.inner = is_matrix_product(name) ? inner_of(all) : 0;
 }
 
 /// Results that are neither arguments nor views of them.
-void look_at_outputs(const at::RecordFunction& function, Call& call, std::int64_t& numel) {
+void look_at_outputs(const at::RecordFunction& function, Call& call) {
   const auto schema = function.operator_schema();
   std::vector<at::Tensor> results;
   const std::vector<c10::IValue>& outputs = function.outputs();
@@ -103,23 +88,10 @@ void look_at_outputs(const at::RecordFunction& function, Call& call, std::int64_
       add_tensors(outputs[i], results);
     }
   }
-  for (const at::Tensor& tensor : results) {
-    numel += tensor.defined() ? tensor.numel() : 0;
-  }
   if (!writes_nothing(function.name())) {
     const std::vector<Range> made = memory_of(results);
     call.writes.insert(call.writes.end(), made.begin(), made.end());
   }
-}
-
-double bytes_of(const Call& call) {
-  double bytes = 0;
-  for (const std::vector<Range>* ranges : {&call.reads, &call.writes}) {
-    for (const Range& range : *ranges) {
-      bytes += static_cast<double>(range.end - range.begin);
-    }
-  }
-  return bytes;
 }
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
@@ -128,7 +100,6 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
   }
   auto call = std::make_unique<Call>();
   look_at_inputs(function, *call);
-  call->calls = ++calls;
   return call;
 }
 
@@ -137,16 +108,8 @@ void end(const at::RecordFunction& function, at::ObserverContext* context) {
   if (watching == nullptr || call == nullptr || !function.operator_schema()) {
     return;
   }
-  std::int64_t numel = 0;
-  look_at_outputs(function, *call, numel);
-  // The cost of a composite operator is that of its parts.
-  const bool composed = call->calls != calls && call->inner == 0;
-  const Costs& costs = watching->timeline().costs();
-  const double microseconds = call->inner > 0
-                                  ? costs.product(2.0 * static_cast<double>(call->inner * numel))
-                              : composed ? 0
-                                         : costs.other(bytes_of(*call));
-  watching->run(function.name(), call->reads, call->writes, microseconds);
+  look_at_outputs(function, *call);
+  watching->run(function.name(), call->reads, call->writes);
 }
 
 }  // namespace

@@ -1,22 +1,333 @@
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstdlib>
-#include <fstream>
+#include <any>
+#include <iterator>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
 
+#include "fsdp/training/training.h"
 #include "race/checked_world.h"
-#include "race/scenarios.h"
+#include "tessera/comm/detail/scopes.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/context_parallel.h"
+#include "tessera/nn/lora.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/optim/grad_scaler.h"
+#include "tessera/optim/muon.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/module_values.h"
+#include "testing/small_llama.h"
 #include "testing/values.h"
 
 namespace tessera::race {
+namespace {
+
+// Trainings that run under the checker.
+
+/// The number of steps in which all ways to gather and to reduce occur: the first step has no order
+/// to prefetch by, the second waits for an update.
+constexpr int kSteps = 3;
+
+/// A training that uses lanes in a particular way.
+struct Scenario {
+  std::string name;
+  int ranks;
+  std::function<void(CheckedRank&)> train;
+};
+
+/// For messages of GoogleTest.
+[[maybe_unused]] void PrintTo(const Scenario& scenario, std::ostream* out) {
+  *out << scenario.name;
+}
+
+/// The faults that the checkers of all ranks have found.
+struct Findings {
+  std::vector<std::string> faults;
+  std::set<Site> sites;  ///< that were passed
+};
+
+using fsdp::Options;
+using testing::ShardedModel;
+using testing::SmallModel;
+
+std::optional<Placement> last_dim(const std::string&, const at::Tensor& tensor) {
+  return Shard{tensor.dim() - 1};
+}
+
+void update(optim::AdamW& optimizer) {
+  optim::clip_grad_norm_(optimizer.parameters(), 0.5);
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+/// Runs steps of some micro-batches each. `prepare` runs before the first step, `between` before
+/// each micro-batch.
+void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
+           const std::function<void(int)>& between = {}) {
+  optim::AdamW optimizer(model, {});
+  for (int step = 0; step < kSteps; ++step) {
+    for (int part = 0; part < micro_batches; ++part) {
+      if (between) {
+        between(part);
+      }
+      testing::local_loss(model, rank.rank(), step + part).backward();
+    }
+    update(optimizer);
+  }
+}
+
+/// Trains a small model on a mesh, with options and after `prepare`.
+std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
+                                           const Options& options = {},
+                                           const std::function<void(SmallModel&)>& prepare = {},
+                                           int micro_batches = 1,
+                                           const testing::Sizes& model_sizes = {}) {
+  return [=](CheckedRank& rank) {
+    std::vector<std::string> names{"dp"};
+    if (sizes.size() == 2) {
+      names = {"dp_replicate", "dp"};
+    }
+    ShardedModel model(rank.mesh(sizes, names), options, model_sizes);
+    rank.watch(model);
+    if (prepare) {
+      prepare(model);
+    }
+    train(rank, model, micro_batches);
+  };
+}
+
+void accumulate(CheckedRank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  rank.watch(model);
+  train(rank, model, 2, [&](int part) {
+    fsdp::set_requires_gradient_sync(model, part == 1);
+    fsdp::set_is_last_backward(model, part == 1);
+  });
+}
+
+void overlap_micro_batches(CheckedRank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  rank.watch(model);
+  train(rank, model, 2, [&](int part) { fsdp::set_is_last_backward(model, part == 1); });
+}
+
+/// Gathers in the compute lane and in the gather lane, alternately.
+void change_lanes(CheckedRank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  rank.watch(model);
+  for (int step = 0; step < kSteps; ++step) {
+    fsdp::set_unshard_async_op(model, true);
+    const at::Tensor loss = testing::local_loss(model, rank.rank(), step);
+    fsdp::set_unshard_async_op(model, false);
+    loss.backward();
+    testing::descend(model, 0.1);
+  }
+}
+
+void gather_by_hand(CheckedRank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  rank.watch(model);
+  train(rank, model, 1, [&](int) {
+    const c10::AutoGradMode no_grad(false);
+    fsdp::start_unshard(*model.blocks[0]).wait();
+    (*model.blocks[0])(testing::uniform_values({2, testing::kDim}, 1));
+    fsdp::reshard(*model.blocks[0]);
+    const fsdp::UnshardScope unsharded(*model.blocks[1]);
+    fsdp::start_unshard(*model.blocks[2]);  // and not used
+    fsdp::reshard(*model.blocks[2]);
+  });
+}
+
+void follow_an_event(CheckedRank& rank) {
+  ShardedModel model(rank.mesh({2}, {"dp"}));
+  rank.watch(model);
+  optim::AdamW optimizer(model, {});
+  for (int step = 0; step < kSteps; ++step) {
+    fsdp::set_unshard_async_op(model, step > 0);
+    testing::local_loss(model, rank.rank(), step).backward();
+    // The optimizer runs in a separate lane, where it waits for the gradients.
+    rank.streams().order(comm::Lane::kCompute, comm::Lane::kAllReduce);
+    {
+      const comm::LaneScope lane(rank.streams(), comm::Lane::kAllReduce);
+      update(optimizer);
+    }
+    fsdp::set_post_optim_event(model, rank.streams().record(comm::Lane::kAllReduce));
+  }
+}
+
+/// Options of a training that the trainer does not use by default.
+struct LlamaTraining {
+  fsdp::Options options{};
+  bool recomputes = false, has_adapters = false, by_muon = false, scales = false;
+};
+
+/// Sharded over dp, tensor parallel over tp, with its blocks as units.
+void shard(testing::SmallLlama& model, const DeviceMesh& mesh, const LlamaTraining& how) {
+  if (how.has_adapters) {
+    nn::apply_lora(model, {.rank = 2, .targets = {"block*.mixer.[qv]", "block*.mlp.down"}});
+  }
+  testing::fill(model);
+  tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
+  if (how.recomputes) {
+    nn::apply_activation_checkpointing(model, {.select = nn::of_class<testing::LlamaBlock>()});
+  }
+  for (const auto& block : model.blocks) {
+    fsdp::fully_shard(*block, mesh["dp"], how.options);
+  }
+  fsdp::fully_shard(model, mesh["dp"], how.options);
+}
+
+std::unique_ptr<optim::Optimizer> optimizer_of(const nn::ModuleBase& model, bool by_muon) {
+  if (!by_muon) {
+    return std::make_unique<optim::AdamW>(model, optim::AdamWOptions{});
+  }
+  const optim::MuonSplit split = optim::split_for_muon(model, {"head.weight"});
+  return std::make_unique<optim::OptimizerList>(std::vector<std::shared_ptr<optim::Optimizer>>{
+      std::make_shared<optim::Muon>(split.matrices, optim::MuonOptions{}),
+      std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{})});
+}
+
+std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
+  return [how](CheckedRank& rank) {
+    const testing::SmallLlamaConfig config{};
+    testing::SmallLlama model(config);
+    shard(model, rank.mesh({2, 2}, {"dp", "tp"}), how);
+    rank.watch(model);
+    const auto optimizer = optimizer_of(model, how.by_muon);
+    optim::GradScaler scaler({.enabled = how.scales});
+    for (int step = 0; step < kSteps; ++step) {
+      const at::Tensor ids = at::arange(13, at::kLong).add(step).remainder(config.vocabulary);
+      scaler
+          .scale(tensor_parallel::cross_entropy(model(ids.narrow(0, 0, 12)), ids.narrow(0, 1, 12)))
+          .backward();
+      scaler.clip_grad_norm_(optimizer->parameters(), 0.5);
+      scaler.step(*optimizer);
+      optimizer->zero_grad();
+    }
+  };
+}
+
+/// Attention over a split sequence: (tokens, 8) -> (tokens, 8).
+class SplitMixer : public nn::Module<SplitMixer> {
+ public:
+  explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto parts = (*in)(x).view({1, x.size(0), 6, 4}).transpose(1, 2).chunk(3, 1);
+    const at::Tensor y = split_.attention(parts[0], parts[1], parts[2]);
+    return x + (*out)(y.transpose(1, 2).reshape({x.size(0), 8}));
+  }
+  nn::Child<nn::Linear> in{*this, "in", 8, 24}, out{*this, "out", 8, 8};
+
+ private:
+  nn::ContextParallel split_;
+};
+
+void split_sequences(CheckedRank& rank) {
+  const DeviceMesh mesh = rank.mesh({2}, {"cp"});
+  const auto first = std::make_shared<SplitMixer>(mesh),
+             second = std::make_shared<SplitMixer>(mesh);
+  testing::Filled<nn::Sequential> model(first, second);
+  for (const auto& block : {first, second}) {
+    fsdp::fully_shard(*block, mesh);
+  }
+  fsdp::fully_shard(model, mesh);
+  rank.watch(model);
+  optim::AdamW optimizer(model, {});
+  for (int step = 0; step < kSteps; ++step) {
+    model(testing::uniform_values({6, 8}, step + rank.rank().rank())).square().sum().backward();
+    optim::clip_grad_norm_(optimizer.parameters(), 0.5);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+/// Trainings of models like the trainer's: tensor parallel, recomputed, with adapters, by Muon,
+/// with loss scaling, and with split sequences.
+std::vector<Scenario> llama_scenarios() {
+  const fsdp::Options offload{.offload_policy = fsdp::OffloadPolicy{}};
+  return {{"TensorParallel", 4, llama_training({})},
+          {"Recomputed", 4, llama_training({.recomputes = true})},
+          {"RecomputedZero2", 4,
+           llama_training({.options = {.reshard_after_forward = false}, .recomputes = true})},
+          {"Adapters", 4, llama_training({.has_adapters = true})},
+          {"Muon", 4, llama_training({.by_muon = true})},
+          {"LossScaling", 4, llama_training({.scales = true})},
+          {"OffloadTensorParallel", 4, llama_training({.options = offload})},
+          {"OffloadMuon", 4, llama_training({.options = offload, .by_muon = true})},
+          {"OffloadLossScaling", 4,
+           llama_training({.options = offload, .recomputes = true, .scales = true})},
+          {"ContextParallel", 2, split_sequences}};
+}
+
+std::vector<Scenario> all_scenarios() {
+  const Options columns{.shard_placement = last_dim};
+  Options columns_of_neighbours = columns;
+  columns_of_neighbours.post_forward_mesh_size = 2;
+  const Options halves{.mp_policy = {.param_dtype = at::kBFloat16}};
+  Options columns_kept = columns;
+  columns_kept.reshard_after_forward = false;
+  const auto hook = [](SmallModel& model) {
+    fsdp::set_all_reduce_hook(model, [](const at::Tensor& gradients) { gradients.mul_(3); });
+  };
+  const Options offload{.offload_policy = fsdp::OffloadPolicy{}};
+  std::vector<Scenario> all{
+      {"Zero3", 3, training({3})},
+      {"EvenRows", 2, training({2}, {}, {}, 2, {.dim = 4, .hidden = 6, .classes = 2})},
+      {"Zero2", 2, training({2}, {.reshard_after_forward = false})},
+      {"OneRank", 1, training({1})},
+      {"Columns", 3, training({3}, columns)},
+      {"ColumnsZero2", 3, training({3}, columns_kept)},
+      {"Bf16", 2, training({2}, halves)},
+      {"Hpz", 4, training({4}, {.post_forward_mesh_size = 2}, {}, 2)},
+      {"HpzColumns", 4, training({4}, columns_of_neighbours)},
+      {"Hsdp", 4, training({2, 2})},
+      {"Offload", 2, training({2}, offload)},
+      {"OffloadAccumulation", 2, training({2}, offload, {}, 2)},
+      {"OffloadHsdp", 4, training({2, 2}, offload)},
+      {"Hook", 3, training({3}, {}, hook, 2)},
+      {"Accumulation", 2, accumulate},
+      {"OverlappingMicroBatches", 2, overlap_micro_batches},
+      {"ChangingLanes", 2, change_lanes},
+      {"ByHand", 2, gather_by_hand},
+      {"PostOptimEvent", 2, follow_an_event}};
+  std::ranges::move(llama_scenarios(), std::back_inserter(all));
+  return all;
+}
+
+const std::vector<Scenario>& scenarios() {
+  static const std::vector<Scenario> all = all_scenarios();
+  return all;
+}
+
+/// `left_out`: see CheckedStreams.
+Findings check(const Scenario& scenario, const Site& left_out = {}) {
+  Findings findings;
+  std::mutex mutex;
+  RunRanks(scenario.ranks, [&](Rank& rank) {
+    CheckedRank checked(rank, left_out);
+    scenario.train(checked);
+    const std::lock_guard lock(mutex);
+    const auto& faults = checked.checker().faults();
+    findings.faults.insert(findings.faults.end(), faults.begin(), faults.end());
+    findings.sites.insert(checked.streams().sites().begin(), checked.streams().sites().end());
+  });
+  return findings;
+}
+
+}  // namespace
 
 // Training under the checker: in no order of the lanes may memory be used too early or too late.
 
@@ -93,190 +404,4 @@ TEST(Mutations, AreAllFound) {
 
 }  // namespace
 
-// The exposed communication of a timeline of operators and collectives, by a cost model. A layer's
-// gather and reduction take less time than its computation.
-
-namespace {
-
-constexpr std::int64_t kWidth = 16, kRows = 8;
-constexpr int kLayers = 8;
-constexpr double kLayerMicroseconds = 100;
-constexpr double kGatherMicroseconds = 40;
-
-/// A layer's forward takes 100 us, its backward 200; its gather and its reduction take 40 us each,
-/// one after the other, since they use one group.
-Costs costs() {
-  const double flops = 2.0 * kRows * kWidth * kWidth;
-  const double bytes = 4.0 * kWidth * kWidth;
-  return {.flops = flops / kLayerMicroseconds,
-          .memory = 0,
-          .latency = 0,
-          .network = bytes / kGatherMicroseconds};
-}
-
-/// Every second layer's outputs are split, and the next one sums over its inputs.
-void split_over(const DeviceMesh& tp, nn::ModuleBase& stack) {
-  tensor_parallel::ParallelizePlan plan;
-  for (int i = 0; i < kLayers; ++i) {
-    plan.emplace_back(std::to_string(i), i % 2 == 0 ? tensor_parallel::colwise_parallel()
-                                                    : tensor_parallel::rowwise_parallel());
-  }
-  tensor_parallel::parallelize_module(stack, tp, plan);
-}
-
-/// A stem and a head, which are parameters of the root unit, with layers between them.
-struct Stack : nn::Module<Stack> {
-  explicit Stack(const DeviceMesh& whole) {
-    const DeviceMesh mesh = whole["dp"];
-    const nn::LinearOptions options{.bias = false};
-    for (int i = 0; i < kLayers + 2; ++i) {
-      const std::string name = i == 0 ? "stem" : i > kLayers ? "head" : std::to_string(i - 1);
-      layers.push_back(
-          register_module(name, std::make_shared<nn::Linear>(kWidth, kWidth, options)));
-    }
-    testing::fill(*this);
-    if (whole.ndim() > 1) {
-      split_over(whole["tp"], *this);
-    }
-    for (int i = 1; i <= kLayers; ++i) {
-      fsdp::fully_shard(*layers[static_cast<std::size_t>(i)], mesh);
-    }
-    fsdp::fully_shard(*this, mesh);
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (const auto& layer : layers) {
-      x = (*layer)(x);
-    }
-    return x;
-  }
-  std::vector<std::shared_ptr<nn::Linear>> layers;
-};
-
-/// Microseconds by what the compute lane waited for.
-using Exposed = std::map<std::string, double>;
-
-Exposed exposed(const Timeline& timeline) {
-  Exposed sums;
-  for (const Span& stall : timeline.stalls()) {
-    // Rounding of sums of times.
-    if (stall.end - stall.begin > 1e-3) {
-      sums[stall.name] += stall.end - stall.begin;
-    }
-  }
-  return sums;
-}
-
-struct Step {
-  Exposed forward;
-  Exposed backward;
-};
-
-struct Recorded {
-  std::vector<Step> steps;
-  std::string trace;
-  std::vector<std::string> faults;
-};
-
-/// Steps of rank 0 of two, or of two times `tp`.
-Recorded record_steps(int count, int tp = 1) {
-  Recorded recorded;
-  RunRanks(2 * tp, [&](Rank& rank) {
-    CheckedRank checked(rank, {}, costs());
-    Stack model(tp == 1 ? checked.mesh({2}, {"dp"}) : checked.mesh({2, tp}, {"dp", "tp"}));
-    checked.watch(model);
-    Timeline& timeline = checked.checker().timeline();
-    for (int i = 0; i < count; ++i) {
-      Step step;
-      timeline.mark();
-      const at::Tensor loss = model(testing::uniform_values({kRows, kWidth}, 1)).sum();
-      step.forward = exposed(timeline);
-      timeline.mark();
-      loss.backward();
-      step.backward = exposed(timeline);
-      if (rank.rank() == 0) {
-        recorded.steps.push_back(step);
-      }
-    }
-    if (rank.rank() == 0) {
-      recorded.trace = timeline.chrome_trace(rank.rank());
-      recorded.faults = checked.checker().faults();
-    }
-  });
-  return recorded;
-}
-
-const std::string kRootsGather = "all_gather of the root unit";
-const std::string kRootsReduction = "reduce_scatter of the root unit";
-
-// The root has two layers' parameters.
-TEST(Overlap, ExposesTheFirstGatherAndTheLastReductionAlone) {
-  const Recorded recorded = record_steps(3);
-  EXPECT_EQ(recorded.faults, std::vector<std::string>{});
-  for (std::size_t step = 1; step < recorded.steps.size(); ++step) {
-    const auto& [forward, backward] = recorded.steps[step];
-    ASSERT_TRUE(forward.size() == 1 && forward.contains(kRootsGather))
-        << ::testing::PrintToString(forward);
-    EXPECT_NEAR(forward.at(kRootsGather), 2 * kGatherMicroseconds, 1);
-    ASSERT_TRUE(backward.size() == 1 && backward.contains(kRootsReduction))
-        << ::testing::PrintToString(backward);
-    EXPECT_NEAR(backward.at(kRootsReduction), 2 * kGatherMicroseconds, 1);
-  }
-}
-
-/// The exposed time of the units' collectives.
-Exposed of_units(Exposed exposed) {
-  std::erase_if(exposed,
-                [](const auto& each) { return each.first.find("unit") == std::string::npos; });
-  return exposed;
-}
-
-// The sums over tp are exposed; the gathers and reductions of layers are not.
-TEST(Overlap, IsTheSameUnderTensorParallelism) {
-  const Recorded recorded = record_steps(3, 2);
-  EXPECT_EQ(recorded.faults, std::vector<std::string>{});
-  for (std::size_t step = 1; step < recorded.steps.size(); ++step) {
-    const Exposed& forward = recorded.steps[step].forward;
-    EXPECT_GT(forward.size(), 1U) << ::testing::PrintToString(forward);
-    const Exposed gathers = of_units(forward);
-    ASSERT_TRUE(gathers.size() == 1 && gathers.contains(kRootsGather))
-        << ::testing::PrintToString(gathers);
-    const Exposed reductions = of_units(recorded.steps[step].backward);
-    ASSERT_TRUE(reductions.size() == 1 && reductions.contains(kRootsReduction))
-        << ::testing::PrintToString(reductions);
-  }
-}
-
-// Without a known order, each gather waits for the memory of the unit before, and so for its
-// computation. Each forward did so before the order was recorded.
-TEST(Overlap, SeesWhatIsExposedWithoutAnOrder) {
-  const Step first = record_steps(1).steps.front();
-  // The first layer's gather uses separate memory.
-  EXPECT_EQ(first.forward.size(), static_cast<std::size_t>(kLayers));
-  double sum = 0;
-  for (const auto& [name, microseconds] : first.forward) {
-    EXPECT_TRUE(name.starts_with("all_gather of")) << name;
-    sum += microseconds;
-  }
-  EXPECT_NEAR(sum, (kLayers + 1) * kGatherMicroseconds, 1);
-}
-
-/// TESSERA_RACE_TRACE=FILE writes the timeline for chrome://tracing or Perfetto.
-TEST(Overlap, IsWrittenAsAChromeTrace) {
-  const std::string trace = record_steps(2).trace;
-  const auto events = nlohmann::json::parse(trace);
-  ASSERT_FALSE(events.empty());
-  std::map<std::string, int> lanes;
-  for (const auto& event : events) {
-    EXPECT_EQ(event.at("ph"), "X");
-    EXPECT_GT(event.at("dur").get<double>(), 0);
-    ++lanes[event.at("tid").get<std::string>()];
-  }
-  EXPECT_GT(lanes["compute"], 0);
-  EXPECT_GT(lanes["network"], 0);
-  if (const char* path = std::getenv("TESSERA_RACE_TRACE")) {
-    std::ofstream(path) << trace;
-  }
-}
-
-}  // namespace
 }  // namespace tessera::race

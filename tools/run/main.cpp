@@ -25,8 +25,8 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/core/detail/flight_record.h"
 #include "tessera/core/error.h"
-#include "tessera/core/flight.h"
 #include "tessera/core/process.h"
 
 namespace tessera::run {

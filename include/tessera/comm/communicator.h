@@ -153,9 +153,6 @@ class Communicator {
   /// Whether collectives may be called with meta tensors, which have no values. True in a group
   /// whose other ranks do not exist (fake_world), where the calls are only counted.
   virtual bool takes_meta_tensors() const { return false; }
-  /// The number of bytes that the calls so far have sent from this rank to other hosts, computed
-  /// from the algorithms of the back end. The default implementation returns 0.
-  virtual std::int64_t link_bytes() const { return 0; }
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}

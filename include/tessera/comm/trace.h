@@ -1,13 +1,11 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,8 +18,6 @@ namespace tessera::comm {
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs
-  /// Bytes that this rank sent to other hosts, computed from Gloo's algorithms; 0 with NCCL.
-  std::int64_t link_bytes = 0;
 };
 /// Traffic by group and collective. Key: {group name, collective}, for example {"tp",
 /// "all_gather"}.
@@ -29,8 +25,6 @@ using TrafficTable = std::map<std::pair<std::string, std::string>, Traffic>;
 
 /// A single collective of one rank.
 struct CollectiveCall {
-  using Clock = std::chrono::steady_clock;
-
   std::string group;
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
@@ -38,31 +32,15 @@ struct CollectiveCall {
   /// the call (CallerScope), in backward with the autograd node ("aten::mm in MmBackward0"). "" if
   /// unknown.
   std::string purpose;
-  std::thread::id thread{};      ///< the thread that made the call
-  Clock::time_point began{};     ///< when the call began
-  Clock::time_point returned{};  ///< when the call returned; the collective may still run
-  /// When the first Work::wait() for the call began and ended; null if the program did not wait.
-  Clock::time_point wait_began{}, wait_ended{};
-
-  /// How long the call and the wait blocked a thread. With CUDA the host only issues the call and
-  /// the wait; the device may continue meanwhile.
-  Clock::duration exposed() const { return (returned - began) + (wait_ended - wait_began); }
 };
-/// A recorded call, shared by the recorders and the code that writes its times.
-using CollectiveCallPtr = std::shared_ptr<CollectiveCall>;
 
 /// Counts all collectives of one rank, on any thread, except barriers and the collectives of groups
 /// of one rank. Thread safe.
 class TrafficCounter {
  public:
-  /// Counts a call. `purpose`: the group's purpose. Returns the recorded call, in which the caller
-  /// writes the times; nullptr if there is no CallRecorder.
-  CollectiveCallPtr record(const std::string& group, const char* collective, std::int64_t bytes,
-                           const std::string& purpose);
-  /// Adds to the link_bytes of the entry for `group` and `collective`.
-  void add_link_bytes(const std::string& group, const char* collective, std::int64_t bytes);
-  /// Sets one of the times of a recorded call to the current time.
-  void note(CollectiveCall& call, CollectiveCall::Clock::time_point CollectiveCall::*time);
+  /// Counts a call. `purpose`: the group's purpose.
+  void record(const std::string& group, const char* collective, std::int64_t bytes,
+              const std::string& purpose);
   TrafficTable table() const;
   /// The traffic since `earlier`, an earlier result of table().
   TrafficTable since(const TrafficTable& earlier) const;
@@ -72,7 +50,7 @@ class TrafficCounter {
 
   mutable std::mutex mutex_;
   TrafficTable table_;
-  std::vector<std::vector<CollectiveCallPtr>*> lists_;  ///< the lists of the recorders
+  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the lists of the recorders
 };
 /// A shared pointer to a counter, used by a world and its groups.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
@@ -91,7 +69,7 @@ class CallRecorder {
 
  private:
   TrafficCounter& counter_;
-  std::vector<CollectiveCallPtr> calls_;
+  std::vector<CollectiveCall> calls_;
 };
 
 /// While this object exists, `name` is the caller, such as an operator, of the collectives that

@@ -1,5 +1,6 @@
-// Compares the calls of ranks for groups whose back end (Gloo, NCCL) does not compare calls: see
-// agree_on_calls().
+// The wrapper of every group of a world, which checks arguments and counts calls. Therefore back
+// ends receive only calls that are valid on this rank, and contain neither argument checks nor
+// counters.
 
 #include <ATen/core/Tensor.h>
 #include <algorithm>
@@ -23,54 +24,49 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "watch/group_watch.h"
+#include "watch/world_watch.h"
 
 namespace tessera::comm {
+namespace {
+
+// Compares the calls of ranks for groups whose back end (Gloo, NCCL) does not compare calls: see
+// agree_on_calls(). The hashes of all calls decide whether the calls differ; the texts of the first
+// calls are for the message.
+
+using Calls = std::vector<std::string>;
+
+/// The number of stored calls, which limits the memory if the ranks never compare their calls. An
+/// iteration of FSDP makes far fewer calls.
+constexpr std::size_t kStoredCalls = 4096;
 
 /// The calls of one rank since the ranks last compared their calls.
 class CallHistory {
  public:
   /// Adds a call, for example "all_gather for unit 'head'".
-  void add(std::string call);
+  void add(std::string call) {
+    ++count_;
+    // The hash includes a zero byte after each call, which distinguishes "ab", "c" from "a", "bc".
+    hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
+    if (calls_.size() < kStoredCalls) {
+      calls_.push_back(call);
+    }
+    last_ = std::move(call);
+  }
 
   std::uint64_t count() const { return count_; }
   /// A hash of all calls, in order. Equal calls give equal hashes in every process.
   std::uint64_t hash() const { return hash_; }
-  /// The first 4096 calls of the history. An error can name a call only among these, because a
-  /// longer history is compared only by its hash.
-  const std::vector<std::string>& calls() const { return calls_; }
+  /// The first kStoredCalls calls of the history. An error can name a call only among these.
+  const Calls& calls() const { return calls_; }
   /// The last call of the history; "no call" if there is none.
   const std::string& last() const { return last_; }
 
  private:
   std::uint64_t count_ = 0;
   std::uint64_t hash_ = hash_of("");
-  std::vector<std::string> calls_;
+  Calls calls_;
   std::string last_ = "no call";
 };
-
-/// Compares the histories of all ranks of `group`; `ranks` are the numbers of the ranks in
-/// messages. Returns "" if the histories are equal; otherwise a text such as "call 3 is all_gather
-/// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
-std::string first_difference(const CallHistory& history, Communicator& group,
-                             const std::vector<int>& ranks);
-
-/// Records in `call` that the call has returned, and later when the first wait for `work` began and
-/// ended. Returns `work` itself if there is no recorder (`call` is nullptr).
-WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, WorkPtr work);
-
-}  // namespace tessera::comm
-
-// The calls of a rank since the ranks last compared their calls: a hash of all calls, and the texts
-// of the first calls. The hashes decide whether the calls differ; the texts are for the message.
-namespace tessera::comm {
-namespace {
-
-/// The number of stored calls, which limits the memory if the ranks never compare their calls. An
-/// iteration of FSDP makes far fewer calls.
-constexpr std::size_t kStoredCalls = 4096;
-
-using Calls = std::vector<std::string>;
 
 /// The stored calls of each rank. A rank sends its calls as one text with a zero byte after each
 /// call.
@@ -112,18 +108,9 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? " on rank " : " on ranks ") + join(ranks);
 }
 
-}  // namespace
-
-void CallHistory::add(std::string call) {
-  ++count_;
-  // The hash includes a zero byte after each call, which distinguishes "ab", "c" from "a", "bc".
-  hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
-  if (calls_.size() < kStoredCalls) {
-    calls_.push_back(call);
-  }
-  last_ = std::move(call);
-}
-
+/// Compares the histories of all ranks of `group`; `ranks` are the numbers of the ranks in
+/// messages. Returns "" if the histories are equal; otherwise a text such as "call 3 is all_gather
+/// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
   // Hashes are exchanged first, because calls are usually equal, and then the texts need not be
@@ -156,59 +143,6 @@ std::string first_difference(const CallHistory& history, Communicator& group,
   }
   return text;
 }
-
-}  // namespace tessera::comm
-
-// Writes the times of a collective for the CallRecorders of a program.
-namespace tessera::comm {
-namespace {
-
-/// A Work that records when the first wait for a collective began and ended. Later waits for the
-/// same Work return at once.
-class TimedWork final : public Work {
- public:
-  TimedWork(WorkPtr inner, TrafficCounterPtr traffic, CollectiveCallPtr call)
-      : inner_(std::move(inner)), traffic_(std::move(traffic)), call_(std::move(call)) {}
-
-  void wait() override {
-    const CollectiveCallPtr call = std::exchange(call_, nullptr);
-    if (call == nullptr) {
-      inner_->wait();
-      return;
-    }
-    traffic_->note(*call, &CollectiveCall::wait_began);
-    inner_->wait();
-    traffic_->note(*call, &CollectiveCall::wait_ended);
-  }
-
-  std::function<bool()> device_progress() override { return inner_->device_progress(); }
-
- private:
-  WorkPtr inner_;
-  TrafficCounterPtr traffic_;
-  CollectiveCallPtr call_;  ///< nullptr once the call has been waited for
-};
-
-}  // namespace
-
-WorkPtr timed(const TrafficCounterPtr& traffic, const CollectiveCallPtr& call, WorkPtr work) {
-  if (call == nullptr) {
-    return work;
-  }
-  traffic->note(*call, &CollectiveCall::returned);
-  if (work != done_work()) {
-    return std::make_shared<TimedWork>(std::move(work), traffic, call);
-  }
-  return work;
-}
-
-}  // namespace tessera::comm
-
-// The wrapper of every group of a world, which checks arguments and counts calls. Therefore back
-// ends receive only calls that are valid on this rank, and contain neither argument checks nor
-// counters.
-namespace tessera::comm {
-namespace {
 
 std::int64_t input_bytes(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
@@ -427,7 +361,6 @@ class CheckedCommunicator final : public Communicator {
                   "; make the ranks issue the same collectives in the same order");
   }
 
-  std::int64_t link_bytes() const override { return inner_->link_bytes(); }
   std::string name() const override { return inner_->name(); }
 
  private:
@@ -436,15 +369,11 @@ class CheckedCommunicator final : public Communicator {
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
-    const CollectiveCallPtr call =
-        size() > 1 ? traffic_->record(group_.name, collective, bytes, purpose()) : nullptr;
-    remember(collective);
-    const std::int64_t sent_before = inner_->link_bytes();
-    WorkPtr work = timed(traffic_, call, recorded(collective, start));
-    if (const std::int64_t sent = inner_->link_bytes() - sent_before; sent > 0) {
-      traffic_->add_link_bytes(group_.name, collective, sent);
+    if (size() > 1) {
+      traffic_->record(group_.name, collective, bytes, purpose());
     }
-    return work;
+    remember(collective);
+    return recorded(collective, start);
   }
 
   /// Records a call in the flight record, from the beginning of the call to its end.

@@ -55,9 +55,6 @@ struct CudaBackend {
   /// Makes a group that uses NCCL between processes with one GPU each. Collective.
   CommunicatorPtr (*make_nccl_communicator)(const detail::StorePtr& store, const GroupInfo& group,
                                             const NcclPlace& place);
-  /// The record that libtorch makes of this process's last NCCL calls, in the format of PyTorch's
-  /// torchfrtrace.
-  std::string (*nccl_record)();
   /// The streams of the GPU `device`; -1 means the current GPU.
   StreamsPtr (*make_streams)(int device);
 };

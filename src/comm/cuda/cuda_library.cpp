@@ -30,8 +30,8 @@ LibraryVersions versions() {
 }
 
 /// The function table that cuda_backend() finds in libtessera_cuda.so.
-constexpr CudaBackend kBackend{device_count,           set_device,          versions,
-                               make_nccl_communicator, detail::nccl_record, make_cuda_streams};
+constexpr CudaBackend kBackend{device_count, set_device, versions, make_nccl_communicator,
+                               make_cuda_streams};
 
 }  // namespace
 }  // namespace tessera::comm

@@ -26,70 +26,12 @@
 #include "tessera/internals/detail/c10d.h"
 #include "tessera/internals/detail/c10d_nccl.h"
 #include "tessera/internals/detail/devices.h"
-#include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {
-
-/// The report of NCCL on the health of a communicator. Separate from the group, because the
-/// watchdog reads the report but must not own the group: the group owns the watchdog. Thread safe.
-class NcclHealth {
- public:
-  /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
-  void check() const;
-  /// Sets the communicator to check. nullptr: there is no communicator, and the state counts as
-  /// healthy.
-  void set_communicator(ncclComm_t communicator);
-
- private:
-  mutable std::mutex mutex_;
-  ncclComm_t communicator_ = nullptr;
-};
-
-/// The process group of c10d for NCCL, from its set-up to its end. Thread safe.
-class NcclGroup {
- public:
-  /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr if there is no parent.
-  NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent);
-  NcclGroup(const NcclGroup&) = delete;
-  NcclGroup& operator=(const NcclGroup&) = delete;
-  /// Does not clean up a group that was not ended: the destructor of c10d needs CUDA, and this
-  /// destructor may run when the process ends. The operating system then cleans up.
-  ~NcclGroup();
-
-  const GroupInfo& info() const { return info_; }
-  int device() const { return device_; }
-  /// The process group of c10d. Throws Error once the group has ended.
-  detail::NcclProcessGroupPtr get() const;
-  const std::shared_ptr<NcclHealth>& health() const { return health_; }
-
-  /// Closes the communicator of this group together with all ranks of the group. If a rank fails or
-  /// does not call shutdown() within `patience`, aborts the communicator and throws PeerError. Does
-  /// nothing once the group has ended.
-  void shutdown(std::chrono::milliseconds patience);
-  /// Ends the group without the other ranks. Errors of NCCL are ignored.
-  void abort();
-
- private:
-  /// Takes ownership of the process group out of this object; nullptr if the process group was
-  /// taken before.
-  detail::NcclProcessGroupPtr take();
-
-  // Silences the watchdog of libtorch, which logs pages about an error that this library reports in
-  // one line.
-  const detail::QuietLog quiet_;
-  GroupInfo info_;
-  int device_;
-  mutable std::mutex mutex_;
-  detail::NcclProcessGroupPtr process_group_;
-  const std::shared_ptr<NcclHealth> health_ = std::make_shared<NcclHealth>();
-};
-
-}  // namespace tessera::comm
+namespace {
 
 // The set-up and the end of an NCCL group's process group.
-namespace tessera::comm {
-namespace {
 
 using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
@@ -105,18 +47,6 @@ constexpr std::chrono::seconds kNcclPatience{30};
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
-}
-
-/// The position of a group in a split of its parent group. The groups of one split are disjoint, so
-/// the first rank identifies a group.
-detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
-  return {.rank = info.rank,
-          .size = info.size(),
-          .timeout = info.timeout + kNcclPatience,
-          .name = info.name,
-          .ranks = info.ranks,
-          .from = parent == nullptr ? nullptr : parent->get(),
-          .color = info.ranks.front()};
 }
 
 /// Runs `end`, which ends a process group, on a separate thread, because `end` may hang. A hanging
@@ -156,90 +86,131 @@ void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
 }
 
-}  // namespace
-
-void NcclHealth::check() const {
-  const std::lock_guard lock(mutex_);
-  if (communicator_ == nullptr) {
-    return;
-  }
-  ncclResult_t state = ncclSuccess;
-  if (ncclCommGetAsyncError(communicator_, &state) == ncclSuccess && state != ncclSuccess &&
-      state != ncclInProgress) {
-    fail("NCCL met an error: ", ncclGetErrorString(state), " (",
-         first_line(ncclGetLastError(communicator_)),
-         "); look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
-  }
-}
-
-void NcclHealth::set_communicator(ncclComm_t communicator) {
-  const std::lock_guard lock(mutex_);
-  communicator_ = communicator;
-}
-
-NcclGroup::NcclGroup(const detail::StorePtr& store, GroupInfo info, int device,
-                     const NcclGroup* parent)
-    : info_(std::move(info)), device_(device) {
-  leave_errors_to_the_watchdog();
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
-  // The GPUs are connected here, so that a failure occurs in the set-up and not in the first
-  // collective.
-  detail::connect_gpu(*process_group_,
-                      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
-  health_->set_communicator(detail::communicator_of(*process_group_));
-}
-
-NcclGroup::~NcclGroup() {
-  static_cast<void>(process_group_.release());
-}
-
-NcclProcessGroupPtr NcclGroup::get() const {
-  const std::lock_guard lock(mutex_);
-  TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
-  return process_group_;
-}
-
-NcclProcessGroupPtr NcclGroup::take() {
-  const std::lock_guard lock(mutex_);
-  health_->set_communicator(nullptr);
-  return std::exchange(process_group_, nullptr);
-}
-
-void NcclGroup::shutdown(milliseconds patience) {
-  const NcclProcessGroupPtr group = take();
-  if (group == nullptr) {
-    return;
-  }
-  PeerWait wait(info_, "shutdown");
-  std::string reason = "its ranks did not all come within " + std::to_string(patience.count()) +
-                       " ms; every rank must call World::shutdown()";
-  try {
-    if (shuts_down_in_time(group, device_, patience, [&] {
-          wait.check([&] { return info_.watch->not_in(info_.watch->number()); });
-        })) {
+/// The report of NCCL on the health of a communicator. Separate from the group, because the
+/// watchdog reads the report but must not own the group: the group owns the watchdog. Thread safe.
+class NcclHealth {
+ public:
+  /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
+  void check() const {
+    const std::lock_guard lock(mutex_);
+    if (communicator_ == nullptr) {
       return;
     }
-  } catch (const PeerError& error) {
-    reason = error.what();
-  } catch (const std::exception& error) {
-    reason = first_line(error.what());
+    ncclResult_t state = ncclSuccess;
+    if (ncclCommGetAsyncError(communicator_, &state) == ncclSuccess && state != ncclSuccess &&
+        state != ncclInProgress) {
+      fail("NCCL met an error: ", ncclGetErrorString(state), " (",
+           first_line(ncclGetLastError(communicator_)),
+           "); look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
+    }
   }
-  abort_for_a_while(group, device_);
-  throw PeerError(reason);
-}
-
-void NcclGroup::abort() {
-  if (NcclProcessGroupPtr group = take()) {
-    abort_for_a_while(std::move(group), device_);
+  /// Sets the communicator to check. nullptr: there is no communicator, and the state counts as
+  /// healthy.
+  void set_communicator(ncclComm_t communicator) {
+    const std::lock_guard lock(mutex_);
+    communicator_ = communicator;
   }
-}
 
-}  // namespace tessera::comm
+ private:
+  mutable std::mutex mutex_;
+  ncclComm_t communicator_ = nullptr;
+};
+
+/// The process group of c10d for NCCL, from its set-up to its end. Thread safe.
+class NcclGroup {
+ public:
+  /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr if there is no parent.
+  NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent)
+      : info_(std::move(info)), device_(device) {
+    leave_errors_to_the_watchdog();
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
+    // The GPUs are connected here, so that a failure occurs in the set-up and not in the first
+    // collective.
+    detail::connect_gpu(*process_group_,
+                        at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
+    health_->set_communicator(detail::communicator_of(*process_group_));
+  }
+  NcclGroup(const NcclGroup&) = delete;
+  NcclGroup& operator=(const NcclGroup&) = delete;
+  /// Does not clean up a group that was not ended: the destructor of c10d needs CUDA, and this
+  /// destructor may run when the process ends. The operating system then cleans up.
+  ~NcclGroup() { static_cast<void>(process_group_.release()); }
+
+  const GroupInfo& info() const { return info_; }
+  int device() const { return device_; }
+  /// The process group of c10d. Throws Error once the group has ended.
+  NcclProcessGroupPtr get() const {
+    const std::lock_guard lock(mutex_);
+    TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
+    return process_group_;
+  }
+  const std::shared_ptr<NcclHealth>& health() const { return health_; }
+
+  /// Closes the communicator of this group together with all ranks of the group. If a rank fails or
+  /// does not call shutdown() within `patience`, aborts the communicator and throws PeerError. Does
+  /// nothing once the group has ended.
+  void shutdown(milliseconds patience) {
+    const NcclProcessGroupPtr group = take();
+    if (group == nullptr) {
+      return;
+    }
+    PeerWait wait(info_, "shutdown");
+    std::string reason = "its ranks did not all come within " + std::to_string(patience.count()) +
+                         " ms; every rank must call World::shutdown()";
+    try {
+      if (shuts_down_in_time(group, device_, patience, [&] {
+            wait.check([&] { return info_.watch->not_in(info_.watch->number()); });
+          })) {
+        return;
+      }
+    } catch (const PeerError& error) {
+      reason = error.what();
+    } catch (const std::exception& error) {
+      reason = first_line(error.what());
+    }
+    abort_for_a_while(group, device_);
+    throw PeerError(reason);
+  }
+  /// Ends the group without the other ranks. Errors of NCCL are ignored.
+  void abort() {
+    if (NcclProcessGroupPtr group = take()) {
+      abort_for_a_while(std::move(group), device_);
+    }
+  }
+
+ private:
+  /// Takes ownership of the process group out of this object; nullptr if the process group was
+  /// taken before.
+  NcclProcessGroupPtr take() {
+    const std::lock_guard lock(mutex_);
+    health_->set_communicator(nullptr);
+    return std::exchange(process_group_, nullptr);
+  }
+
+  /// The position of a group in a split of its parent group. The groups of one split are disjoint,
+  /// so the first rank identifies a group.
+  static detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
+    return {.rank = info.rank,
+            .size = info.size(),
+            .timeout = info.timeout + kNcclPatience,
+            .name = info.name,
+            .ranks = info.ranks,
+            .from = parent == nullptr ? nullptr : parent->get(),
+            .color = info.ranks.front()};
+  }
+
+  // Silences the watchdog of libtorch, which logs pages about an error that this library reports in
+  // one line.
+  const detail::QuietLog quiet_;
+  GroupInfo info_;
+  int device_;
+  mutable std::mutex mutex_;
+  detail::NcclProcessGroupPtr process_group_;
+  const std::shared_ptr<NcclHealth> health_ = std::make_shared<NcclHealth>();
+};
 
 // The collectives of an NCCL group.
-namespace tessera::comm {
-namespace {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 

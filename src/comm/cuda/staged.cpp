@@ -125,7 +125,6 @@ class StagedCommunicator final : public Communicator {
   void any_rank(std::span<std::uint8_t> flags) override { host_->any_rank(flags); }
   void abort() override { host_->abort(); }
   void shutdown(std::chrono::milliseconds patience) override { host_->shutdown(patience); }
-  std::int64_t link_bytes() const override { return host_->link_bytes(); }
   std::string name() const override { return host_->name() + " (staged)"; }
 
  private:

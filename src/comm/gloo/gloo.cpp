@@ -1,5 +1,6 @@
-// The number of bytes that a Gloo collective sends between hosts, computed from the algorithms of
-// Gloo 0.5 and libtorch's ProcessGroupGloo.
+// Collectives over TCP through c10d's Gloo, with three additions. Reductions work for every type
+// and round sums once. An operation fails soon after another rank has failed. The process can end
+// without waiting for operations that cannot finish.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -12,52 +13,25 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <memory>
 #include <span>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "backends.h"
 #include "gloo/gloo.h"
 #include "group_info.h"
 #include "tessera/core/placement.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 
 namespace tessera::comm {
+namespace {
 
 /// Whether libtorch's Gloo implements an all-reduce of this type and operator. Other all-reduces
 /// are an all-gather and a local sum.
-bool gloo_reduces(at::ScalarType type, ReduceOp op);
-
-// The functions below return the number of bytes that rank `group.rank` sends to ranks on other
-// hosts, without headers. `bytes`: the size of the input of this rank.
-
-/// The bytes of an all-gather over a ring: this rank sends every block, except that of the next
-/// rank, to the next rank.
-std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes);
-/// The bytes of an all-reduce: a ring of reduce-scatter and all-gather, or one all-gather.
-std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
-/// The bytes of an all-to-all with direct transfers between all pairs of ranks. `bytes`: the number
-/// of bytes that this rank sends to each rank.
-std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes);
-/// The bytes of a broadcast over a binomial tree.
-std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root);
-
-namespace {
-
-bool is_on_other_host(const GroupInfo& group, int rank) {
-  return !group.hosts.empty() && group.hosts[static_cast<std::size_t>(rank)] !=
-                                     group.hosts[static_cast<std::size_t>(group.rank)];
-}
-
-/// The bytes that this rank sends to another host in a ring: `bytes` if the next rank is on another
-/// host, otherwise 0.
-std::int64_t ring_link_bytes(const GroupInfo& group, std::int64_t bytes) {
-  return is_on_other_host(group, (group.rank + 1) % group.size()) ? bytes : 0;
-}
-
-}  // namespace
-
 bool gloo_reduces(at::ScalarType type, ReduceOp op) {
   switch (type) {
     case at::kFloat:
@@ -77,55 +51,7 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
   }
 }
 
-std::int64_t all_gather_link_bytes(const GroupInfo& group, std::int64_t bytes) {
-  return ring_link_bytes(group, (group.size() - 1) * bytes);
-}
-
-std::int64_t all_reduce_link_bytes(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op) {
-  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
-  return gloo_reduces(tensor.scalar_type(), op)
-             ? ring_link_bytes(group, 2 * (group.size() - 1) * bytes / group.size())
-             : all_gather_link_bytes(group, bytes);
-}
-
-std::int64_t all_to_all_link_bytes(const GroupInfo& group, std::span<const std::int64_t> bytes) {
-  std::int64_t sum = 0;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    sum += is_on_other_host(group, rank) ? bytes[static_cast<std::size_t>(rank)] : 0;
-  }
-  return sum;
-}
-
-std::int64_t broadcast_link_bytes(const GroupInfo& group, std::int64_t bytes, int root) {
-  // Ranks are numbered from the root. If n ranks have the data, rank i of these ranks sends the
-  // data to rank i + n in the next round.
-  const int own = (group.rank + group.size() - root) % group.size();
-  std::int64_t sum = 0;
-  for (int have = 1; have < group.size(); have *= 2) {
-    const int to = own + have;
-    if (own < have && to < group.size()) {
-      sum += is_on_other_host(group, (to + root) % group.size()) ? bytes : 0;
-    }
-  }
-  return sum;
-}
-
-detail::GroupReduceOp to_c10d(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return detail::GroupReduceOp::SUM;
-    case ReduceOp::kAvg:
-      return detail::GroupReduceOp::AVG;
-    case ReduceOp::kMax:
-      return detail::GroupReduceOp::MAX;
-    case ReduceOp::kMin:
-      return detail::GroupReduceOp::MIN;
-    case ReduceOp::kProduct:
-      return detail::GroupReduceOp::PRODUCT;
-  }
-  return detail::GroupReduceOp::SUM;
-}
-
+/// Converts counts of elements to counts of bytes.
 std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
                                           std::size_t item_bytes) {
   std::vector<std::int64_t> result;
@@ -135,8 +61,8 @@ std::vector<std::int64_t> counts_in_bytes(std::span<const std::int64_t> counts,
   return result;
 }
 
-/// Reduces the rows of `parts` into `output`. For 16-bit types at::sum() and at::prod() accumulate
-/// in fp32 and round once at the end.
+/// Sets `output`, (n), to the reduction of the rows of `parts`, (ranks, n), in rank order. For
+/// 16-bit types at::sum() and at::prod() accumulate in fp32 and round once at the end.
 void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
   const at::Tensor flat = output.view({-1});
   switch (op) {
@@ -158,10 +84,28 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op)
   }
 }
 
-/// The tensor as bytes. The tensor is flattened first, because a scalar, which has no dimension,
-/// cannot be viewed in a type of another size.
+/// The tensor as bytes, for collectives that only move data. The tensor is flattened first, because
+/// a scalar, which has no dimension, cannot be viewed in a type of another size.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
   return contiguous.view({-1}).view(at::kByte);
+}
+
+}  // namespace
+
+detail::GroupReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return detail::GroupReduceOp::SUM;
+    case ReduceOp::kAvg:
+      return detail::GroupReduceOp::AVG;
+    case ReduceOp::kMax:
+      return detail::GroupReduceOp::MAX;
+    case ReduceOp::kMin:
+      return detail::GroupReduceOp::MIN;
+    case ReduceOp::kProduct:
+      return detail::GroupReduceOp::PRODUCT;
+  }
+  return detail::GroupReduceOp::SUM;
 }
 
 Communicator& LazyHostGroup::get() {
@@ -196,12 +140,6 @@ void LazyHostGroup::abort() {
   }
 }
 
-}  // namespace tessera::comm
-
-// Collectives over TCP through c10d's Gloo, with three additions. Reductions work for every type
-// and round sums once. An operation fails soon after another rank has failed. The process can end
-// without waiting for operations that cannot finish.
-namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
@@ -402,7 +340,6 @@ class GlooCommunicator final : public Communicator {
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor bytes = as_bytes(tensor);
-    link_bytes_ += broadcast_link_bytes(group_->info(), bytes.numel(), root);
     return run("broadcast",
                [&](auto& group) { return detail::start_broadcast(group, bytes, root); });
   }
@@ -412,7 +349,6 @@ class GlooCommunicator final : public Communicator {
   }
 
   void abort() override { group_->abort(); }
-  std::int64_t link_bytes() const override { return link_bytes_; }
   std::string name() const override { return "gloo"; }
 
  private:
@@ -430,7 +366,6 @@ class GlooCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor to = as_bytes(output);
     const at::Tensor from = as_bytes(input);
-    link_bytes_ += all_gather_link_bytes(group_->info(), from.numel());
     return run(
         collective, [&](auto& group) { return detail::start_all_gather(group, to, from); },
         std::move(finish));
@@ -441,7 +376,6 @@ class GlooCommunicator final : public Communicator {
                    std::function<void()> finish = nullptr) {
     const at::Tensor to = as_bytes(output);
     const at::Tensor from = as_bytes(input);
-    link_bytes_ += all_to_all_link_bytes(group_->info(), input_bytes);
     return run(
         collective,
         [&](auto& group) {
@@ -457,7 +391,6 @@ class GlooCommunicator final : public Communicator {
     if (op == ReduceOp::kAvg) {
       finish = [tensor, ranks = size()] { tensor.div_(ranks); };
     }
-    link_bytes_ += all_reduce_link_bytes(group_->info(), tensor, op);
     return run(
         "all_reduce", [&](auto& group) { return detail::start_all_reduce(group, tensor, sum); },
         std::move(finish));
@@ -474,7 +407,6 @@ class GlooCommunicator final : public Communicator {
   }
 
   GlooGroupPtr group_;
-  std::int64_t link_bytes_ = 0;
 };
 
 /// Connects to the other ranks on a thread that can be abandoned: Gloo waits for every other rank

@@ -6,8 +6,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <functional>
-#include <map>
 
 #include "backends.h"
 #include "checked/checked_communicator.h"
@@ -17,22 +15,6 @@
 #include "watch/store_sync.h"
 
 namespace tessera::comm {
-namespace {
-
-/// Numbers the hosts of `ranks`. Hosts are distinguished by identity and not by name: see
-/// host_identity().
-std::vector<int> hosts_of(const JobInfo& job, const std::vector<int>& ranks) {
-  std::map<std::string, int> known;
-  std::vector<int> hosts;
-  for (const int rank : ranks) {
-    const auto& host = job.hosts.at(static_cast<std::size_t>(rank));
-    hosts.push_back(known.emplace(host, static_cast<int>(known.size())).first->second);
-  }
-  return hosts;
-}
-
-}  // namespace
-
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use) {
   return detail::store_below(detail::concat(use, "/", info.name, "/", join(info.ranks)), job.store);
 }
@@ -42,8 +24,10 @@ CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info
   if (info.size() == 1) {
     return make_solo_communicator();
   }
-  const bool one_host =
-      std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
+  // Hosts are distinguished by identity and not by name: see host_identity().
+  const auto host_of = [&](int rank) { return job.hosts.at(static_cast<std::size_t>(rank)); };
+  const bool one_host = std::ranges::all_of(
+      info.ranks, [&](int rank) { return host_of(rank) == host_of(info.ranks.front()); });
   if (one_host) {
     if (auto shared = make_shm_communicator(store_for(job, info, use + "shm"), info)) {
       return shared;
@@ -56,7 +40,6 @@ CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
   if (info.size() > 1) {
     info.watch = std::make_shared<GroupWatch>(job.watch, use + info.name, info.ranks);
-    info.hosts = hosts_of(job, info.ranks);
     info.ranks_here = static_cast<int>(
         std::ranges::count(job.hosts, job.hosts.at(static_cast<std::size_t>(job.rank))));
   }

@@ -11,7 +11,6 @@
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/group_watch.h"
 #include "watch/world_watch.h"
 
 namespace tessera::comm {
@@ -34,9 +33,9 @@ using JobPtr = std::shared_ptr<const JobInfo>;
 /// A part of the job's store that only the group `info` uses, and only for the purpose `use`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// Returns `info` with the hosts of the ranks, and with the record in which this rank writes the
-/// calls of the group. `use`: a prefix of the group's name, to distinguish several groups of the
-/// same ranks.
+/// Returns `info` with the record in which this rank writes the calls of the group, and with the
+/// number of ranks on this host. `use`: a prefix of the group's name, to distinguish several groups
+/// of the same ranks.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
 /// Makes the back end of a group of CPU tensors. Collective. `use`: see watched().

@@ -8,8 +8,8 @@
 #include "host/host.h"
 #include "rendezvous/rendezvous_wait.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/detail/flight_record.h"
 #include "tessera/core/error.h"
-#include "tessera/core/flight.h"
 
 namespace tessera::comm {
 namespace {
@@ -120,8 +120,7 @@ class Arrivals {
                          "; start all nodes with the same number of nodes and of ranks on each"));
       return {};
     }
-    return {announced.host,
-            announced.host == own_host() ? RecordMemory::open(announced.handle) : nullptr};
+    return {announced.host, announced.host == own_host() ? open_record(announced.handle) : nullptr};
   }
 
   const std::string& own_host() const {

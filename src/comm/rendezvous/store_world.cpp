@@ -24,9 +24,8 @@
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
-#include "watch/group_watch.h"
+#include "watch/peer_wait.h"
 #include "watch/store_sync.h"
-#include "watch/watchdog.h"
 
 namespace tessera::comm {
 namespace {
@@ -186,9 +185,6 @@ class StoreWorld final : public World {
     cuda.set_device(device_index_);
     if (options_.backend == "nccl") {
       check_nccl(versions);
-      if (job_->watch != nullptr) {
-        job_->watch->set_device_record(cuda.nccl_record);
-      }
     }
   }
 

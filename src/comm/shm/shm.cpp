@@ -18,7 +18,6 @@
 #include "backends.h"
 #include "group_info.h"
 #include "host/host.h"
-#include "shm/shm_reduce.h"
 #include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
 #include "tessera/comm/communicator.h"
@@ -30,6 +29,7 @@
 // ShmGroup runs one collective after another on a shared segment. ShmGroup handles only rounds and
 // calls; ShmCommunicator interprets the bytes.
 namespace tessera::comm {
+namespace {
 
 /// The kind of a collective, as a number in shared memory.
 enum class ShmKind : std::int32_t {
@@ -63,46 +63,6 @@ struct ShmOperation {
   std::exception_ptr error;  ///< the error of the operation; nullptr unless it has failed
 };
 using ShmOperationPtr = std::shared_ptr<ShmOperation>;
-
-/// Runs operations one after another on a segment. In each operation the ranks compare their calls.
-class ShmGroup {
- public:
-  ShmGroup(ShmSegment segment, GroupInfo group);
-
-  const GroupInfo& info() const { return group_; }
-  std::size_t slot_bytes() const { return segment_.slot_bytes(); }
-
-  /// Finishes the previous operation, then does the part of `operation` that needs no other rank.
-  void start(const ShmOperationPtr& operation);
-  /// Completes `operation`. Throws Error on all ranks if their calls differ; the group then stays
-  /// usable. Throws PeerError.
-  void finish(ShmOperation& operation);
-  void abort();
-
- private:
-  void publish(const ShmOperation& operation);
-  void produce(const ShmOperation& operation, std::int64_t round);
-  std::int64_t agreed_rounds(const ShmOperation& operation);
-  void run(ShmOperation& operation);
-
-  ShmSegment segment_;
-  GroupInfo group_;
-  /// The slots of the current round. The vector is a member to save an allocation in each round.
-  std::vector<const std::byte*> slots_;
-  /// The last round at which this rank has arrived. The number wraps around.
-  std::uint32_t round_ = 0;
-  /// The number of calls so far. Ranks compare their numbers, so that a skipped call is found at
-  /// the next call.
-  std::uint64_t sequence_ = 0;
-  /// Whether another rank has ended or was too late, so that the round numbers of the ranks no
-  /// longer match.
-  bool failed_ = false;
-  /// The operation that has started and is not finished. At most one, because the operation uses
-  /// the slots.
-  ShmOperationPtr under_way_;
-};
-
-namespace {
 
 /// The name of the method of Communicator, for messages.
 const char* name_of(ShmKind kind) {
@@ -162,126 +122,147 @@ std::string to_text(const ShmCall& call) {
                         call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
 }
 
-}  // namespace
+/// Runs operations one after another on a segment. In each operation the ranks compare their calls.
+class ShmGroup {
+ public:
+  ShmGroup(ShmSegment segment, GroupInfo group)
+      : segment_(std::move(segment)),
+        group_(std::move(group)),
+        slots_(static_cast<std::size_t>(group_.size())) {}
 
-ShmGroup::ShmGroup(ShmSegment segment, GroupInfo group)
-    : segment_(std::move(segment)),
-      group_(std::move(group)),
-      slots_(static_cast<std::size_t>(group_.size())) {}
+  const GroupInfo& info() const { return group_; }
+  std::size_t slot_bytes() const { return segment_.slot_bytes(); }
 
-void ShmGroup::start(const ShmOperationPtr& operation) {
-  // The previous operation is finished first, because its slots are needed. Its error, if any, is
-  // thrown here and again by its own wait().
-  if (under_way_ != nullptr) {
-    finish(*under_way_);
+  /// Finishes the previous operation, then does the part of `operation` that needs no other rank.
+  void start(const ShmOperationPtr& operation) {
+    // The previous operation is finished first, because its slots are needed. Its error, if any, is
+    // thrown here and again by its own wait().
+    if (under_way_ != nullptr) {
+      finish(*under_way_);
+    }
+    if (failed_) {
+      throw PeerError(describe(group_, text_of(*operation).c_str()) +
+                      ": the group failed earlier; end this rank and start the job again");
+    }
+    // The call is published before this rank arrives at the round, so a rank that sees the arrival
+    // can read the call.
+    publish(*operation);
+    produce(*operation, 0);
+    under_way_ = operation;
   }
-  if (failed_) {
-    throw PeerError(describe(group_, text_of(*operation).c_str()) +
-                    ": the group failed earlier; end this rank and start the job again");
-  }
-  // The call is published before this rank arrives at the round, so a rank that sees the arrival
-  // can read the call.
-  publish(*operation);
-  produce(*operation, 0);
-  under_way_ = operation;
-}
 
-void ShmGroup::publish(const ShmOperation& operation) {
-  // The call is stored for the round that produce() is about to begin. The stored call stays valid
-  // until the round after the next; no rank begins that round before all ranks have read the call.
-  ShmCall& call = segment_.call(group_.rank, round_ + 1);
-  call = {++sequence_,
-          operation.elements,
-          static_cast<std::int32_t>(operation.kind),
-          operation.dtype,
-          static_cast<std::int32_t>(operation.op),
-          operation.root,
-          operation.rounds,
-          {}};
-  // A long purpose is cut at the front, because the end of a name is more specific than its
-  // beginning.
-  const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
-  std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
-              call.purpose.begin());
-}
-
-void ShmGroup::produce(const ShmOperation& operation, std::int64_t round) {
-  ++round_;
-  operation.produce(round, segment_.slot(group_.rank, round_));
-  segment_.arrive(group_.rank, round_);
-}
-
-void ShmGroup::finish(ShmOperation& operation) {
-  // `keep` owns the operation, because the caller may have dropped its reference.
-  ShmOperationPtr keep;
-  if (!operation.done) {
-    operation.done = true;
-    keep = std::exchange(under_way_, nullptr);
-    try {
-      run(operation);
-      // After a PeerError the round numbers of the ranks no longer match. Any other Error was
-      // thrown on all ranks in the same round, so the next call can begin.
-    } catch (const PeerError&) {
-      failed_ = true;
-      operation.error = std::current_exception();
-    } catch (const Error&) {
-      operation.error = std::current_exception();
+  /// Completes `operation`. Throws Error on all ranks if their calls differ; the group then stays
+  /// usable. Throws PeerError.
+  void finish(ShmOperation& operation) {
+    // `keep` owns the operation, because the caller may have dropped its reference.
+    ShmOperationPtr keep;
+    if (!operation.done) {
+      operation.done = true;
+      keep = std::exchange(under_way_, nullptr);
+      try {
+        run(operation);
+        // After a PeerError the round numbers of the ranks no longer match. Any other Error was
+        // thrown on all ranks in the same round, so the next call can begin.
+      } catch (const PeerError&) {
+        failed_ = true;
+        operation.error = std::current_exception();
+      } catch (const Error&) {
+        operation.error = std::current_exception();
+      }
+    }
+    if (operation.error) {
+      std::rethrow_exception(operation.error);
     }
   }
-  if (operation.error) {
-    std::rethrow_exception(operation.error);
-  }
-}
 
-void ShmGroup::run(ShmOperation& operation) {
-  const std::string collective = text_of(operation);
-  std::int64_t rounds = 1;
-  for (std::int64_t round = 0; round < rounds; ++round) {
-    if (round > 0) {
-      produce(operation, round);
+  void abort() { segment_.wake_peers(); }
+
+ private:
+  void publish(const ShmOperation& operation) {
+    // The call is stored for the round that produce() is about to begin. The stored call stays
+    // valid until the round after the next; no rank begins that round before all ranks have read
+    // the call.
+    ShmCall& call = segment_.call(group_.rank, round_ + 1);
+    call = {++sequence_,
+            operation.elements,
+            static_cast<std::int32_t>(operation.kind),
+            operation.dtype,
+            static_cast<std::int32_t>(operation.op),
+            operation.root,
+            operation.rounds,
+            {}};
+    // A long purpose is cut at the front, because the end of a name is more specific than its
+    // beginning.
+    const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
+    std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
+                call.purpose.begin());
+  }
+
+  void produce(const ShmOperation& operation, std::int64_t round) {
+    ++round_;
+    operation.produce(round, segment_.slot(group_.rank, round_));
+    segment_.arrive(group_.rank, round_);
+  }
+
+  void run(ShmOperation& operation) {
+    const std::string collective = text_of(operation);
+    std::int64_t rounds = 1;
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      if (round > 0) {
+        produce(operation, round);
+      }
+      // After wait() every slot of the round can be read, until this rank arrives at the next
+      // round.
+      segment_.wait(group_, round_, collective.c_str());
+      if (round == 0) {
+        // The number of rounds is read only after the first round, because a rank with little to
+        // send does not know how many rounds the other ranks need.
+        rounds = agreed_rounds(operation);
+      }
+      for (int rank = 0; rank < group_.size(); ++rank) {
+        slots_[static_cast<std::size_t>(rank)] = segment_.slot(rank, round_);
+      }
+      operation.consume(round, slots_);
     }
-    // After wait() every slot of the round can be read, until this rank arrives at the next round.
-    segment_.wait(group_, round_, collective.c_str());
-    if (round == 0) {
-      // The number of rounds is read only after the first round, because a rank with little to send
-      // does not know how many rounds the other ranks need.
-      rounds = agreed_rounds(operation);
-    }
+  }
+
+  std::int64_t agreed_rounds(const ShmOperation& operation) {
+    const ShmCall& own = segment_.call(group_.rank, round_);
+    std::int64_t rounds = operation.rounds;
     for (int rank = 0; rank < group_.size(); ++rank) {
-      slots_[static_cast<std::size_t>(rank)] = segment_.slot(rank, round_);
+      const ShmCall& peer = segment_.call(rank, round_);
+      // Every rank compares its call with that of every other rank, so that all ranks throw and
+      // none continues alone.
+      TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
+                    ": the ranks disagree: this one calls ", to_text(own), ", rank ",
+                    group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
+                    "; make the ranks issue the same collectives in the same order");
+      rounds = std::max(rounds, peer.rounds);
     }
-    operation.consume(round, slots_);
+    return rounds;
   }
-}
 
-std::int64_t ShmGroup::agreed_rounds(const ShmOperation& operation) {
-  const ShmCall& own = segment_.call(group_.rank, round_);
-  std::int64_t rounds = operation.rounds;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const ShmCall& peer = segment_.call(rank, round_);
-    // Every rank compares its call with that of every other rank, so that all ranks throw and none
-    // continues alone.
-    TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
-                  ": the ranks disagree: this one calls ", to_text(own), ", rank ",
-                  group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
-                  "; make the ranks issue the same collectives in the same order");
-    rounds = std::max(rounds, peer.rounds);
-  }
-  return rounds;
-}
-
-void ShmGroup::abort() {
-  segment_.wake_peers();
-}
-
-}  // namespace tessera::comm
+  ShmSegment segment_;
+  GroupInfo group_;
+  /// The slots of the current round. The vector is a member to save an allocation in each round.
+  std::vector<const std::byte*> slots_;
+  /// The last round at which this rank has arrived. The number wraps around.
+  std::uint32_t round_ = 0;
+  /// The number of calls so far. Ranks compare their numbers, so that a skipped call is found at
+  /// the next call.
+  std::uint64_t sequence_ = 0;
+  /// Whether another rank has ended or was too late, so that the round numbers of the ranks no
+  /// longer match.
+  bool failed_ = false;
+  /// The operation that has started and is not finished. At most one, because the operation uses
+  /// the slots.
+  ShmOperationPtr under_way_;
+};
 
 // Collectives through shared memory. Each collective is an operation of rounds: what a rank writes
 // to its slot, and what it reads from all slots. ShmGroup runs the rounds; the classes in
 // shm_rounds.h compute the layout of slots and tensors. The end of this file decides whether the
 // ranks can share memory.
-namespace tessera::comm {
-namespace {
 
 /// The largest tensor, in bytes, that every rank reduces as a whole, in one round instead of two.
 /// For short tensors waiting for other ranks costs more than the additions.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,12 +10,22 @@
 #include <vector>
 
 #include "group_info.h"
-#include "shm/shm_reduce.h"
+#include "tessera/core/placement.h"
 
 // The layout of the bytes of a collective in slots and rounds. A slot has a fixed size; bytes that
 // do not fit are sent in further rounds. Each rank computes the layout alone: the functions neither
 // wait nor synchronise.
 namespace tessera::comm {
+
+/// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The
+/// order of the terms is equal on every rank, so that all ranks that compute the reduction get
+/// equal bits. There are at least two sources. 16-bit floats accumulate in fp32. `output` may be
+/// one of the sources.
+using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
+                                std::size_t elements);
+
+/// The reduction for a type and an operator; nullptr if the operator is not defined for the type.
+ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op);
 
 /// The slots of all ranks in one round, in rank order.
 using Slots = std::span<const std::byte* const>;

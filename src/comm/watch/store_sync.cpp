@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "watch/group_watch.h"
 #include "watch/peer_wait.h"
 #include "watch/store_sync.h"
 

@@ -10,18 +10,19 @@
 #include <cstring>
 #include <exception>
 #include <future>
-#include <iterator>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <new>
 #include <random>
-#include <set>
 #include <sstream>
 
+#include "group_info.h"
 #include "host/host.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "watch/peer_wait.h"
 #include "watch/store_sync.h"
-#include "watch/watchdog.h"
 
 namespace tessera::comm {
 namespace {
@@ -29,15 +30,33 @@ namespace {
 using flight::RankState;
 using flight::Record;
 
-constexpr std::size_t kRecordBytes = sizeof(Record);
+constexpr auto kRecordBytes = static_cast<off_t>(sizeof(Record));
 
+/// nullptr if the file cannot be mapped.
 Record* map_record(int fd) {
-  void* base = mmap(nullptr, kRecordBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* base = mmap(nullptr, sizeof(Record), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return base == MAP_FAILED ? nullptr : static_cast<Record*>(base);
 }
 
-int make_memory(const std::string& path) {
+std::int64_t unix_time_ns() {
+  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+RecordMemory::~RecordMemory() {
+  munmap(record_, sizeof(Record));
+  close(fd_);
+}
+
+std::string run_folder() {
+  return environment_variable("TESSERA_RUN_DIR").value_or("");
+}
+
+RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder) {
   constexpr mode_t kMode = 0644;
+  std::string path =
+      folder.empty() ? "" : folder + "/" + flight::record_name(settings.world, settings.rank);
   // An older file is unlinked and not truncated, because truncation would end, with SIGBUS, a
   // process that still maps the file.
   unlink(path.c_str());
@@ -45,37 +64,29 @@ int make_memory(const std::string& path) {
                               : ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
   // The disk space is reserved, because on a full disk a write to the mapped memory would otherwise
   // end the process with SIGBUS.
-  const int error = fd < 0 ? errno : posix_fallocate(fd, 0, static_cast<off_t>(kRecordBytes));
-  if (error != 0) {
+  int error = fd < 0 ? errno : posix_fallocate(fd, 0, kRecordBytes);
+  Record* const memory = error == 0 ? map_record(fd) : nullptr;
+  if (memory == nullptr) {
+    error = error == 0 ? errno : error;
     close(fd);
     fail("the flight record ", path, " cannot be made: ", std::strerror(error),
          "; give a folder that exists and can be written as TESSERA_RUN_DIR");
   }
-  return fd;
-}
-
-}  // namespace
-
-RecordMemory::~RecordMemory() {
-  munmap(record_, kRecordBytes);
-  close(fd_);
-}
-
-RecordPtr RecordMemory::create(const std::string& path) {
-  const int fd = make_memory(path);
-  Record* memory = map_record(fd);
-  TESSERA_CHECK(memory != nullptr, "the flight record cannot be mapped: ", std::strerror(errno));
-  RecordPtr made(new RecordMemory(fd, new (memory) Record));
+  Record& record = *new (memory) Record;
   std::random_device random;
-  memory->token = (std::uint64_t{random()} << 32) | random();
-  memory->bytes = kRecordBytes;
-  const std::string place =
-      path.empty() ? "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd) : path;
-  made->handle_ = std::to_string(memory->token) + " " + place;
-  return made;
+  const ProcessIdentity process = this_process();
+  record.token = (std::uint64_t{random()} << 32) | random();
+  record.bytes = sizeof(Record);
+  record.rank = settings.rank;
+  record.size = size;
+  record.pid = process.pid;
+  record.start_time = process.start_time;
+  record.magic.store(flight::kMagic, std::memory_order_release);
+  path = path.empty() ? detail::concat("/proc/", getpid(), "/fd/", fd) : path;
+  return std::make_shared<RecordMemory>(fd, &record, detail::concat(record.token, " ", path));
 }
 
-RecordPtr RecordMemory::open(const std::string& handle) {
+RecordPtr open_record(const std::string& handle) {
   std::istringstream text(handle);
   std::uint64_t token = 0;
   std::string path;
@@ -83,48 +94,22 @@ RecordPtr RecordMemory::open(const std::string& handle) {
   std::getline(text, path);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   struct stat status {};
-  const bool fits =
-      fd >= 0 && fstat(fd, &status) == 0 && status.st_size == static_cast<off_t>(kRecordBytes);
-  Record* record = fits ? map_record(fd) : nullptr;
+  const bool fits = fd >= 0 && fstat(fd, &status) == 0 && status.st_size == kRecordBytes;
+  Record* const record = fits ? map_record(fd) : nullptr;
   if (record == nullptr) {
     close(fd);
     return nullptr;
   }
-  RecordPtr opened(new RecordMemory(fd, record));
-  opened->handle_ = handle;
+  auto opened = std::make_shared<RecordMemory>(fd, record, handle);
   // Another token means another pid namespace, in which the pid belongs to another process.
   return record->token == token && record->magic == flight::kMagic ? opened : nullptr;
-}
-
-std::string run_folder() {
-  return environment_variable("TESSERA_RUN_DIR").value_or("");
-}
-
-std::int64_t unix_time() {
-  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder) {
-  RecordPtr memory = RecordMemory::create(
-      folder.empty() ? "" : folder + "/" + flight::record_name(settings.world, settings.rank));
-  Record& record = memory->record();
-  const ProcessIdentity process = this_process();
-  record.rank = settings.rank;
-  record.size = size;
-  record.pid = process.pid;
-  record.start_time = process.start_time;
-  record.magic.store(flight::kMagic, std::memory_order_release);
-  return memory;
 }
 
 namespace {
 
 constexpr std::chrono::seconds kPatience{1};
+/// The key of the announcements that ranks have ended.
 constexpr auto kEnds = "ends";
-
-std::string end_key(std::size_t number) {
-  return "end/" + std::to_string(number);
-}
 
 std::string wait_key(std::uint64_t group, int rank) {
   return detail::concat("wait/", group, "/", rank);
@@ -133,17 +118,14 @@ std::string wait_key(std::uint64_t group, int rank) {
 }  // namespace
 
 struct WorldWatch::Remote {
-  /// Ranks that have ended, each with the reason why it will not arrive. Several ranks may announce
-  /// that a rank was killed.
-  using Ends = std::vector<std::pair<int, std::string>>;
+  /// Why each rank that has ended will not arrive.
+  using Ends = std::map<int, std::string>;
 
   detail::StorePtr store;        ///< a separate connection, because a call of the store may block
   std::mutex mutex;              ///< protects the members below
   std::future<Ends> asked = {};  ///< the store's answer to the last look(), not read yet
   std::chrono::steady_clock::time_point next_look = {};
   Ends ends = {};
-  /// The numbers of the announcements that this rank has read.
-  std::shared_ptr<std::set<std::size_t>> seen = std::make_shared<std::set<std::size_t>>();
 };
 
 WorldWatch::WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records,
@@ -157,29 +139,14 @@ WorldWatch::~WorldWatch() {
   end();
 }
 
-Record& WorldWatch::own() const {
-  return memory(settings_.rank)->record();
-}
-
 /// Records how this rank ends. Only the first call counts, because later ends are a consequence of
 /// the first.
 void WorldWatch::note_end(RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
-  own().ended.compare_exchange_strong(never, unix_time());
+  own().ended.compare_exchange_strong(never, unix_time_ns());
   if (own().state.compare_exchange_strong(running, state)) {
     announce_end(settings_.rank);
-  }
-}
-
-void WorldWatch::announce_end(int rank) const {
-  if (remote_ != nullptr && is_near(rank)) {
-    const auto announce = [text =
-                               detail::concat(rank, " ", exit_reason(rank))](detail::Store& store) {
-      store.set(end_key(static_cast<std::size_t>(store.add(kEnds, 1))), text);
-      return true;
-    };
-    ask(remote_->store, announce).wait_for(kPatience);
   }
 }
 
@@ -188,10 +155,6 @@ void WorldWatch::end() {
   // If an exception destroys the world, this rank counts as a rank that gave up, so that the
   // messages of other ranks refer to the message of the exception.
   note_end(std::uncaught_exceptions() > 0 ? RankState::kGaveUp : RankState::kEnded);
-}
-
-void WorldWatch::give_up() {
-  note_end(RankState::kGaveUp);
 }
 
 bool WorldWatch::may_come(int rank) const {
@@ -282,6 +245,25 @@ std::vector<int> WorldWatch::not_in(const WatchedGroup& group, std::uint64_t num
   return ranks;
 }
 
+std::vector<int> WorldWatch::away(const WatchedGroup& group) const {
+  std::vector<int> ranks = group.ranks;
+  std::erase_if(ranks, [this](int rank) { return is_near(rank); });
+  return ranks;
+}
+
+void WorldWatch::announce_end(int rank) const {
+  if (remote_ == nullptr || !is_near(rank)) {
+    return;
+  }
+  const std::string text = detail::concat(rank, " ", exit_reason(rank));
+  // A zero byte ends each announcement. Several ranks may announce that a rank was killed.
+  ask(remote_->store, [bytes = std::vector<std::uint8_t>(
+                           text.c_str(), text.c_str() + text.size() + 1)](detail::Store& store) {
+    store.append(kEnds, bytes);
+    return true;
+  }).wait_for(kPatience);
+}
+
 void WorldWatch::look() const {
   if (remote_ == nullptr) {
     return;
@@ -289,7 +271,7 @@ void WorldWatch::look() const {
   const std::lock_guard lock(remote_->mutex);
   if (remote_->asked.valid() && arrives(remote_->asked, {})) {
     try {
-      std::ranges::move(remote_->asked.get(), std::back_inserter(remote_->ends));
+      remote_->ends = remote_->asked.get();
     } catch (const std::exception&) {
       // The store does not answer: the process that serves the store has ended, and the job with
       // it. Each rank notices this itself.
@@ -300,21 +282,14 @@ void WorldWatch::look() const {
     return;
   }
   remote_->next_look = now + kPatience;
-  remote_->asked = ask(remote_->store, [seen = remote_->seen](detail::Store& store) {
-    Remote::Ends found;
-    const auto count = static_cast<std::size_t>(store.add(kEnds, 0));
-    for (std::size_t i = 1; i <= count; ++i) {
-      // A rank that was killed between counting its announcement and writing the text leaves a
-      // number without a text.
-      if (seen->contains(i) || !store.check({end_key(i)})) {
-        continue;
-      }
-      seen->insert(i);
-      const std::string text = store.get_to_str(end_key(i));
+  remote_->asked = ask(remote_->store, [](detail::Store& store) {
+    Remote::Ends ends;
+    std::istringstream announcements(store.check({kEnds}) ? store.get_to_str(kEnds) : "");
+    for (std::string text; std::getline(announcements, text, '\0');) {
       const std::size_t space = text.find(' ');
-      found.emplace_back(std::stoi(text.substr(0, space)), text.substr(space + 1));
+      ends.emplace(std::stoi(text.substr(0, space)), text.substr(space + 1));
     }
-    return found;
+    return ends;
   });
 }
 
@@ -323,14 +298,8 @@ std::string WorldWatch::remote_end(int rank) const {
     return "";
   }
   const std::lock_guard lock(remote_->mutex);
-  const auto found = std::ranges::find(remote_->ends, rank, &Remote::Ends::value_type::first);
+  const auto found = remote_->ends.find(rank);
   return found == remote_->ends.end() ? "" : found->second;
-}
-
-std::vector<int> WorldWatch::away(const WatchedGroup& group) const {
-  std::vector<int> ranks = group.ranks;
-  std::erase_if(ranks, [this](int rank) { return is_near(rank); });
-  return ranks;
 }
 
 void WorldWatch::announce_wait(const WatchedGroup& group, std::uint64_t number) const {
@@ -360,6 +329,79 @@ std::optional<std::vector<int>> WorldWatch::not_waiting(const WatchedGroup& grou
   } catch (const std::exception&) {
     return std::nullopt;
   }
+}
+
+namespace {
+
+/// Takes a free slot of the flight record for a group. A lock ensures that threads that make groups
+/// at the same time get different slots.
+flight::GroupSlot* take_slot(Record& record, const WatchedGroup& group, const std::string& name) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto* const slot = std::ranges::find_if(
+      record.groups, [](const flight::GroupSlot& each) { return each.id.load() == 0; });
+  if (slot == record.groups.end()) {
+    return nullptr;
+  }
+  slot->name = flight::padded<sizeof slot->name>(name);
+  for (const int rank : group.ranks) {
+    const auto bit = static_cast<std::size_t>(rank);
+    if (bit < flight::kMostRanks) {
+      slot->ranks[bit / 64] |= std::uint64_t{1} << (bit % 64);
+    }
+  }
+  slot->id.store(group.id, std::memory_order_release);
+  return slot;
+}
+
+}  // namespace
+
+void set_waits(Record& record, const BegunCall& call, bool waits) {
+  flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
+  if (slot.order.load(std::memory_order_relaxed) == call.order) {
+    slot.since.store(unix_time_ns(), std::memory_order_relaxed);
+    slot.waits.store(waits, std::memory_order_release);
+  }
+}
+
+GroupWatch::GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks)
+    : world_(std::move(world)),
+      // The number of the group is at least 1, because 0 marks a free slot.
+      group_(std::make_shared<const WatchedGroup>(
+          WatchedGroup{std::max<std::uint64_t>(hash_of(name + " of " + join(ranks)), 1), ranks})),
+      slot_(take_slot(world_->own(), *group_, name)) {}
+
+BegunCall GroupWatch::begin(const char* collective, std::string_view purpose) {
+  Record& record = world_->own();
+  const BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
+  flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
+  // `order` is set by an exchange, so that no following write becomes visible before it.
+  slot.order.exchange(0, std::memory_order_acq_rel);
+  slot.label.store(
+      {.group = group_->id,
+       .number = call.number,
+       .collective = flight::padded<sizeof(flight::CallLabel::collective)>(collective),
+       .purpose = flight::padded<sizeof(flight::CallLabel::purpose)>(purpose),
+       .caller = flight::padded<sizeof(flight::CallLabel::caller)>(CallerScope::outermost())});
+  slot.since.store(unix_time_ns(), std::memory_order_relaxed);
+  slot.waits.store(true, std::memory_order_relaxed);
+  slot.order.store(call.order, std::memory_order_release);
+  if (slot_ != nullptr) {
+    slot_->begun.store(begun_, std::memory_order_release);
+  }
+  return call;
+}
+
+void GroupWatch::await_device(std::function<bool()> is_done, const BegunCall& call) {
+  // The world owns the watchdog, so the pointer stays valid.
+  auto ends_call = [is_done = std::move(is_done), call, world = world_.get()] {
+    const bool done = is_done();
+    if (done) {
+      set_waits(world->own(), call, false);
+    }
+    return done;
+  };
+  world_->watchdog().await(std::move(ends_call), call, group_);
 }
 
 }  // namespace tessera::comm

@@ -1,45 +1,40 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "tessera/core/detail/flight_record.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d.h"
 
-TESSERA_API_FOR_TEST_BEGIN
+TESSERA_API_BEGIN
 namespace tessera::comm {
 
 class Watchdog;
 
 /// The memory of a flight record. The rank of the record writes this memory; other ranks on the
 /// host map the memory.
-class RecordMemory {
+class RecordMemory : tessera::detail::NoCopy {
  public:
-  /// Makes the memory of a new record: the file `path`, which is not deleted later, or, if `path`
-  /// is "", anonymous memory (memfd), which is freed when the last process that maps it ends.
-  /// Throws Error if the file cannot be made.
-  static std::shared_ptr<RecordMemory> create(const std::string& path);
-  /// Maps another rank's record by its handle(); nullptr if the record cannot be mapped.
-  static std::shared_ptr<RecordMemory> open(const std::string& handle);
-
-  RecordMemory(const RecordMemory&) = delete;
-  RecordMemory& operator=(const RecordMemory&) = delete;
+  /// Takes ownership of the file and of its mapping.
+  RecordMemory(int fd, flight::Record* record, std::string handle)
+      : fd_(fd), record_(record), handle_(std::move(handle)) {}
   ~RecordMemory();
 
   flight::Record& record() const { return *record_; }
-  /// The handle that other processes pass to open(); valid while this object exists.
+  /// The handle that other processes pass to open_record(); valid while this object exists.
   const std::string& handle() const { return handle_; }
 
  private:
-  RecordMemory(int fd, flight::Record* record) : fd_(fd), record_(record) {}
-
   int fd_;
   flight::Record* record_;
   std::string handle_;
@@ -57,11 +52,12 @@ struct WatchSettings {
 /// The folder TESSERA_RUN_DIR, in which the flight records of a job's ranks are files; "" if the
 /// variable is not set.
 std::string run_folder();
-/// Unix time in nanoseconds.
-std::int64_t unix_time();
-/// Makes a record without calls for this rank of a world of `size` ranks: a file in `folder`, or in
-/// memory if `folder` is "".
+/// Makes a record without calls for this rank of a world of `size` ranks: a file in `folder`, which
+/// is not deleted later, or, if `folder` is "", anonymous memory (memfd), which is freed when the
+/// last process that maps it ends. Throws Error if the file cannot be made.
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
+/// Maps another rank's record by its handle(); nullptr if the record cannot be mapped.
+RecordPtr open_record(const std::string& handle);
 
 /// A group of ranks whose calls are recorded.
 struct WatchedGroup {
@@ -71,33 +67,23 @@ struct WatchedGroup {
 
 /// The flight record of this rank, and the state of the other ranks: read from their flight records
 /// on the same host, and through the job's store on other hosts. Thread safe.
-class WorldWatch {
+class WorldWatch : tessera::detail::NoCopy {
  public:
   /// Starts no thread. `records`: the record of each rank, nullptr for ranks on other hosts.
   /// `store`: the job's store, for ranks on other hosts; nullptr if all ranks are on this host.
   WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store);
-  WorldWatch(const WorldWatch&) = delete;
-  WorldWatch& operator=(const WorldWatch&) = delete;
   /// Records that this rank begins no more collectives.
   ~WorldWatch();
 
   const WatchSettings& settings() const { return settings_; }
-  flight::Record& own() const;
+  flight::Record& own() const { return memory(settings_.rank)->record(); }
   Watchdog& watchdog() const { return *watchdog_; }
   void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
   /// Makes ranks that wait for this rank fail.
-  void give_up();
+  void give_up() { note_end(flight::RankState::kGaveUp); }
   /// Records that this rank begins no more collectives, and stops the watchdog.
   void end();
-  /// Sets the function that returns NCCL's flight record, for the watchdog. To be called before the
-  /// first group is made.
-  void set_device_record(std::function<std::string()> record) {
-    device_record_ = std::move(record);
-  }
-  const std::function<std::string()>& device_record() const { return device_record_; }
 
-  /// Whether this process can read the flight record of `rank`.
-  bool is_near(int rank) const { return memory(rank) != nullptr; }
   /// Whether `rank` may still arrive: false once the rank has ended or given up. Cheap.
   bool may_come(int rank) const;
   /// The rank of `ranks` that ended first; nullopt if none of them has ended.
@@ -134,6 +120,8 @@ class WorldWatch {
   struct Remote;
 
   const RecordPtr& memory(int rank) const { return records_[static_cast<std::size_t>(rank)]; }
+  /// Whether this process can read the flight record of `rank`.
+  bool is_near(int rank) const { return memory(rank) != nullptr; }
   std::string what_it_does(int rank) const;
   std::string remote_end(int rank) const;
   void note_end(flight::RankState state);
@@ -141,10 +129,52 @@ class WorldWatch {
   WatchSettings settings_;
   std::vector<RecordPtr> records_;
   std::unique_ptr<Remote> remote_;  ///< state of ranks on other hosts; nullptr if there are none
-  std::function<std::string()> device_record_;
   std::unique_ptr<Watchdog> watchdog_;
 };
 using WorldWatchPtr = std::shared_ptr<WorldWatch>;
 
+/// A collective that has begun, and where the flight record has it.
+struct BegunCall {
+  std::uint64_t order = 0;   ///< number of the call among all calls of this rank, from 1
+  std::uint64_t number = 0;  ///< number of the call within its group; 0 is the set-up
+};
+
+/// Records in the flight record whether a thread or the device waits for the end of a call from now
+/// on. Thread safe.
+void set_waits(flight::Record& record, const BegunCall& call, bool waits);
+
+/// Records the calls of one group in this rank's flight record. One thread at a time.
+class GroupWatch {
+ public:
+  GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks);
+
+  /// Records the beginning of the group's next collective, in which this thread waits.
+  BegunCall begin(const char* collective, std::string_view purpose = {});
+  /// Records that this thread waits from now on until `call` is done.
+  void waits(const BegunCall& call) { set_waits(world_->own(), call, true); }
+  /// Records that the call is done or has failed, or that this thread no longer waits for the call.
+  void leaves(const BegunCall& call) { set_waits(world_->own(), call, false); }
+  /// Passes a call to the watchdog, if wait() has returned before the device has finished the call:
+  /// see Watchdog::await().
+  void await_device(std::function<bool()> is_done, const BegunCall& call);
+
+  /// The number of the last call that has begun.
+  std::uint64_t number() const { return begun_ - 1; }
+  /// The ranks that will not complete the call `number` of this group, as far as known: see
+  /// WorldWatch::not_in().
+  std::vector<int> not_in(std::uint64_t number) const { return world_->not_in(*group_, number); }
+  WorldWatch& world() const { return *world_; }
+  const std::shared_ptr<const WatchedGroup>& group() const { return group_; }
+
+ private:
+  WorldWatchPtr world_;
+  std::shared_ptr<const WatchedGroup> group_;
+  /// The group's slot in the flight record; nullptr if the record is full.
+  flight::GroupSlot* slot_;
+  /// The number of calls that have begun. The number is atomic, because threads that finish earlier
+  /// calls read it.
+  std::atomic<std::uint64_t> begun_ = 0;
+};
+
 }  // namespace tessera::comm
-TESSERA_API_FOR_TEST_END
+TESSERA_API_END

@@ -1,6 +1,6 @@
 // Reads the flight records of a job's ranks and describes in words what the ranks did.
 
-#include "tessera/core/flight.h"
+#include "tessera/core/detail/flight_record.h"
 
 #include <array>
 #include <cstdio>
@@ -12,7 +12,6 @@
 #include <tuple>
 #include <utility>
 
-#include "tessera/core/detail/flight_record.h"
 #include "tessera/core/error.h"
 
 namespace tessera::flight {

@@ -1,5 +1,5 @@
 // What `tessera-run --explain` says about the flight records of several ranks.
-#include "tessera/core/flight.h"
+#include "tessera/core/detail/flight_record.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/detail/flight_record.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 

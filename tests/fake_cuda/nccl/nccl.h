@@ -30,12 +30,6 @@ bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
             ncclDataType_t type, ncclRedOp_t op);
 
-/// A sum of elements that are first multiplied by `factor`.
-ncclRedOp_t make_scaled_sum(double factor);
-
-/// The number of type `type` at `address`.
-double number_at(const void* address, ncclDataType_t type);
-
 // How the ranks of a communicator, which are processes or threads of one host, pass bytes to each
 // other.
 
@@ -140,52 +134,6 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 /// each other.
 std::mutex& issue_mutex();
 
-// Transfers of bytes between ranks.
-
-/// The properties on which both ends of a transfer must agree.
-struct Header {
-  std::int32_t collective;
-  std::int32_t type;
-  std::int32_t op;
-  std::int32_t root;
-  std::uint64_t bytes;
-
-  bool operator==(const Header&) const = default;
-};
-
-/// Sends and receives that run at the same time. Transfers between a pair of ranks keep their
-/// order.
-class Transfers {
- public:
-  void send(Communicator& communicator, int peer, const Header& header, const void* data);
-  void receive(Communicator& communicator, int peer, const Header& header, void* data);
-
-  /// True if all transfers have ended; false if they can't end any more or `deadline` has passed.
-  bool run(std::optional<std::chrono::steady_clock::time_point> deadline);
-
- private:
-  struct Transfer {
-    Communicator* communicator;
-    int peer;
-    bool sends;
-    Header header;
-    std::byte* data;
-    Header header_of_peer{};
-    std::size_t moved = 0;  ///< bytes moved, of the header and then the data
-
-    bool advance();
-    std::size_t move_some();
-    bool ended() const { return moved == sizeof(Header) + header.bytes; }
-  };
-  using Lane = std::tuple<Communicator*, int, bool>;
-
-  void add(Transfer transfer);
-  bool advance();
-  bool aborted() const;
-
-  std::map<Lane, std::deque<Transfer>> lanes_;
-};
-
 /// The communicator of a handle. Null, and a violation, if the communicator has ended.
 CommunicatorPtr find(ncclComm_t handle);
 
@@ -201,7 +149,6 @@ enum class Collective {
   kAllReduce,
   kAllToAll,
   kBroadcast,
-  kReduce,
   kSend,
   kReceive
 };
@@ -224,33 +171,10 @@ struct Operation {
   std::size_t input_bytes() const;
 };
 
-/// Moves the data of operations that NCCL runs as one group: all at once, in any order. False if a
-/// communicator was aborted or `deadline` has passed.
-bool execute(std::vector<Operation> operations,
-             std::optional<std::chrono::steady_clock::time_point> deadline = std::nullopt);
-
 // From NCCL calls to work on streams.
-
-/// Adds to the calling thread's open group or, outside of one, launches at once.
-ncclResult_t call(Operation operation);
 
 /// Runs in the calling thread, after all earlier calls. False if the peers do not call within a few
 /// seconds, or the communicator is aborted.
 bool run_on_host(const Operation& operation);
-
-// Buffers that NCCL refuses.
-
-/// False, and a violation, for buffers that are not device memory, that reach past their memory,
-/// that overlap otherwise than in place, or that are not aligned to their elements: NCCL would
-/// access wrong memory.
-bool check_buffers(const Operation& operation);
-
-/// Whether NCCL can move the buffers by 16 bytes at a time; by single bytes it is many times
-/// slower.
-bool is_aligned(const Operation& operation);
-
-/// The bytes of each rank's part if they are no multiple of 16, so that NCCL moves most parts by
-/// single bytes; else 0.
-std::size_t bytes_of_unaligned_parts(const Operation& operation);
 
 }  // namespace fake_cuda

@@ -1,134 +1,141 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <deque>
 #include <list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <string>
+#include <tuple>
+#include <utility>
 
 #include "nccl/nccl.h"
 #include "record/record.h"
 #include "runtime/runtime.h"
 
-// ncclAllGather and the other collectives.
-
 namespace fake_cuda {
 namespace {
 
-ncclResult_t call_move(Collective collective, const void* send, void* receive, std::size_t count,
-                       ncclDataType_t type, int root, ncclComm_t communicator,
-                       cudaStream_t stream) {
-  return call({.collective = collective,
-               .send = send,
-               .receive = receive,
-               .count = count,
-               .type = type,
-               .op = ncclSum,
-               .root = root,
-               .communicator = find(communicator),
-               .stream = find_stream(stream)});
-}
+using Clock = std::chrono::steady_clock;
 
-ncclResult_t call_reduction(Collective collective, const void* send, void* receive,
-                            std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                            ncclComm_t communicator, cudaStream_t stream) {
-  if (!can_reduce(type, op)) {
-    return ncclInvalidArgument;
+// Transfers of bytes between ranks.
+
+/// The properties on which both ends of a transfer must agree.
+struct Header {
+  std::int32_t collective;
+  std::int32_t type;
+  std::int32_t op;
+  std::int32_t root;
+  std::uint64_t bytes;
+
+  bool operator==(const Header&) const = default;
+};
+
+/// Sends and receives that run at the same time. Transfers between a pair of ranks keep their
+/// order.
+class Transfers {
+ public:
+  void send(Communicator& communicator, int peer, const Header& header, const void* data) {
+    add(communicator, peer, /*sends=*/true, header, const_cast<void*>(data));
   }
-  return call({.collective = collective,
-               .send = send,
-               .receive = receive,
-               .count = count,
-               .type = type,
-               .op = op,
-               .root = root,
-               .communicator = find(communicator),
-               .stream = find_stream(stream)});
-}
+  void receive(Communicator& communicator, int peer, const Header& header, void* data) {
+    add(communicator, peer, /*sends=*/false, header, data);
+  }
 
-}  // namespace
-}  // namespace fake_cuda
+  /// True if all transfers have ended; false if they can't end any more or `deadline` has passed.
+  bool run(std::optional<std::chrono::steady_clock::time_point> deadline) {
+    Backoff backoff;
+    while (!lanes_.empty()) {
+      if (advance()) {
+        backoff.reset();
+        continue;
+      }
+      if (aborted() || (deadline && std::chrono::steady_clock::now() > *deadline)) {
+        return false;
+      }
+      backoff.pause();
+    }
+    return true;
+  }
 
-using namespace fake_cuda;
+ private:
+  struct Transfer {
+    Communicator* communicator;
+    int peer;
+    bool sends;
+    Header header;
+    std::byte* data;
+    Header header_of_peer{};
+    std::size_t moved = 0;  ///< bytes moved, of the header and then the data
 
-extern "C" {
+    bool ended() const { return moved == sizeof(Header) + header.bytes; }
 
-ncclResult_t ncclAllGather(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                           ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kAllGather, send, receive, count, type, 0, communicator, stream);
-}
+    bool advance() {
+      if (communicator->lost()) {
+        return false;
+      }
+      const std::size_t before = moved;
+      moved += move_some();
+      if (!sends && before < sizeof(Header) && moved == sizeof(Header) &&
+          header_of_peer != header) {
+        // NCCL would hang or write wrong data; the fake hangs too, but reports why.
+        count_violation("rank " + std::to_string(peer) + " of communicator " + communicator->id() +
+                        " calls another collective, or one of another size");
+        communicator->lose();
+      }
+      return moved != before;
+    }
 
-ncclResult_t ncclAlltoAll(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                          ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kAllToAll, send, receive, count, type, 0, communicator, stream);
-}
+    /// Moves bytes of the header, or of the data behind it.
+    std::size_t move_some() {
+      const bool in_header = moved < sizeof(Header);
+      Header& header_bytes = sends ? header : header_of_peer;
+      std::byte* const at = in_header ? reinterpret_cast<std::byte*>(&header_bytes) + moved
+                                      : data + (moved - sizeof(Header));
+      const std::size_t left = (in_header ? sizeof(Header) : sizeof(Header) + header.bytes) - moved;
+      Mailbox& mailbox = communicator->mailbox();
+      return sends ? mailbox.push(peer, at, left) : mailbox.pull(peer, at, left);
+    }
+  };
+  using Lane = std::tuple<Communicator*, int, bool>;
 
-ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                           int root, ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kBroadcast, send, receive, count, type, root, communicator, stream);
-}
+  void add(Communicator& communicator, int peer, bool sends, const Header& header, void* data) {
+    lanes_[{&communicator, peer, sends}].push_back(
+        {&communicator, peer, sends, header, static_cast<std::byte*>(data)});
+  }
 
-ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int root,
-                       ncclComm_t communicator, cudaStream_t stream) {
-  return ncclBroadcast(buffer, buffer, count, type, root, communicator, stream);
-}
+  bool aborted() const {
+    return std::any_of(lanes_.begin(), lanes_.end(),
+                       [](const auto& lane) { return std::get<0>(lane.first)->aborted(); });
+  }
 
-ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type, int peer,
-                      ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kSend, send, nullptr, count, type, peer, communicator, stream);
-}
+  /// True if anything has moved.
+  bool advance() {
+    bool moved = false;
+    for (auto lane = lanes_.begin(); lane != lanes_.end();) {
+      std::deque<Transfer>& queue = lane->second;
+      while (!queue.empty() && queue.front().advance()) {
+        moved = true;
+        if (queue.front().ended()) {
+          queue.pop_front();
+        }
+      }
+      lane = queue.empty() ? lanes_.erase(lane) : std::next(lane);
+    }
+    return moved;
+  }
 
-ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int peer,
-                      ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kReceive, nullptr, receive, count, type, peer, communicator, stream);
-}
+  std::map<Lane, std::deque<Transfer>> lanes_;
+};
 
-ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, 0, communicator,
-                        stream);
-}
-
-ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
-                               ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
-                               cudaStream_t stream) {
-  return call_reduction(Collective::kReduceScatter, send, receive, count, type, op, 0, communicator,
-                        stream);
-}
-
-ncclResult_t ncclReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                        ncclRedOp_t op, int root, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kReduce, send, receive, count, type, op, root, communicator,
-                        stream);
-}
-
-// The factor is read at the call, since the fake can read device memory at any time.
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* factor, ncclDataType_t type,
-                                      ncclScalarResidence_t, ncclComm_t) {
-  *op = make_scaled_sum(number_at(view_of(factor), type));
-  return ncclSuccess;
-}
-
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t, ncclComm_t) {
-  return ncclSuccess;
-}
-
-ncclResult_t ncclMemAlloc(void** pointer, std::size_t bytes) {
-  count_call("ncclMemAlloc");
-  return cudaMalloc(pointer, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-
-ncclResult_t ncclMemFree(void* pointer) {
-  count_call("ncclMemFree");
-  return cudaFree(pointer) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-
-}  // extern "C"
-
-namespace fake_cuda {
-namespace {
+// Collectives as sends and receives between pairs of ranks.
 
 /// `operation` with the addresses at which the fake accesses its buffers.
 Operation viewed(Operation operation) {
@@ -182,22 +189,14 @@ Header Run::header() const {
       operation_.collective == Collective::kSend || operation_.collective == Collective::kReceive;
   return {.collective = static_cast<std::int32_t>(pair ? Collective::kSend : operation_.collective),
           .type = operation_.type,
-          // Each rank numbers its scaled sums separately.
-          .op = std::min<std::int32_t>(operation_.op, ncclNumOps),
+          .op = operation_.op,
           .root = pair ? 0 : operation_.root,
           .bytes = bytes_};
 }
 
 bool Run::reduces() const {
-  switch (operation_.collective) {
-    case Collective::kReduceScatter:
-    case Collective::kAllReduce:
-      return true;
-    case Collective::kReduce:
-      return is_root();
-    default:
-      return false;
-  }
+  return operation_.collective == Collective::kReduceScatter ||
+         operation_.collective == Collective::kAllReduce;
 }
 
 void Run::start(Transfers& transfers) {
@@ -228,9 +227,6 @@ void Run::send_to_peer(Transfers& transfers, std::size_t peer) {
       return send(transfers, peer, block(operation_.send, peer, bytes_));
     case Collective::kBroadcast:
       return is_root() ? send(transfers, peer, operation_.send) : void();
-    case Collective::kReduce:
-      return static_cast<int>(peer) == operation_.root ? send(transfers, peer, operation_.send)
-                                                       : void();
     default:
       return;
   }
@@ -291,25 +287,9 @@ void Run::finish() {
 }  // namespace
 
 std::string name_of(Collective collective) {
-  switch (collective) {
-    case Collective::kAllGather:
-      return "all_gather";
-    case Collective::kReduceScatter:
-      return "reduce_scatter";
-    case Collective::kAllReduce:
-      return "all_reduce";
-    case Collective::kAllToAll:
-      return "all_to_all";
-    case Collective::kBroadcast:
-      return "broadcast";
-    case Collective::kReduce:
-      return "reduce";
-    case Collective::kSend:
-      return "send";
-    case Collective::kReceive:
-      return "receive";
-  }
-  return "?";
+  constexpr std::array kNames = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
+                                 "broadcast",  "send",           "receive"};
+  return kNames.at(static_cast<std::size_t>(collective));
 }
 
 std::size_t Operation::input_bytes() const {
@@ -325,8 +305,11 @@ std::size_t Operation::input_bytes() const {
   }
 }
 
-bool execute(std::vector<Operation> operations,
-             std::optional<std::chrono::steady_clock::time_point> deadline) {
+namespace {
+
+/// Moves the data of operations that NCCL runs as one group: all at once, in any order. False if a
+/// communicator was aborted or `deadline` has passed.
+bool execute(std::vector<Operation> operations, std::optional<Clock::time_point> deadline) {
   Transfers transfers;
   std::list<Run> runs;  // the transfers point into them
   for (Operation& operation : operations) {
@@ -341,9 +324,102 @@ bool execute(std::vector<Operation> operations,
   return true;
 }
 
-namespace {
+// Buffers that NCCL refuses.
 
-using Clock = std::chrono::steady_clock;
+/// The bytes that NCCL moves at a time if addresses are aligned.
+constexpr std::size_t kUnit = 16;
+
+struct Buffer {
+  const void* data;
+  std::size_t bytes;
+
+  std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(data); }
+  std::uintptr_t end() const { return begin() + bytes; }
+  bool aligned_to(std::size_t unit) const { return begin() % unit == 0; }
+};
+
+Buffer input_of(const Operation& operation) {
+  return {operation.send, operation.input_bytes()};
+}
+
+Buffer output_of(const Operation& operation) {
+  const std::size_t bytes = operation.count * bytes_of(operation.type);
+  const auto ranks = static_cast<std::size_t>(operation.communicator->ranks());
+  const bool whole = operation.collective == Collective::kAllGather ||
+                     operation.collective == Collective::kAllToAll;
+  return {operation.receive, whole ? bytes * ranks : bytes};
+}
+
+bool overlap(const Buffer& a, const Buffer& b) {
+  return a.begin() < b.end() && b.begin() < a.end();
+}
+
+/// Whether NCCL documents this overlap of input and output as an in-place operation.
+bool in_place(const Operation& operation, const Buffer& input, const Buffer& output) {
+  const auto rank = static_cast<std::size_t>(operation.communicator->rank());
+  switch (operation.collective) {
+    case Collective::kAllGather:
+      return input.begin() == output.begin() + rank * input.bytes;
+    case Collective::kReduceScatter:
+      return output.begin() == input.begin() + rank * output.bytes;
+    case Collective::kAllToAll:
+      return false;
+    default:
+      return input.begin() == output.begin();
+  }
+}
+
+/// Describes why NCCL can't use the buffer; empty if NCCL can. Ranks that send or receive nothing
+/// have no buffer.
+std::string fault_of(const Buffer& buffer, std::size_t element) {
+  if (buffer.data == nullptr || buffer.bytes == 0) {
+    return "";
+  }
+  if (kind_of(buffer.data) == MemoryKind::kPageable) {
+    return "a buffer is pageable memory of the host";
+  }
+  if (buffer.bytes > bytes_from(buffer.data)) {
+    return "a buffer reaches past the end of its memory";
+  }
+  return buffer.aligned_to(element) ? "" : "a buffer is not aligned to its elements";
+}
+
+/// False, and a violation, for buffers that are not device memory, that reach past their memory,
+/// that overlap otherwise than in place, or that are not aligned to their elements: NCCL would
+/// access wrong memory.
+bool check_buffers(const Operation& operation) {
+  const Buffer input = input_of(operation);
+  const Buffer output = output_of(operation);
+  const std::size_t element = bytes_of(operation.type);
+  std::string fault = fault_of(input, element);
+  fault = fault.empty() ? fault_of(output, element) : fault;
+  const bool both = input.data != nullptr && output.data != nullptr;
+  if (fault.empty() && both && overlap(input, output) && !in_place(operation, input, output)) {
+    fault = "input and output overlap, but not as an operation in place";
+  }
+  if (!fault.empty()) {
+    count_violation(name_of(operation.collective) + ": " + fault);
+  }
+  return fault.empty();
+}
+
+/// Whether NCCL can move the buffers by 16 bytes at a time; by single bytes it is many times
+/// slower.
+bool is_aligned(const Operation& operation) {
+  return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
+}
+
+/// The bytes of each rank's part if they are no multiple of 16, so that NCCL moves most parts by
+/// single bytes; else 0.
+std::size_t bytes_of_unaligned_parts(const Operation& operation) {
+  const bool in_parts = operation.collective == Collective::kAllGather ||
+                        operation.collective == Collective::kReduceScatter ||
+                        operation.collective == Collective::kAllToAll;
+  const std::size_t part = operation.count * bytes_of(operation.type);
+  return in_parts && operation.communicator->ranks() > 1 && part % kUnit != 0 ? part : 0;
+}
+
+// From NCCL calls to work on streams.
 
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
@@ -424,22 +500,6 @@ void launch(const std::vector<Operation>& operations) {
   }
 }
 
-void launch_or_capture(std::vector<Operation> operations) {
-  if (operations.empty()) {
-    return;
-  }
-  Stream& first = *operations.front().stream;
-  if (first.capture == nullptr) {
-    return launch(operations);
-  }
-  first.capture->add(first, [operations = std::move(operations)](Stream& on) mutable {
-    for (Operation& operation : operations) {
-      operation.stream = &on;
-    }
-    launch(operations);
-  });
-}
-
 /// Applies the faults of TESSERA_FAKE_CUDA_FAULT. A lost operation makes its communicator lost.
 ncclResult_t fail_on_demand(Communicator& communicator) {
   static std::atomic<std::int64_t> calls = 0;
@@ -458,8 +518,7 @@ ncclResult_t fail_on_demand(Communicator& communicator) {
   return ncclSuccess;
 }
 
-}  // namespace
-
+/// Adds to the calling thread's open group or, outside of one, launches at once.
 ncclResult_t call(Operation operation) {
   if (operation.communicator == nullptr || operation.stream == nullptr) {
     return ncclInvalidArgument;
@@ -474,10 +533,12 @@ ncclResult_t call(Operation operation) {
   if (group_depth > 0) {
     group.push_back(std::move(operation));
   } else {
-    launch_or_capture({std::move(operation)});
+    launch({std::move(operation)});
   }
   return ncclSuccess;
 }
+
+}  // namespace
 
 bool run_on_host(const Operation& operation) {
   constexpr std::chrono::seconds kPatience{10};
@@ -489,11 +550,96 @@ bool run_on_host(const Operation& operation) {
   return run({operation}, turns, Clock::now() + kPatience);
 }
 
+// ncclAllGather and the other collectives.
+namespace {
+
+ncclResult_t call_any(Collective collective, const void* send, void* receive, std::size_t count,
+                      ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t communicator,
+                      cudaStream_t stream) {
+  return call({.collective = collective,
+               .send = send,
+               .receive = receive,
+               .count = count,
+               .type = type,
+               .op = op,
+               .root = root,
+               .communicator = find(communicator),
+               .stream = find_stream(stream)});
+}
+
+ncclResult_t call_move(Collective collective, const void* send, void* receive, std::size_t count,
+                       ncclDataType_t type, int root, ncclComm_t communicator,
+                       cudaStream_t stream) {
+  return call_any(collective, send, receive, count, type, ncclSum, root, communicator, stream);
+}
+
+ncclResult_t call_reduction(Collective collective, const void* send, void* receive,
+                            std::size_t count, ncclDataType_t type, ncclRedOp_t op,
+                            ncclComm_t communicator, cudaStream_t stream) {
+  return can_reduce(type, op)
+             ? call_any(collective, send, receive, count, type, op, 0, communicator, stream)
+             : ncclInvalidArgument;
+}
+
+}  // namespace
 }  // namespace fake_cuda
 
 using namespace fake_cuda;
 
 extern "C" {
+
+ncclResult_t ncclAllGather(const void* send, void* receive, std::size_t count, ncclDataType_t type,
+                           ncclComm_t communicator, cudaStream_t stream) {
+  return call_move(Collective::kAllGather, send, receive, count, type, 0, communicator, stream);
+}
+
+ncclResult_t ncclAlltoAll(const void* send, void* receive, std::size_t count, ncclDataType_t type,
+                          ncclComm_t communicator, cudaStream_t stream) {
+  return call_move(Collective::kAllToAll, send, receive, count, type, 0, communicator, stream);
+}
+
+ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count, ncclDataType_t type,
+                           int root, ncclComm_t communicator, cudaStream_t stream) {
+  return call_move(Collective::kBroadcast, send, receive, count, type, root, communicator, stream);
+}
+
+ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int root,
+                       ncclComm_t communicator, cudaStream_t stream) {
+  return ncclBroadcast(buffer, buffer, count, type, root, communicator, stream);
+}
+
+ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t communicator, cudaStream_t stream) {
+  return call_move(Collective::kSend, send, nullptr, count, type, peer, communicator, stream);
+}
+
+ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t communicator, cudaStream_t stream) {
+  return call_move(Collective::kReceive, nullptr, receive, count, type, peer, communicator, stream);
+}
+
+ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
+  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, communicator,
+                        stream);
+}
+
+ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
+                               ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
+                               cudaStream_t stream) {
+  return call_reduction(Collective::kReduceScatter, send, receive, count, type, op, communicator,
+                        stream);
+}
+
+ncclResult_t ncclMemAlloc(void** pointer, std::size_t bytes) {
+  count_call("ncclMemAlloc");
+  return cudaMalloc(pointer, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t ncclMemFree(void* pointer) {
+  count_call("ncclMemFree");
+  return cudaFree(pointer) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 
 ncclResult_t ncclGroupStart() {
   ++group_depth;
@@ -501,8 +647,8 @@ ncclResult_t ncclGroupStart() {
 }
 
 ncclResult_t ncclGroupEnd() {
-  if (--group_depth == 0) {
-    launch_or_capture(std::exchange(group, {}));
+  if (--group_depth == 0 && !group.empty()) {
+    launch(std::exchange(group, {}));
   }
   return ncclSuccess;
 }

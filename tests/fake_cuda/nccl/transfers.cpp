@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -116,56 +115,29 @@ void Backoff::pause() {
 
 namespace {
 
-/// The factors of scaled sums. Their numbers follow those of NCCL's own reductions.
-struct Factors {
-  std::mutex mutex;
-  std::deque<double> factors;
-};
-
-Factors& factors() {
-  static auto* const once = new Factors;
-  return *once;
-}
-
-double factor_of(ncclRedOp_t op) {
-  const std::lock_guard lock(factors().mutex);
-  return factors().factors.at(static_cast<std::size_t>(op - ncclNumOps));
-}
+/// Calls ROW(type, C++ type, name) for each type with arithmetic.
+#define FAKE_NCCL_TYPES(ROW)               \
+  ROW(ncclInt8, std::int8_t, "int8")       \
+  ROW(ncclUint8, std::uint8_t, "uint8")    \
+  ROW(ncclInt32, std::int32_t, "int32")    \
+  ROW(ncclUint32, std::uint32_t, "uint32") \
+  ROW(ncclInt64, std::int64_t, "int64")    \
+  ROW(ncclUint64, std::uint64_t, "uint64") \
+  ROW(ncclFloat16, __half, "fp16")         \
+  ROW(ncclBfloat16, __nv_bfloat16, "bf16") \
+  ROW(ncclFloat32, float, "fp32")          \
+  ROW(ncclFloat64, double, "fp64")
 
 /// Calls `use` with a null pointer to the type's C++ type. False for types without arithmetic.
 template <class Use>
 bool with_type(ncclDataType_t type, Use&& use) {
   switch (type) {
-    case ncclInt8:
-      use(static_cast<std::int8_t*>(nullptr));
-      return true;
-    case ncclUint8:
-      use(static_cast<std::uint8_t*>(nullptr));
-      return true;
-    case ncclInt32:
-      use(static_cast<std::int32_t*>(nullptr));
-      return true;
-    case ncclUint32:
-      use(static_cast<std::uint32_t*>(nullptr));
-      return true;
-    case ncclInt64:
-      use(static_cast<std::int64_t*>(nullptr));
-      return true;
-    case ncclUint64:
-      use(static_cast<std::uint64_t*>(nullptr));
-      return true;
-    case ncclFloat16:
-      use(static_cast<__half*>(nullptr));
-      return true;
-    case ncclBfloat16:
-      use(static_cast<__nv_bfloat16*>(nullptr));
-      return true;
-    case ncclFloat32:
-      use(static_cast<float*>(nullptr));
-      return true;
-    case ncclFloat64:
-      use(static_cast<double*>(nullptr));
-      return true;
+#define FAKE_NCCL_CASE(NUMBER, T, NAME) \
+  case NUMBER:                          \
+    use(static_cast<T*>(nullptr));      \
+    return true;
+    FAKE_NCCL_TYPES(FAKE_NCCL_CASE)
+#undef FAKE_NCCL_CASE
     default:
       return false;
   }
@@ -177,11 +149,10 @@ using Sum = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
 
 template <class T, class Combine>
 void combine(T* output, const std::vector<const void*>& inputs, std::size_t count,
-             Combine&& combine_two, Sum<T> factor, Sum<T> divisor) {
+             Combine&& combine_two, Sum<T> divisor = 1) {
   for (std::size_t i = 0; i < count; ++i) {
     const auto element = [&](std::size_t rank) {
-      return static_cast<Sum<T>>(static_cast<Sum<T>>(static_cast<const T*>(inputs[rank])[i]) *
-                                 factor);
+      return static_cast<Sum<T>>(static_cast<const T*>(inputs[rank])[i]);
     };
     Sum<T> sum = element(0);
     for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
@@ -195,22 +166,17 @@ template <class T>
 void reduce_type(T* output, const std::vector<const void*>& inputs, std::size_t count,
                  ncclRedOp_t op) {
   const auto add = [](auto a, auto b) { return a + b; };
-  constexpr Sum<T> kOne = 1;
   switch (op) {
-    case ncclSum:
-      return combine(output, inputs, count, add, kOne, kOne);
     case ncclAvg:
-      return combine(output, inputs, count, add, kOne, static_cast<Sum<T>>(inputs.size()));
+      return combine(output, inputs, count, add, static_cast<Sum<T>>(inputs.size()));
     case ncclProd:
-      return combine(output, inputs, count, [](auto a, auto b) { return a * b; }, kOne, kOne);
+      return combine(output, inputs, count, [](auto a, auto b) { return a * b; });
     case ncclMax:
-      return combine(
-          output, inputs, count, [](auto a, auto b) { return std::max(a, b); }, kOne, kOne);
+      return combine(output, inputs, count, [](auto a, auto b) { return std::max(a, b); });
     case ncclMin:
-      return combine(
-          output, inputs, count, [](auto a, auto b) { return std::min(a, b); }, kOne, kOne);
+      return combine(output, inputs, count, [](auto a, auto b) { return std::min(a, b); });
     default:
-      return combine(output, inputs, count, add, static_cast<Sum<T>>(factor_of(op)), kOne);
+      return combine(output, inputs, count, add);
   }
 }
 
@@ -224,35 +190,18 @@ std::size_t bytes_of(ncclDataType_t type) {
 
 std::string name_of(ncclDataType_t type) {
   switch (type) {
-    case ncclInt8:
-      return "int8";
-    case ncclUint8:
-      return "uint8";
-    case ncclInt32:
-      return "int32";
-    case ncclUint32:
-      return "uint32";
-    case ncclInt64:
-      return "int64";
-    case ncclUint64:
-      return "uint64";
-    case ncclFloat16:
-      return "fp16";
-    case ncclBfloat16:
-      return "bf16";
-    case ncclFloat32:
-      return "fp32";
-    case ncclFloat64:
-      return "fp64";
+#define FAKE_NCCL_NAME(NUMBER, T, NAME) \
+  case NUMBER:                          \
+    return NAME;
+    FAKE_NCCL_TYPES(FAKE_NCCL_NAME)
+#undef FAKE_NCCL_NAME
     default:
       return "fp8";
   }
 }
 
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op) {
-  const std::lock_guard lock(factors().mutex);
-  const bool known = op < ncclNumOps + static_cast<int>(factors().factors.size());
-  return known && with_type(type, [](auto*) {});
+  return op < ncclNumOps && with_type(type, [](auto*) {});
 }
 
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
@@ -260,105 +209,6 @@ void reduce(void* output, const std::vector<const void*>& inputs, std::size_t co
   with_type(type, [&](auto* null) {
     reduce_type(static_cast<decltype(null)>(output), inputs, count, op);
   });
-}
-
-ncclRedOp_t make_scaled_sum(double factor) {
-  const std::lock_guard lock(factors().mutex);
-  factors().factors.push_back(factor);
-  return static_cast<ncclRedOp_t>(ncclNumOps + static_cast<int>(factors().factors.size()) - 1);
-}
-
-double number_at(const void* address, ncclDataType_t type) {
-  double number = 0;
-  with_type(type, [&](auto* null) {
-    using T = std::remove_pointer_t<decltype(null)>;
-    number = static_cast<double>(static_cast<Sum<T>>(*static_cast<const T*>(address)));
-  });
-  return number;
-}
-
-void Transfers::send(Communicator& communicator, int peer, const Header& header, const void* data) {
-  auto* const bytes = static_cast<std::byte*>(const_cast<void*>(data));
-  add({.communicator = &communicator,
-       .peer = peer,
-       .sends = true,
-       .header = header,
-       .data = bytes});
-}
-
-void Transfers::receive(Communicator& communicator, int peer, const Header& header, void* data) {
-  auto* const bytes = static_cast<std::byte*>(data);
-  add({.communicator = &communicator,
-       .peer = peer,
-       .sends = false,
-       .header = header,
-       .data = bytes});
-}
-
-void Transfers::add(Transfer transfer) {
-  lanes_[{transfer.communicator, transfer.peer, transfer.sends}].push_back(transfer);
-}
-
-bool Transfers::run(std::optional<std::chrono::steady_clock::time_point> deadline) {
-  Backoff backoff;
-  while (!lanes_.empty()) {
-    if (advance()) {
-      backoff.reset();
-      continue;
-    }
-    if (aborted() || (deadline && std::chrono::steady_clock::now() > *deadline)) {
-      return false;
-    }
-    backoff.pause();
-  }
-  return true;
-}
-
-bool Transfers::aborted() const {
-  return std::any_of(lanes_.begin(), lanes_.end(),
-                     [](const auto& lane) { return std::get<0>(lane.first)->aborted(); });
-}
-
-/// True if anything has moved.
-bool Transfers::advance() {
-  bool moved = false;
-  for (auto lane = lanes_.begin(); lane != lanes_.end();) {
-    std::deque<Transfer>& queue = lane->second;
-    while (!queue.empty() && queue.front().advance()) {
-      moved = true;
-      if (queue.front().ended()) {
-        queue.pop_front();
-      }
-    }
-    lane = queue.empty() ? lanes_.erase(lane) : std::next(lane);
-  }
-  return moved;
-}
-
-bool Transfers::Transfer::advance() {
-  if (communicator->lost()) {
-    return false;
-  }
-  const std::size_t before = moved;
-  moved += move_some();
-  if (!sends && before < sizeof(Header) && moved == sizeof(Header) && header_of_peer != header) {
-    // NCCL would hang or write wrong data; the fake hangs too, but reports why.
-    count_violation("rank " + std::to_string(peer) + " of communicator " + communicator->id() +
-                    " calls another collective, or one of another size");
-    communicator->lose();
-  }
-  return moved != before;
-}
-
-/// Moves bytes of the header, or of the data behind it.
-std::size_t Transfers::Transfer::move_some() {
-  const bool in_header = moved < sizeof(Header);
-  Header& header_bytes = sends ? header : header_of_peer;
-  std::byte* const at = in_header ? reinterpret_cast<std::byte*>(&header_bytes) + moved
-                                  : data + (moved - sizeof(Header));
-  const std::size_t left = (in_header ? sizeof(Header) : sizeof(Header) + header.bytes) - moved;
-  Mailbox& mailbox = communicator->mailbox();
-  return sends ? mailbox.push(peer, at, left) : mailbox.pull(peer, at, left);
 }
 
 }  // namespace fake_cuda

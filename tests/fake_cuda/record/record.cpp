@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -105,7 +104,7 @@ void count_violation(const std::string& what) {
   ++record().violations[{what, std::move(stack)}];
 }
 
-// The report that a rank writes at its exit: JSON for tests, text for people.
+// The report that a rank writes at its exit.
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -204,88 +203,6 @@ Json report_json() {
           {"collectives", collectives_json()}};
 }
 
-/// The keys of the rows, most frequent first.
-void print_counts(std::ostream& out, const char* title, const Json& counts) {
-  std::vector<std::pair<std::int64_t, std::string>> rows;
-  std::int64_t sum = 0;
-  for (const auto& [name, count] : counts.items()) {
-    rows.emplace_back(count.get<std::int64_t>(), name);
-    sum += count.get<std::int64_t>();
-  }
-  std::sort(rows.rbegin(), rows.rend());
-  out << "\n" << title << ": " << sum << "\n";
-  constexpr std::size_t kWidth = 150;
-  for (const auto& [count, name] : rows) {
-    out << "  " << count << "  " << name.substr(0, kWidth) << "\n";
-  }
-}
-
-void print_frames(std::ostream& out, const Json& stack) {
-  for (const Json& frame : stack) {
-    out << "        " << frame.get<std::string>() << "\n";
-  }
-}
-
-void print_stacks(std::ostream& out, const char* title, const Json& rows) {
-  std::int64_t sum = 0;
-  for (const Json& row : rows) {
-    sum += row["count"].get<std::int64_t>();
-  }
-  out << "\n" << title << ": " << sum << "\n";
-  for (const Json& row : rows) {
-    out << "  " << row["count"] << "  " << row["what"].get<std::string>() << "\n";
-    print_frames(out, row["stack"]);
-  }
-}
-
-/// A row a line, as key=value.
-void print_rows(std::ostream& out, const char* title, const Json& rows) {
-  out << "\n" << title << ": " << rows.size() << "\n";
-  for (const Json& row : rows) {
-    for (const auto& [key, value] : row.items()) {
-      out << "  " << key << "=" << (value.is_string() ? value.get<std::string>() : value.dump());
-    }
-    out << "\n";
-  }
-}
-
-void print(std::ostream& out, const Json& report) {
-  out << "Fake CUDA, rank " << report["rank"] << "\n";
-  out << "device memory " << report["device_memory"] << "\n";
-  out << "pinned memory " << report["pinned_memory"] << "\n";
-  print_stacks(out, "Violations", report["violations"]);
-  out << "\nContexts: " << report["contexts"].size() << "\n";
-  for (const Json& row : report["contexts"]) {
-    out << "  device " << row["device"] << "\n";
-    print_frames(out, row["stack"]);
-  }
-  print_rows(out, "Communicators", report["communicators"]);
-  print_rows(out, "Collectives (bytes of this rank's input)", report["collectives"]);
-  out << "groups of collectives: " << report["groups"] << "\n";
-  // PyTorch makes whole pools of streams, most of which stay unused.
-  Json used = Json::array();
-  for (const Json& row : report["streams"]) {
-    if (row["launches"] != 0 || row["copies"] != 0 || row["collectives"] != 0) {
-      used.push_back(row);
-    }
-  }
-  print_rows(out, "Streams in use", used);
-  print_counts(out, "Launches", report["launches"]);
-  print_counts(out, "Matrix products", report["gemms"]);
-  print_counts(out, "Calls", report["calls"]);
-  print_stacks(out, "Host synchronisations", report["host_syncs"]);
-}
-
-/// Renames the file at the end, since the process may be killed while it writes.
-void write_whole(const std::string& path, const std::function<void(std::ostream&)>& write) {
-  const std::string part = path + ".part";
-  {
-    std::ofstream out(part);
-    write(out);
-  }
-  std::rename(part.c_str(), path.c_str());
-}
-
 }  // namespace
 
 void write_reports() {
@@ -293,10 +210,11 @@ void write_reports() {
   if (record().calls.empty() || settings().report.empty()) {
     return;
   }
-  const std::string stem = settings().report + "." + std::to_string(settings().rank);
-  const Json report = report_json();
-  write_whole(stem + ".json", [&](std::ostream& out) { out << report.dump(1) << "\n"; });
-  write_whole(stem + ".txt", [&](std::ostream& out) { print(out, report); });
+  const std::string path = settings().report + "." + std::to_string(settings().rank) + ".json";
+  // The file is renamed at the end, since the process may be killed while it writes.
+  const std::string part = path + ".part";
+  std::ofstream(part) << report_json().dump(1) << "\n";
+  std::rename(part.c_str(), path.c_str());
 }
 
 namespace {

@@ -48,7 +48,7 @@ struct CommunicatorUse {
   std::string id;  ///< the same on its ranks
   int ranks = 0;
   int rank = 0;
-  std::string made_by;  ///< init, split or shrink
+  std::string made_by;  ///< init or split
   bool finalized = false;
   std::string ended_by;     ///< destroy or abort; empty while it lives
   std::int64_t ended = -1;  ///< its place among the ends of this process's communicators
@@ -100,7 +100,7 @@ void count_host_sync(const char* call);
 /// Counts a call that no correct program makes, or that the fake does not offer.
 void count_violation(const std::string& what);
 
-/// Writes TESSERA_FAKE_CUDA_REPORT.RANK.txt and .json, if the process has used the fake.
+/// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json, if the process has used the fake.
 void write_reports();
 
 // The environment variables that the fake reads, once, when it is first called.

@@ -220,9 +220,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  if (forbidden_by_capture("cudaDeviceSynchronize")) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   count_call("cudaDeviceSynchronize");
   count_host_sync("cudaDeviceSynchronize");
   wait_for_all_streams();
@@ -252,10 +249,6 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid argument";
     case cudaErrorNotReady:
       return "device not ready";
-    case cudaErrorStreamCaptureUnsupported:
-      return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated:
-      return "operation failed due to a previous error during capture";
     case cudaErrorNotSupported:
       return "operation not supported by the fake CUDA";
     default:

@@ -1,15 +1,12 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <cuda_runtime_api.h>
-#include <cxxabi.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <regex>
 #include <unordered_map>
@@ -46,6 +43,9 @@ std::function<void()> drop(void** arguments) {
       };
 }
 
+/// Copies the arguments of a launch and returns its work on the host. Null for kernels that compute
+/// nothing here.
+using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
 /// The host forms for one element type, by the mangled names of their kernels.
@@ -69,29 +69,18 @@ Forms all_forms() {
   return forms;
 }
 
-std::string demangled(const std::string& name) {
-  const std::unique_ptr<char, decltype(&std::free)> text(
-      abi::__cxa_demangle(name.c_str(), nullptr, nullptr, nullptr), &std::free);
-  return text == nullptr ? name : text.get();
-}
-
-}  // namespace
-
+/// The host form of the kernel with this mangled name.
 HostForm host_form_of(const std::string& kernel) {
   // Demangling is slow, and libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return nullptr;
   }
-  const std::string name = demangled(kernel);
+  const std::string name = demangle(kernel.c_str());
   static const Forms forms = all_forms();
   const auto found = std::ranges::find_if(
       forms, [&](const auto& form) { return name.find(form.first) != std::string::npos; });
   return found == forms.end() ? nullptr : found->second;
 }
-
-namespace {
-
-using namespace tessera::kernels;
 
 using Offsets = std::vector<std::size_t>;
 
@@ -125,9 +114,9 @@ const std::map<std::string, Offsets>& calls() {
   return once;
 }
 
-}  // namespace
-
-std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel) {
+/// The offsets of addresses in the argument of a fused kernel of Tessera (src/kernels/device) that
+/// accesses 16 bytes at a time.
+Offsets addresses_of_vector_call(const std::string& kernel) {
   // Demangling is slow, and libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return {};
@@ -143,8 +132,9 @@ std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel) {
   return call == calls().end() ? Offsets{} : call->second;
 }
 
-cudaError_t check_vector_call(const char* kernel, const void* argument,
-                              const std::vector<std::size_t>& offsets) {
+/// cudaSuccess if each of the device addresses is a multiple of 16, else the result of
+/// refuse_launch(). On a card the kernel would fail.
+cudaError_t check_vector_call(const char* kernel, const void* argument, const Offsets& offsets) {
   for (const std::size_t offset : offsets) {
     const void* address = nullptr;
     std::memcpy(&address, static_cast<const std::byte*>(argument) + offset, sizeof(address));
@@ -159,7 +149,6 @@ cudaError_t check_vector_call(const char* kernel, const void* argument,
 
 // Kernels are registered when libraries are loaded. A launch is counted, and computes if the kernel
 // has a host form.
-namespace {
 
 struct Kernel {
   const char* name;
@@ -207,13 +196,10 @@ cudaError_t launch(const void* function, const LaunchSizes& sizes, void** argume
   if (refused != cudaSuccess) {
     return refused;
   }
-  const Stream::Work work = kernel.form == nullptr ? nullptr : kernel.form(arguments);
-  enqueue(*stream, [name = kernel.name, work](Stream& on) {
-    count_launch(name, on);
-    if (work != nullptr) {
-      on.submit(work);
-    }
-  });
+  count_launch(kernel.name, *stream);
+  if (kernel.form != nullptr) {
+    stream->submit(kernel.form(arguments));
+  }
   return cudaSuccess;
 }
 
@@ -279,12 +265,6 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 
 cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
                              std::size_t shared_bytes, cudaStream_t stream) {
-  return launch(function, {grid, block, shared_bytes}, arguments, stream);
-}
-
-cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block,
-                                        void** arguments, std::size_t shared_bytes,
-                                        cudaStream_t stream) {
   return launch(function, {grid, block, shared_bytes}, arguments, stream);
 }
 

@@ -114,6 +114,37 @@ bool fits(std::size_t bytes) {
          blocks().used[current_device()] + size <= settings().memory;
 }
 
+struct sigaction previous {};
+
+constexpr char kWhat[] = "the host touches memory of a device";
+
+/// The lookup locks a mutex, which is not safe in a signal handler in general. Here it is: the fake
+/// never accesses device memory while it has the lock.
+void on_fault(int signal, siginfo_t* info, void*) {
+  // The instruction runs again, and the signal then has its default effect.
+  sigaction(signal, &previous, nullptr);
+  if (kind_of(info->si_addr) != MemoryKind::kDevice) {
+    return;
+  }
+  count_violation(kWhat);
+  static_cast<void>(write(STDERR_FILENO, "fake CUDA: ", std::strlen("fake CUDA: ")));
+  static_cast<void>(write(STDERR_FILENO, kWhat, std::strlen(kWhat)));
+  static_cast<void>(write(STDERR_FILENO, "\n", 1));
+  write_reports();
+}
+
+/// From now on a host access to device memory writes a violation with its stack to the report and a
+/// line to standard error; the process then dies of the signal.
+void watch_host_access() {
+  static const int once = [] {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    return sigaction(SIGSEGV, &action, &previous);
+  }();
+  static_cast<void>(once);
+}
+
 cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
   use_device();
   *pointer = nullptr;
@@ -195,25 +226,16 @@ using namespace fake_cuda;
 extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
-  if (forbidden_by_capture("cudaMalloc")) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   count_call("cudaMalloc");
   return fits(bytes) ? allocate(pointer, bytes, MemoryKind::kDevice) : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFree(void* pointer) {
-  if (forbidden_by_capture("cudaFree")) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   count_call("cudaFree");
   return release(pointer);
 }
 
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
-  if (forbidden_by_capture("cudaHostAlloc")) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   count_call("cudaHostAlloc");
   return allocate(pointer, bytes, MemoryKind::kPinned);
 }
@@ -304,18 +326,13 @@ std::shared_ptr<std::vector<std::byte>> staged(const void* from, std::size_t byt
 
 cudaError_t copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
   if (kind_of(from) == MemoryKind::kPageable) {
-    enqueue(stream, [=, source = staged(from, bytes)](Stream& on) {
-      on.submit([=] { std::memcpy(view_of(to), source->data(), bytes); });
-    });
+    stream.submit(
+        [=, source = staged(from, bytes)] { std::memcpy(view_of(to), source->data(), bytes); });
     return cudaSuccess;
   }
-  enqueue(stream,
-          [=](Stream& on) { on.submit([=] { std::memmove(view_of(to), view_of(from), bytes); }); });
+  stream.submit([=] { std::memmove(view_of(to), view_of(from), bytes); });
   if (kind_of(to) == MemoryKind::kPageable) {
     // The driver returns from such a copy only when it is done.
-    if (forbidden_by_capture("cudaMemcpyAsync to pageable memory", stream.capture)) {
-      return cudaErrorStreamCaptureUnsupported;
-    }
     stream.mark()->wait();
   }
   return cudaSuccess;
@@ -339,9 +356,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  if (forbidden_by_capture("cudaMemcpy")) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
   count_host_sync("cudaMemcpy");
   find_stream(nullptr)->mark()->wait();
@@ -359,14 +373,11 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
     return cudaErrorInvalidResourceHandle;
   }
   count_call("cudaMemsetAsync");
-  enqueue(*stream, [=](Stream& on) { on.submit([=] { std::memset(view_of(to), value, bytes); }); });
+  stream->submit([=] { std::memset(view_of(to), value, bytes); });
   return cudaSuccess;
 }
 
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
-  if (forbidden_by_capture("cudaMemset")) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 
@@ -383,39 +394,3 @@ cudaError_t cudaGetSymbolAddress(void** address, const void*) {
 }
 
 }  // extern "C"
-
-namespace fake_cuda {
-namespace {
-
-struct sigaction previous {};
-
-constexpr char kWhat[] = "the host touches memory of a device";
-
-/// The lookup locks a mutex, which is not safe in a signal handler in general. Here it is: the fake
-/// never accesses device memory while it has the lock.
-void on_fault(int signal, siginfo_t* info, void*) {
-  // The instruction runs again, and the signal then has its default effect.
-  sigaction(signal, &previous, nullptr);
-  if (kind_of(info->si_addr) != MemoryKind::kDevice) {
-    return;
-  }
-  count_violation(kWhat);
-  static_cast<void>(write(STDERR_FILENO, "fake CUDA: ", std::strlen("fake CUDA: ")));
-  static_cast<void>(write(STDERR_FILENO, kWhat, std::strlen(kWhat)));
-  static_cast<void>(write(STDERR_FILENO, "\n", 1));
-  write_reports();
-}
-
-}  // namespace
-
-void watch_host_access() {
-  static const int once = [] {
-    struct sigaction action {};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    return sigaction(SIGSEGV, &action, &previous);
-  }();
-  static_cast<void>(once);
-}
-
-}  // namespace fake_cuda

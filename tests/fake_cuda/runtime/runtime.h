@@ -40,31 +40,6 @@ cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 cudaError_t last_launch_error();
 void clear_launch_error();
 
-// Addresses that a card refuses in a kernel's arguments.
-
-/// The offsets of addresses in the argument of a fused kernel of Tessera (src/kernels/device) that
-/// accesses 16 bytes at a time.
-std::vector<std::size_t> addresses_of_vector_call(const std::string& kernel);
-
-/// cudaSuccess if each of the device addresses is a multiple of 16, else the result of
-/// refuse_launch(). On a card the kernel would fail.
-cudaError_t check_vector_call(const char* kernel, const void* argument,
-                              const std::vector<std::size_t>& offsets);
-
-// The host has no access to the memory of a device.
-
-/// From now on a host access to device memory writes a violation with its stack to the report and a
-/// line to standard error; the process then dies of the signal. Called once per process.
-void watch_host_access();
-
-// Kernels of Tessera that the fake computes as a GPU does.
-
-/// Copies the arguments of a launch and returns its work on the host.
-using HostForm = std::function<void()> (*)(void** arguments);
-
-/// The host form of the kernel with this mangled name; null for kernels that compute nothing here.
-HostForm host_form_of(const std::string& kernel);
-
 // The kinds of memory: device memory, pinned and pageable host memory.
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
@@ -87,8 +62,6 @@ T* view_of(T* address) {
 int device_of(const void* address);
 
 // Streams that do their work in order, while the host continues.
-
-class Capture;
 
 /// A point in the work of a stream, which is reached or not.
 class Completion {
@@ -129,9 +102,6 @@ class Stream {
   /// The stream waits for the point.
   void wait_for(const CompletionPtr& point);
 
-  /// The capture that takes this stream's work; null outside of one.
-  std::shared_ptr<Capture> capture;
-
  private:
   void add(Work work, bool may_wait);
   void run();
@@ -155,76 +125,8 @@ std::vector<Stream*> all_streams();
 Stream* make_stream(int priority);
 bool end_stream(cudaStream_t handle);
 
-/// `issue` submits work to the stream: now or, if the stream is being captured, at each launch of
-/// the graph.
-void enqueue(Stream& stream, std::function<void(Stream&)> issue);
-
 /// Blocks the calling thread until all streams are idle.
 void wait_for_all_streams();
-
-// Stream capture: calls on a stream become a graph, and some calls are forbidden.
-
-class Stream;
-
-/// One call that a graph repeats at each launch, on the stream that launches it.
-using GraphNode = std::function<void(Stream&)>;
-
-/// The object behind cudaGraph_t. Nodes run in the order of capture, which satisfies all edges.
-struct Graph {
-  std::vector<GraphNode> nodes;
-};
-
-/// One capture, with the streams that take part in it.
-class Capture {
- public:
-  Capture(Stream& origin, cudaStreamCaptureMode mode);
-
-  std::uint64_t id() const { return id_; }
-  Stream& origin() const { return origin_; }
-  bool valid() const { return valid_; }
-  void invalidate() { valid_ = false; }
-
-  /// True if the capture's mode forbids unsafe calls of the calling thread.
-  bool forbids_here() const;
-
-  void add(Stream& stream, GraphNode node);
-
-  /// The number of calls on `stream` so far, which an event records.
-  std::size_t position(Stream& stream);
-
-  /// `waiting` waits for the calls on `stream` up to `position`, and joins the capture.
-  void wait(Stream& waiting, Stream& stream, std::size_t position);
-
-  /// The number of streams, without the origin, whose last work no stream waits for. 0 in a correct
-  /// capture.
-  std::size_t unjoined_streams();
-
-  std::vector<Stream*> streams();
-  Graph take_graph();
-
- private:
-  struct Part {
-    std::size_t position = 0;
-    bool joined = false;
-  };
-
-  const std::uint64_t id_;
-  Stream& origin_;
-  const cudaStreamCaptureMode mode_;
-  const std::thread::id thread_ = std::this_thread::get_id();
-  std::mutex mutex_;
-  std::map<Stream*, Part> parts_;
-  Graph graph_;
-  bool valid_ = true;
-};
-
-/// For calls that are unsafe during a capture: true if `call` is forbidden in this thread. This
-/// counts a violation and invalidates the capture, as on a device.
-bool forbidden_by_capture(const char* call);
-
-/// The same for a call on a stream or event that is being captured (else null), which all modes
-/// forbid.
-bool forbidden_by_capture(const char* call, const std::shared_ptr<Capture>& capture);
 
 // The devices that the fake shows: H200s.
 

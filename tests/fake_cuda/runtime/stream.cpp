@@ -1,12 +1,11 @@
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
-#include <string>
 #include <thread>
+#include <utility>
 
 #include "record/record.h"
 #include "runtime/runtime.h"
@@ -138,239 +137,38 @@ bool end_stream(cudaStream_t handle) {
   return streams().made.erase(reinterpret_cast<Stream*>(handle)) == 1;
 }
 
-void enqueue(Stream& stream, std::function<void(Stream&)> issue) {
-  if (stream.capture != nullptr) {
-    stream.capture->add(stream, std::move(issue));
-  } else {
-    issue(stream);
-  }
-}
-
 void wait_for_all_streams() {
   for (Stream* const stream : all_streams()) {
     stream->mark()->wait();
   }
 }
 
-namespace {
-
-struct Captures {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<Capture>> open;
-};
-
-Captures& captures() {
-  static auto* const once = new Captures;
-  return *once;
-}
-
-/// The calling thread's, as cudaThreadExchangeStreamCaptureMode() sets it.
-thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
-
-std::uint64_t next_capture_id() {
-  static std::atomic<std::uint64_t> last = 0;
-  return ++last;
-}
-
-void close(const Capture& capture) {
-  const std::lock_guard lock(captures().mutex);
-  std::erase_if(captures().open, [&](const auto& open) { return open.get() == &capture; });
-}
-
-}  // namespace
-
-Capture::Capture(Stream& origin, cudaStreamCaptureMode mode)
-    : id_(next_capture_id()), origin_(origin), mode_(mode) {
-  parts_[&origin] = {};
-}
-
-bool Capture::forbids_here() const {
-  if (mode_ == cudaStreamCaptureModeRelaxed || thread_mode == cudaStreamCaptureModeRelaxed) {
-    return false;
-  }
-  return thread_ == std::this_thread::get_id() ||
-         (mode_ == cudaStreamCaptureModeGlobal && thread_mode == cudaStreamCaptureModeGlobal);
-}
-
-void Capture::add(Stream& stream, GraphNode node) {
-  const std::lock_guard lock(mutex_);
-  graph_.nodes.push_back(std::move(node));
-  Part& part = parts_[&stream];
-  ++part.position;
-  part.joined = false;
-}
-
-std::size_t Capture::position(Stream& stream) {
-  const std::lock_guard lock(mutex_);
-  return parts_[&stream].position;
-}
-
-void Capture::wait(Stream& waiting, Stream& stream, std::size_t position) {
-  const std::lock_guard lock(mutex_);
-  Part& part = parts_[&waiting];
-  ++part.position;
-  part.joined = false;
-  Part& other = parts_[&stream];
-  other.joined = other.joined || other.position == position;
-}
-
-std::size_t Capture::unjoined_streams() {
-  const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(
-      parts_.begin(), parts_.end(),
-      [this](const auto& entry) { return entry.first != &origin_ && !entry.second.joined; }));
-}
-
-std::vector<Stream*> Capture::streams() {
-  const std::lock_guard lock(mutex_);
-  std::vector<Stream*> all;
-  for (const auto& [stream, part] : parts_) {
-    all.push_back(stream);
-  }
-  return all;
-}
-
-Graph Capture::take_graph() {
-  const std::lock_guard lock(mutex_);
-  return std::move(graph_);
-}
-
-bool forbidden_by_capture(const char* call) {
-  std::shared_ptr<Capture> found;
-  {
-    const std::lock_guard lock(captures().mutex);
-    for (const auto& capture : captures().open) {
-      found = capture->forbids_here() ? capture : found;
-    }
-  }
-  return forbidden_by_capture(call, found);
-}
-
-bool forbidden_by_capture(const char* call, const std::shared_ptr<Capture>& capture) {
-  if (capture == nullptr) {
-    return false;
-  }
-  capture->invalidate();
-  count_violation(std::string(call) + " during a stream capture");
-  return true;
-}
-
 }  // namespace fake_cuda
+
+// No stream is captured: CUDA graphs are not offered. libtorch asks before it allocates.
 
 using namespace fake_cuda;
 
 extern "C" {
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  std::swap(*mode, thread_mode);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-  count_call("cudaStreamBeginCapture");
-  Stream* const stream = find_stream(handle);
-  if (stream == nullptr || handle == nullptr || stream->capture != nullptr) {
-    count_violation("cudaStreamBeginCapture on the default stream, or on one that is captured");
-    return cudaErrorStreamCaptureUnsupported;
-  }
-  stream->capture = std::make_shared<Capture>(*stream, mode);
-  const std::lock_guard lock(captures().mutex);
-  captures().open.push_back(stream->capture);
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
-  count_call("cudaStreamEndCapture");
-  *graph = nullptr;
-  Stream* const stream = find_stream(handle);
-  if (stream == nullptr || stream->capture == nullptr || &stream->capture->origin() != stream) {
-    return cudaErrorIllegalState;
-  }
-  const std::shared_ptr<Capture> capture = stream->capture;
-  close(*capture);
-  for (Stream* const part : capture->streams()) {
-    part->capture = nullptr;
-  }
-  if (capture->unjoined_streams() != 0) {
-    count_violation("a capture ends, but its first stream does not wait for another one");
-    return cudaErrorStreamCaptureUnjoined;
-  }
-  if (!capture->valid()) {
-    return cudaErrorStreamCaptureInvalidated;
-  }
-  *graph = reinterpret_cast<cudaGraph_t>(new Graph(capture->take_graph()));
+  thread_local cudaStreamCaptureMode of_thread = cudaStreamCaptureModeGlobal;
+  std::swap(*mode, of_thread);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph,
-                                     const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
-                                     size_t* count) {
-  const Stream* const stream = find_stream(handle);
-  if (stream == nullptr) {
-    return cudaErrorInvalidResourceHandle;
-  }
-  const std::shared_ptr<Capture> capture = stream->capture;
-  *status = capture == nullptr ? cudaStreamCaptureStatusNone
-            : capture->valid() ? cudaStreamCaptureStatusActive
-                               : cudaStreamCaptureStatusInvalidated;
-  // The graph does not exist before the end of the capture, and nodes have no handles.
-  const auto clear = [](auto* out) {
-    if (out != nullptr) {
-      *out = {};
-    }
-  };
-  clear(graph);
-  clear(nodes);
-  clear(edges);
-  clear(count);
+                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
+  *status = cudaStreamCaptureStatusNone;
   if (id != nullptr) {
-    *id = capture == nullptr ? 0 : capture->id();
+    *id = 0;
   }
-  return cudaSuccess;
+  return find_stream(handle) == nullptr ? cudaErrorInvalidResourceHandle : cudaSuccess;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return cudaStreamGetCaptureInfo(stream, status, nullptr, nullptr, nullptr, nullptr, nullptr);
-}
-
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
-                                          unsigned long long) {
-  count_call("cudaGraphInstantiate");
-  *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
-                                 unsigned long long flags) {
-  return cudaGraphInstantiateWithFlags(executable, graph, flags);
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
-  count_call("cudaGraphLaunch");
-  Stream* const stream = find_stream(handle);
-  if (stream == nullptr) {
-    return cudaErrorInvalidResourceHandle;
-  }
-  for (const GraphNode& node : reinterpret_cast<Graph*>(executable)->nodes) {
-    node(*stream);
-  }
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete reinterpret_cast<Graph*>(graph);
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  delete reinterpret_cast<Graph*>(executable);
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
-  *count = reinterpret_cast<Graph*>(graph)->nodes.size();
-  return cudaSuccess;
 }
 
 }  // extern "C"
@@ -380,12 +178,9 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count
 namespace fake_cuda {
 namespace {
 
-/// The object behind cudaEvent_t: the last record of the event.
+/// The object behind cudaEvent_t.
 struct Event {
-  CompletionPtr point;  ///< null before the first record and after one that was captured
-  std::shared_ptr<Capture> capture;
-  Stream* stream = nullptr;
-  std::size_t position = 0;  ///< in the capture
+  CompletionPtr point;  ///< the last record of the event; null before the first one
 };
 
 struct Events {
@@ -412,39 +207,6 @@ Event* find_event(cudaEvent_t handle) {
 void count_wait(const Stream& stream) {
   const std::lock_guard lock(record().mutex);
   ++record().streams[stream.id()].waits;
-}
-
-cudaError_t record_event(Event& event, Stream& stream) {
-  event.stream = &stream;
-  event.capture = stream.capture;
-  if (stream.capture != nullptr) {
-    event.point = nullptr;
-    event.position = stream.capture->position(stream);
-  } else {
-    event.point = stream.mark();
-  }
-  return cudaSuccess;
-}
-
-/// A wait for an event of a capture makes the stream join the capture. A captured stream can't wait
-/// for work outside of its graph.
-cudaError_t wait_for_event(Stream& stream, const Event& event, bool external) {
-  if (event.capture != nullptr) {
-    if (stream.capture == nullptr) {
-      stream.capture = event.capture;
-    }
-    stream.capture->wait(stream, *event.stream, event.position);
-    return cudaSuccess;
-  }
-  if (stream.capture != nullptr && event.point != nullptr && !external) {
-    stream.capture->invalidate();
-    count_violation("a captured stream waits for an event from outside of the capture");
-    return cudaErrorStreamCaptureIsolation;
-  }
-  if (stream.capture == nullptr && event.point != nullptr) {
-    stream.wait_for(event.point);
-  }
-  return cudaSuccess;
 }
 
 }  // namespace
@@ -487,9 +249,6 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   if (stream == nullptr) {
     return cudaErrorInvalidResourceHandle;
   }
-  if (forbidden_by_capture("cudaStreamQuery", stream->capture)) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   return stream->mark()->finished() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -498,17 +257,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   if (stream == nullptr) {
     return cudaErrorInvalidResourceHandle;
   }
-  if (forbidden_by_capture("cudaStreamSynchronize", stream->capture)) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   count_call("cudaStreamSynchronize");
   count_host_sync("cudaStreamSynchronize");
   stream->mark()->wait();
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t event_handle,
-                                unsigned flags) {
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t event_handle, unsigned) {
   Stream* const stream = find_stream(stream_handle);
   const Event* const event = find_event(event_handle);
   if (stream == nullptr || event == nullptr) {
@@ -516,7 +271,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t event_ha
   }
   count_call("cudaStreamWaitEvent");
   count_wait(*stream);
-  return wait_for_event(*stream, *event, flags == cudaEventWaitExternal);
+  if (event->point != nullptr) {
+    stream->wait_for(event->point);
+  }
+  return cudaSuccess;
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t callback, void* data,
@@ -524,9 +282,6 @@ cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t call
   Stream* const stream = find_stream(handle);
   if (stream == nullptr) {
     return cudaErrorInvalidResourceHandle;
-  }
-  if (forbidden_by_capture("cudaStreamAddCallback", stream->capture)) {
-    return cudaErrorStreamCaptureUnsupported;
   }
   count_call("cudaStreamAddCallback");
   stream->submit_waiting([=] { callback(handle, cudaSuccess, data); });
@@ -539,7 +294,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
     return cudaErrorInvalidResourceHandle;
   }
   count_call("cudaLaunchHostFunc");
-  enqueue(*stream, [=](Stream& on) { on.submit_waiting([=] { function(data); }); });
+  stream->submit_waiting([=] { function(data); });
   return cudaSuccess;
 }
 
@@ -577,7 +332,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event_handle, cudaStream_t stre
     return cudaErrorInvalidResourceHandle;
   }
   count_call("cudaEventRecord");
-  return record_event(*event, *stream);
+  event->point = stream->mark();
+  return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -590,10 +346,6 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
   if (event == nullptr) {
     return cudaErrorInvalidResourceHandle;
   }
-  if (forbidden_by_capture("cudaEventQuery", event->capture) ||
-      forbidden_by_capture("cudaEventQuery")) {
-    return cudaErrorStreamCaptureUnsupported;
-  }
   return event->point == nullptr || event->point->finished() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -601,10 +353,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   const Event* const event = find_event(handle);
   if (event == nullptr) {
     return cudaErrorInvalidResourceHandle;
-  }
-  if (forbidden_by_capture("cudaEventSynchronize", event->capture) ||
-      forbidden_by_capture("cudaEventSynchronize")) {
-    return cudaErrorStreamCaptureUnsupported;
   }
   count_call("cudaEventSynchronize");
   count_host_sync("cudaEventSynchronize");

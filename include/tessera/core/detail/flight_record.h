@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "tessera/export.h"
 
@@ -147,6 +148,14 @@ std::string what_it_does(const Record& record);
 
 /// The file name of a rank's record, `world-W.rank-R.flight`.
 std::string record_name(int world, int rank);
+
+/// Ranks as text: "rank 1" or "ranks 0, 2-7".
+std::string name_ranks(const std::vector<int>& ranks);
+
+/// Explains a hang from the flight records in `folder`, line by line: which rank left the common
+/// order of collectives, and what each rank did last. Throws Error if the folder contains no
+/// records.
+std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight
 TESSERA_API_END

@@ -75,12 +75,6 @@ inline int nccl_of_libtorch() {
   return static_cast<int>((packed >> 32) * 10000 + (packed >> 16 & kPart) * 100 + (packed & kPart));
 }
 
-/// libtorch's record of this process's last NCCL calls, in the format of PyTorch's torchfrtrace.
-inline std::string nccl_record() {
-  return c10d::dump_nccl_trace(/*includeCollectives=*/true, /*includeStackTraces=*/false,
-                               /*onlyActive=*/false);
-}
-
 // Whether the current stream is being captured into a CUDA graph. An event recorded in a capture
 // may not be queried later. CUDA's public function would create a context where there is none.
 //

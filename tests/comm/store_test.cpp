@@ -1,0 +1,252 @@
+// What ranks learn from the job's store: who has come to the rendezvous and to a group, and what
+// ranks on other hosts do.
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "group_info.h"
+#include "rendezvous/rendezvous_wait.h"
+#include "testing/errors.h"
+#include "testing/ranks.h"
+#include "watch/peer_wait.h"
+#include "watch/store_sync.h"
+#include "watch/world_watch.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// A store that is lost before its first answer.
+class LostStore final : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& /*keys*/) override {
+    throw std::runtime_error("the connection is closed");
+  }
+};
+
+JobVariables rank_of_job(int rank, int size) {
+  JobVariables job;
+  job.rank = rank;
+  job.size = size;
+  job.address = "host";
+  job.port = 7;
+  return job;
+}
+
+TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
+  const auto store = c10::make_intrusive<LostStore>();
+  const JobVariables job = rank_of_job(1, 3);
+  const RecordPtr own = make_record(WatchSettings{}, job.size, "");
+  EXPECT_ERROR(await_all_ranks(*store, job, {}, own),
+               "rank 1 of 3 lost the store at host:7 at the rendezvous, where rank(s) 0, 2 did not "
+               "come: the connection is closed");
+}
+
+TEST(Arrivals, AreAwaitedByAnotherThanRankZeroItself) {
+  EXPECT_EQ(
+      waiting_text(rank_of_job(0, 2), {}).find("tessera: rank 0 waits for the store at host:7"),
+      0U);
+}
+
+// A node that was started with another number of ranks has numbers that others have, too.
+TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto arrive = [&](int rank, int size) {
+    const JobVariables job = rank_of_job(rank, size);
+    WatchSettings settings;
+    settings.rank = rank;
+    const RecordPtr own = make_record(settings, size, "");
+    // Either of them may be the first to see the other.
+    EXPECT_ERROR(await_all_ranks(*store, job, {.timeout = std::chrono::seconds(20)}, own),
+                 " at host:7; start all nodes with the same number of nodes and of ranks on each");
+  };
+  std::thread waits(arrive, 0, 4);
+  while (!store->check({"host/0"})) {
+    std::this_thread::yield();
+  }
+  arrive(1, 2);
+  waits.join();
+}
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+/// What a rank of a world writes down, without a watchdog and without peers that it sees.
+WorldWatchPtr watch_of(int rank, int world_size) {
+  WatchSettings settings;
+  settings.rank = rank;
+  settings.timeout = std::chrono::seconds(10);
+  std::vector<RecordPtr> records(static_cast<std::size_t>(world_size));
+  records[static_cast<std::size_t>(rank)] = make_record(settings, world_size, "");
+  return std::make_shared<WorldWatch>(settings, std::move(records), nullptr);
+}
+
+/// The call of a rank that makes the group `ranks` after `earlier` groups of the same name.
+bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
+                    int earlier) {
+  const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
+  const auto watch = std::make_shared<GroupWatch>(watch_of(rank, world_size), "tp", ranks);
+  const GroupInfo group{"tp", ranks, index, std::chrono::seconds(10), watch};
+  const StorePtr own = c10::make_intrusive<c10d::PrefixStore>(join(ranks), store);
+  return all_come_at_once(store, own, group, world_size, "tp/" + std::to_string(earlier));
+}
+
+TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  RunRanks(4, [&](Rank& rank) {
+    const int r = rank.rank();
+    const int column = r % 2, row = r / 2;
+    EXPECT_TRUE(comes_with_all(store, r, 4, {2 * row, 2 * row + 1}, 0));
+    EXPECT_TRUE(comes_with_all(store, r, 4, {column, column + 2}, 1));
+  });
+}
+
+// Rank 2 is in its first group of the name when rank 1 is in its second.
+TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  RunRanks(3, [&](Rank& rank) {
+    const int r = rank.rank();
+    if (r < 2) {
+      EXPECT_FALSE(comes_with_all(store, r, 3, {0, 1}, 0));
+    }
+    if (r > 0) {
+      EXPECT_FALSE(comes_with_all(store, r, 3, {1, 2}, r == 1 ? 1 : 0));
+    }
+  });
+}
+
+/// As that of a process that is stopped: no call ends, and each waits for the one before.
+class SilentStore final : public c10d::HashStore {
+ public:
+  explicit SilentStore(std::shared_future<void> end) : end_(std::move(end)) {}
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
+    const std::lock_guard lock(await_end());
+    HashStore::set(key, value);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    const std::lock_guard lock(await_end());
+    return HashStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    const std::lock_guard lock(await_end());
+    return HashStore::check(keys);
+  }
+
+ private:
+  std::mutex& await_end() {
+    end_.wait();
+    return mutex_;
+  }
+
+  std::shared_future<void> end_;
+  std::mutex mutex_;
+};
+
+TEST(Meet, ASilentStoreIsWaitedForUntilTheTimeOut) {
+  std::promise<void> end;
+  const StorePtr store = c10::make_intrusive<SilentStore>(end.get_future().share());
+  const std::vector<int> ranks{0, 1};
+  const auto watch = std::make_shared<GroupWatch>(watch_of(0, 2), "tp", ranks);
+  const GroupInfo group{"tp", ranks, 0, std::chrono::seconds(1), watch};
+  const auto late = "no rank is known to be missing, but the call did not end within 1000 ms";
+  EXPECT_ERROR(meet(store, group), late);
+  EXPECT_ERROR(all_come_at_once(store, store, group, 2, "tp/0"), late);
+  EXPECT_ERROR(value_from(store, group, 1, "key"), late);
+  end.set_value();
+}
+
+/// The watch of one of three ranks that cannot read each other's records.
+WorldWatchPtr watch_on_own_host(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
+  WatchSettings settings;
+  settings.rank = rank;
+  std::vector<RecordPtr> records(3);
+  records[static_cast<std::size_t>(rank)] = make_record(settings, 3, "");
+  return std::make_shared<WorldWatch>(settings, std::move(records), store);
+}
+
+GroupInfo group_of_all(int rank, const WorldWatchPtr& world) {
+  const std::vector<int> all = {0, 1, 2};
+  const auto watch = std::make_shared<GroupWatch>(world, "all", all);
+  watch->leaves(watch->begin("set-up"));
+  watch->begin("barrier");
+  return {"all", all, rank, milliseconds(600), watch};
+}
+
+/// Waits until a PeerError, and returns its message.
+std::string error_of_wait(const GroupInfo& group) {
+  PeerWait wait(group, "barrier");
+  try {
+    while (true) {
+      wait.check([&] { return group.watch->not_in(group.watch->number()); });
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+TEST(RemoteRanks, AreNamedIfTheyDoNotComeInTime) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const GroupInfo first = group_of_all(0, watch_on_own_host(0, store));
+  const GroupInfo second = group_of_all(1, watch_on_own_host(1, store));
+  std::string error_of_second;
+  std::thread waits([&] { error_of_second = error_of_wait(second); });
+  const std::string error = error_of_wait(first);
+  waits.join();
+  EXPECT_CONTAINS(error, "barrier in group 'all'",
+                  "rank 0: rank(s) 2 did not arrive within 600 ms");
+  EXPECT_CONTAINS(error_of_second, "rank 1: rank(s) 2 did not arrive within 600 ms");
+}
+
+TEST(RemoteRanks, AreNamedOnceTheyGiveUp) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  GroupInfo group = group_of_all(0, watch_on_own_host(0, store));
+  group.timeout = std::chrono::seconds(60);
+  const WorldWatchPtr other = watch_on_own_host(2, store);
+  other->set_step(7);
+  std::thread fails([&] {
+    std::this_thread::sleep_for(milliseconds(300));
+    other->give_up();
+  });
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_CONTAINS(error_of_wait(group), "rank 2 gave up after step 7; look for its error");
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, milliseconds(2300));
+  fails.join();
+}
+
+TEST(GroupWatch, ThreadsThatMakeGroupsAtOnceHaveASlotEach) {
+  constexpr int kThreads = 4;
+  constexpr int kEach = 12;
+  for (int round = 0; round < 20; ++round) {
+    std::latch all_here(kThreads);
+    const WorldWatchPtr world = watch_on_own_host(0, nullptr);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        all_here.arrive_and_wait();
+        for (int j = 0; j < kEach; ++j) {
+          GroupWatch(world, std::to_string(i) + "." + std::to_string(j), {0, 1});
+        }
+      });
+    }
+    std::ranges::for_each(threads, &std::thread::join);
+    EXPECT_EQ(std::ranges::count_if(world->own().groups,
+                                    [](const flight::GroupSlot& slot) { return slot.id != 0; }),
+              kThreads * kEach);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm
