@@ -6,32 +6,19 @@
 #include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/lora.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/new_empty.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <iterator>
 #include <numbers>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/models/llama_config.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/attention_kernel.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/context_parallel.h"
 #include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/lora.h"

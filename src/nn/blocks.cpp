@@ -10,10 +10,8 @@
 
 #include "tessera/core/error.h"
 #include "tessera/nn/attention_kernel.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/mlp.h"
 
 namespace tessera::nn {

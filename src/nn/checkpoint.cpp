@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "recompute.h"
 #include "tessera/core/error.h"

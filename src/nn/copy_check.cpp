@@ -12,7 +12,6 @@
 #include <map>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>

@@ -7,17 +7,7 @@
 #include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/recomputation.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_efficient_attention_forward.h>
-#include <ATen/ops/_flash_attention_forward.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/view_as_real.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -29,7 +19,6 @@
 #include <iterator>
 #include <numeric>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.h"

@@ -5,10 +5,7 @@
 #include "tessera/nn/detail/recomputation.h"
 #include "tessera/nn/linear.h"
 
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

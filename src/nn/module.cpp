@@ -11,16 +11,11 @@
 #include <algorithm>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <typeinfo>
 #include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include "module_checks.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/detail/calls.h"
 #include "tessera/nn/meta_device.h"
 #include "tessera/nn/visit_modules.h"
 

@@ -13,9 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <memory>
 #include <unordered_set>
-#include <utility>
 
 #include "module_checks.h"
 #include "tessera/comm/agreement.h"

@@ -1,26 +1,20 @@
 // The recomputation of an activation-checkpointed function.
 
 #include "recompute.h"
-#include "tessera/nn/detail/recomputation.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <sstream>
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/thread_modes.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/gradients.h"
 
 namespace tessera::nn::detail {

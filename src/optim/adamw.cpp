@@ -2,9 +2,7 @@
 
 #include "tessera/optim/adamw.h"
 
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <string>

@@ -4,18 +4,12 @@
 #include "grad_norm.h"
 #include "tessera/optim/detail/nonfinite.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -27,7 +21,6 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/optim/clip_grad.h"
 
 namespace tessera::optim {
 namespace {

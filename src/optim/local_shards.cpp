@@ -1,10 +1,8 @@
 #include "local_shards.h"
 
+#include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/as_strided.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

@@ -5,16 +5,10 @@
 #include "shard_update.h"
 #include "tessera/comm/detail/scopes.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <memory>
 #include <numeric>

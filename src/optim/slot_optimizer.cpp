@@ -6,14 +6,10 @@
 #include "tessera/optim/slot_optimizer.h"
 #include "shard_update.h"
 
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/view_as_real.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -21,7 +17,6 @@
 
 #include "local_shards.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
 

@@ -7,19 +7,16 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <iostream>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"

@@ -1,17 +1,13 @@
 // Metrics and profiles of steps.
 
 #include "tessera/training/recording.h"
-#include "tessera/observe/detail/metrics_output.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iostream>
-#include <optional>
-#include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "tessera/core/atomic_file.h"

@@ -15,13 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/optimizer.h"
 
 namespace tessera::training {
 namespace {

@@ -1,9 +1,6 @@
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama_config.h"

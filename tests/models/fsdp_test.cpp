@@ -1,9 +1,5 @@
 // A Llama under FSDP: numbers, memory, and gathers that are late.
 
-#include <gtest/gtest.h>
-
-#include <chrono>
-#include <string>
 #include <tuple>
 
 #include "models/llama_run.h"

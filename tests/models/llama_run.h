@@ -1,10 +1,6 @@
 #pragma once
 
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <functional>
 #include <map>

@@ -1,18 +1,8 @@
 // A Llama with documents, split sequences, few key-value heads, and in generation, compared with
 // one rank.
 
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>
-#include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <vector>
 
 #include "models/llama_run.h"
 #include "tessera/dtensor/operator_mode.h"

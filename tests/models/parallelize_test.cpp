@@ -2,12 +2,8 @@
 #include "tessera/models/parallelize.h"
 
 #include <ATen/ops/arange.h>
-#include <gtest/gtest.h>
 
-#include <memory>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "tessera/tessera.hpp"
 #include "testing/errors.h"

@@ -1,34 +1,15 @@
 // nn::Hooked and nn::adopt on one rank: names, members, initial values, refusals.
 
-#include "tessera/nn/hooked.h"
-
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/parameterlist.h>
-#include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformer.h>
-#include <torch/nn/modules/transformercoder.h>
-#include <torch/nn/modules/transformerlayer.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <cmath>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "nn/graphs.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
-#include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
 #include "testing/errors.h"
 #include "testing/models.h"
 #include "testing/module_values.h"

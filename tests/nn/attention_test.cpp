@@ -1,20 +1,14 @@
 // Attention: the choice of a kernel, causal attention, and the blocks.
 
-#include <ATen/ATen.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/softmax.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/attention.h"

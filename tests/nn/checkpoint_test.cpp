@@ -4,17 +4,13 @@
 #include "nn/graphs.h"
 #include "tessera/nn/detail/recomputation.h"
 
-#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include <memory>
 #include <stdexcept>
 
-#include "tessera/core/error.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/activation_checkpointing.h"

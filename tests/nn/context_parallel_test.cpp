@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "tessera/comm/trace.h"
 #include "tessera/nn/attention.h"

@@ -2,12 +2,8 @@
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tanh.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "nn/graphs.h"
 #include "tessera/kernels/detail/fp8.h"
@@ -20,7 +16,6 @@
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/nn/norm.h"
 #include "testing/errors.h"
 #include "testing/module_values.h"

@@ -2,14 +2,7 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/core/Tensor.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/recomputation.h"

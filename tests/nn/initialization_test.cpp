@@ -1,6 +1,4 @@
-#include "tessera/nn/initialization.h"
 
-#include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"
 #include "testing/models.h"
 #include "testing/module_values.h"

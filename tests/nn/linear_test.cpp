@@ -2,13 +2,10 @@
 
 #include "tessera/nn/detail/linear_product.h"
 
-#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <thread>
-#include <vector>
 
 #include "nn/graphs.h"
 #include "tessera/nn/checkpoint.h"

@@ -1,18 +1,10 @@
 // Modules: slots, names, hooks, and the modules of tessera::nn with parameters.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "tessera/core/error.h"
 #include "tessera/nn/child.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/dropout.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/models.h"

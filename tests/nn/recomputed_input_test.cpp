@@ -1,12 +1,7 @@
 // What a product keeps of inputs that are computed again: results of RMS norms and of silu_mul.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <functional>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "nn/graphs.h"
 #include "tessera/dtensor/operator_mode.h"

@@ -1,11 +1,8 @@
 // Walks over modules and over tensors, and patterns of names.
 
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
-#include <string>
-#include <vector>
 
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/fqn.h"

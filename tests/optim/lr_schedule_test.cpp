@@ -1,11 +1,7 @@
 #include "tessera/optim/lr_schedule.h"
 
-#include <gtest/gtest.h>
-
 #include <utility>
-#include <vector>
 
-#include "tessera/core/error.h"
 #include "testing/errors.h"
 
 namespace tessera::optim {

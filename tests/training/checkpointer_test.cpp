@@ -1,11 +1,5 @@
 #include "tessera/training/checkpointer.h"
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <string>
-#include <vector>
-
 #include "mlp_run.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "testing/errors.h"

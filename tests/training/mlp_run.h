@@ -5,10 +5,8 @@
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/tanh.h>
 
-#include <cstdint>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/child.h"

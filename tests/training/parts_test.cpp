@@ -1,16 +1,12 @@
 // The parts of a training around its steps: evaluation, stops by signals, metrics, recordings.
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "mlp_run.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/recording.h"
-#include "tessera/training/step.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 

@@ -1,16 +1,11 @@
 // Training steps on meshes, compared with one rank that uses libtorch's calls alone.
-#include "tessera/training/step.h"
 
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "mlp_run.h"
 #include "tessera/optim/clip_grad.h"
