@@ -11,8 +11,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/graph.h"
-#include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/detail/slots.h"
 
 namespace tessera::fsdp {

@@ -24,8 +24,8 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
-#include "tessera/nn/detail/calls.h"
 #include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {

@@ -20,8 +20,7 @@
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {

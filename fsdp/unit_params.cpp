@@ -22,7 +22,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/visit_modules.h"
 

@@ -33,7 +33,7 @@
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/tensor_parallel/linear_cross_entropy.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 

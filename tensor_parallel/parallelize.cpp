@@ -20,7 +20,7 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_modules.h"

@@ -4,7 +4,7 @@
 #include "replica_check.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/nn/detail/fqn.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 
 #include <c10/core/GradMode.h>
 
@@ -22,8 +22,8 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/gradients.h"
-#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/copy_check.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::tensor_parallel {

@@ -15,7 +15,7 @@
 #include "gathered_input.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/deferred_bias.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"

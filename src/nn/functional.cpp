@@ -5,7 +5,7 @@
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/nn/detail/attention.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -33,7 +33,6 @@
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/context_parallel.h"
-#include "tessera/nn/detail/calls.h"
 
 namespace tessera::nn {
 namespace {

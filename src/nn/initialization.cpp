@@ -15,8 +15,8 @@
 #include "module_checks.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/gradients.h"
-#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/copy_check.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"
 

@@ -2,7 +2,7 @@
 // several Linears.
 
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/linear.h"
 
 #include <ATen/ATen.h>

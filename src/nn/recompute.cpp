@@ -15,7 +15,7 @@
 #include "tessera/internals/detail/engine.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 
 namespace tessera::nn::detail {
 

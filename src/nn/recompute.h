@@ -30,7 +30,7 @@
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/threads.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 
 namespace tessera::nn::detail {
 

@@ -4,7 +4,7 @@
 // module.
 
 #include "tessera/observe/profile.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 
 #include <ATen/record_function.h>
 

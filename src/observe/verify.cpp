@@ -15,7 +15,7 @@
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/initialization.h"
 #include "verify_parts.h"
 

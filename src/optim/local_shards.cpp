@@ -13,7 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 
 namespace tessera::optim {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "tessera/nn/checkpoint.h"
 #include "nn/graphs.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -10,7 +10,7 @@
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/child.h"
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/fused_linear.h"

@@ -5,7 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/module.h"
 

@@ -19,7 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_tensors.h"
 
