@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "unit.h"
 
 #include <c10/util/Exception.h>
@@ -35,7 +35,7 @@ struct Territory {
       modules.insert(&module);
       for (const auto& [name, slot] : module.slots()) {
         if (seen.insert(slot.get()).second) {
-          slots.emplace_back(prefix + nn::join_fqn(fqn, name), slot);
+          slots.emplace_back(prefix + nn::detail::join_fqn(fqn, name), slot);
         }
       }
     };

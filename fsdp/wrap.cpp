@@ -12,7 +12,6 @@
 #include "tessera/core/error.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/visit_modules.h"
 #include "unit.h"
@@ -126,7 +125,7 @@ std::vector<TreeParameter> parameters_of(const ModuleTree& tree) {
   for (const ModuleTree::Node& node : tree.nodes()) {
     for (const auto& [name, slot] : node.module->slots()) {
       if (seen.insert(slot.get()).second) {
-        std::string fqn = nn::join_fqn(node.fqn, name);
+        std::string fqn = nn::detail::join_fqn(node.fqn, name);
         std::vector<std::string> owners = owners_of(*slot, fqn, tree);
         parameters.push_back({std::move(fqn), slot, std::move(owners)});
       }

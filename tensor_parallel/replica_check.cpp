@@ -3,8 +3,8 @@
 
 #include "replica_check.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/records.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <c10/core/GradMode.h>
 
@@ -52,7 +52,7 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
       if (std::ranges::find(found, slot, &nn::NamedSlots::value_type::second) == found.end()) {
-        found.emplace_back(nn::join_fqn(fqn, name), slot);
+        found.emplace_back(nn::detail::join_fqn(fqn, name), slot);
       }
     }
   });

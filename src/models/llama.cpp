@@ -3,7 +3,6 @@
 // the same code runs on one rank, under tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
-#include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/lora.h"
 
 #include <ATen/ATen.h>
@@ -248,8 +247,8 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
 at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t sequence) {
   const c10::Device device = parts.cos.device();
-  const at::Tensor causal = nn::causal_mask(sequence, parts.config.sliding_window, device);
-  const at::Tensor itself = nn::causal_mask(sequence, 1, device);
+  const at::Tensor causal = nn::detail::causal_mask(sequence, parts.config.sliding_window, device);
+  const at::Tensor itself = nn::detail::causal_mask(sequence, 1, device);
   const auto integers = at::dtype(c10::kLong).device(device);
   const at::Tensor first = at::tensor(padding, at::dtype(c10::kLong)).to(device);
   const at::Tensor is_token = at::arange(sequence, integers).ge(first.unsqueeze(1));

@@ -1,5 +1,4 @@
 #include "tessera/models/llama_config.h"
-#include "tessera/models/detail/parse_config.h"
 
 #include <algorithm>
 #include <array>
@@ -234,7 +233,7 @@ void check_heads(const LlamaConfig& c, const std::string& origin) {
 
 }  // namespace
 
-LlamaConfig parse_config(const std::string& text, const std::string& origin) {
+LlamaConfig detail::parse_config(const std::string& text, const std::string& origin) {
   const Json json = parse_object(text, origin);
   const ConfigReader reader(json, origin);
   const Architecture& architecture = architecture_of(reader);
@@ -290,8 +289,8 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
 
 /// The bytes of the file are read as they are, because exports write the text unchanged.
 LlamaConfig read_config(const std::filesystem::path& file) {
-  return parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
-                      file.string());
+  return detail::parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
+                              file.string());
 }
 
 /// Each rank computes attention of whole heads, and all ranks must have equally many heads.
@@ -313,9 +312,10 @@ std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp) {
 
 std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t copies = key_value_copies(config, tp);
-  return copies == 1 ? ""
-                     : detail::concat("key-value heads: ", config.num_key_value_heads, " on ", tp,
-                                      " tensor-parallel ranks, each on ", copies, " of them");
+  return copies == 1
+             ? ""
+             : tessera::detail::concat("key-value heads: ", config.num_key_value_heads, " on ", tp,
+                                       " tensor-parallel ranks, each on ", copies, " of them");
 }
 
 /// The parameters are counted from the sizes in the configuration, because no rank may have the

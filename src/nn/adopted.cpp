@@ -3,7 +3,7 @@
 // parameter table, so that neither of them keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -225,7 +225,8 @@ void AdoptedModule::Maker::fill(ModuleBase& holder, torch::nn::Module& module,
   add_buffers(holder, module, fqn);
   for (const auto& child : module.named_children()) {
     if (has_tensors(*child.value())) {
-      holder.register_module(child.key(), part_of(child.value(), join_fqn(fqn, child.key())));
+      holder.register_module(child.key(),
+                             part_of(child.value(), detail::join_fqn(fqn, child.key())));
     }
   }
 }
@@ -249,7 +250,7 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
     const at::Tensor& tensor = parameter.value();
     const auto found = find_member(members, name, tensor);
     if (found == members.end()) {
-      fail_unknown_member(members, name, join_fqn(fqn, name), module);
+      fail_unknown_member(members, name, detail::join_fqn(fqn, name), module);
     }
     const auto [tied, is_new] = slots_.try_emplace(tessera::detail::identity_of(tensor));
     if (is_new) {
@@ -273,7 +274,7 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
     at::Tensor tensor = buffer.value();
     if (tensor.is_meta()) {
       const auto found = find_member(members, name, tensor);
-      TESSERA_CHECK(found != members.end(), "buffer '", join_fqn(fqn, name), "' of a ",
+      TESSERA_CHECK(found != members.end(), "buffer '", detail::join_fqn(fqn, name), "' of a ",
                     module.name(),
                     " would be on the meta device, where nothing can re-make it; construct it "
                     "outside the MetaDevice scope");

@@ -1,9 +1,9 @@
 // Conversions of a model's Linears: fp8 products, and LoRA adapters.
 
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/slots.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/lora.h"
 
 #include <ATen/ops/dropout.h>
@@ -24,7 +24,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/meta_device.h"
@@ -134,7 +133,7 @@ NamedSlots fp8_weights(const ModuleBase& module) {
   NamedSlots weights;
   for (const NamedLinear& each : linears_below(module)) {
     if (is_fp8(*each.linear)) {
-      weights.emplace_back(join_fqn(each.fqn, "weight"), each.linear->weight.slot());
+      weights.emplace_back(detail::join_fqn(each.fqn, "weight"), each.linear->weight.slot());
     }
   }
   return weights;
@@ -270,8 +269,8 @@ std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
 NamedSlots lora_slots(const ModuleBase& module) {
   NamedSlots slots;
   for (const LoraLinear& each : lora_linears(module)) {
-    slots.emplace_back(join_fqn(each.fqn, "lora_A.weight"), each.branch->a->weight.slot());
-    slots.emplace_back(join_fqn(each.fqn, "lora_B.weight"), each.branch->b->weight.slot());
+    slots.emplace_back(detail::join_fqn(each.fqn, "lora_A.weight"), each.branch->a->weight.slot());
+    slots.emplace_back(detail::join_fqn(each.fqn, "lora_B.weight"), each.branch->b->weight.slot());
   }
   return slots;
 }

@@ -4,7 +4,6 @@
 #include "tessera/nn/functional.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/records.h"
 
 #include <ATen/ATen.h>
@@ -198,7 +197,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return tessera::detail::attention(q, k, v, causal, mask, dropout);
 }
 
-at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device) {
+at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device) {
   const at::Tensor causal = at::ones({tokens, tokens}, at::dtype(c10::kBool).device(device)).tril();
   return window > 0 ? causal.triu(1 - window) : causal;
 }
@@ -262,7 +261,7 @@ at::Tensor Documents::mask(std::int64_t window) const {
       at::tensor(of_tokens, at::dtype(at::kLong)).view({batch_, tokens_}).to(device);
   return ids.unsqueeze(2)
       .eq(ids.unsqueeze(1))
-      .logical_and_(causal_mask(tokens_, window, device))
+      .logical_and_(detail::causal_mask(tokens_, window, device))
       .unsqueeze(1);
 }
 
@@ -402,7 +401,7 @@ at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    const CausalAttentionOptions& options) {
   const at::Tensor mask = options.documents != nullptr
                               ? options.documents->mask(options.window)
-                              : causal_mask(q.size(kTokensDim), options.window, q.device());
+                              : detail::causal_mask(q.size(kTokensDim), options.window, q.device());
   return attention(q, k, v, /*causal=*/false, mask, options.dropout);
 }
 

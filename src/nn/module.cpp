@@ -2,7 +2,7 @@
 // and tensor parallelism change only slots, so ModuleBase copies each change to libtorch's table.
 
 #include "tessera/nn/module.h"
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -41,7 +41,7 @@ class Walker {
       visit_(fqn, module);
     }
     for (const auto& child : module.named_children()) {
-      enter(*child.value(), join_fqn(fqn, child.key()));
+      enter(*child.value(), detail::join_fqn(fqn, child.key()));
     }
     if (walk_.children_first) {
       visit_(fqn, module);
@@ -61,7 +61,7 @@ void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
   Walker(visit, walk).enter(root, "");
 }
 
-std::string join_fqn(const std::string& parent, const std::string& name) {
+std::string detail::join_fqn(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : parent + "." + name;
 }
 
@@ -213,7 +213,7 @@ bool may_have_gradient(const at::Tensor& tensor) {
 /// tensor parallelism and FSDP would miss them.
 void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
   const auto own = module.named_parameters(/*recurse=*/false);
-  TESSERA_CHECK(own.is_empty(), "parameter '", join_fqn(fqn, own.front().key()), "' of a ",
+  TESSERA_CHECK(own.is_empty(), "parameter '", detail::join_fqn(fqn, own.front().key()), "' of a ",
                 module.name(),
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
@@ -256,7 +256,7 @@ NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
     base->note_fqn(fqn);
     for (const auto& [name, slot] : base->*own) {
       if (seen.insert(slot.get()).second) {
-        found.emplace_back(join_fqn(fqn, name), slot);
+        found.emplace_back(detail::join_fqn(fqn, name), slot);
       }
     }
   });
@@ -324,7 +324,7 @@ void ModuleBase::check_members(const std::string& fqn) const {
     const auto& [parameter, slot] = slots_[i];
     TESSERA_CHECK(
         member == nullptr || member->is_same(slot->get()), "the member of parameter '",
-        join_fqn(fqn, parameter), "' of a ", name(),
+        detail::join_fqn(fqn, parameter), "' of a ", name(),
         " was assigned another tensor after bind_slot; to share a parameter call tie_slot(\"",
         parameter, "\", other.slot(...)), to change its values copy_ into it");
   }
@@ -340,7 +340,7 @@ void ModuleBase::check_slots(const std::string& fqn) const {
   for (const auto& parameter : named_parameters(/*recurse=*/false)) {
     const bool known = std::ranges::any_of(
         slots_, [&](const auto& slot) { return slot.first == parameter.key(); });
-    TESSERA_CHECK(known, "parameter '", join_fqn(fqn, parameter.key()), "' of a ", name(),
+    TESSERA_CHECK(known, "parameter '", detail::join_fqn(fqn, parameter.key()), "' of a ", name(),
                   " has no slot, so that no optimizer, no saving and no sharding would see it; "
                   "make it by register_slot instead of register_parameter");
   }

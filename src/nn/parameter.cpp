@@ -5,7 +5,7 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -29,7 +29,6 @@
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/distribute_module.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/visit_modules.h"
@@ -297,7 +296,7 @@ std::unordered_set<SlotPtr> detail::matched_slots(const ModuleBase& module,
                 [&](const std::string& fqn, const ModuleBase& each) {
                   for (const auto& [name, slot] : each.slots()) {
                     for (std::size_t i = 0; i < patterns.size(); ++i) {
-                      if (matches_fqn(patterns[i], join_fqn(fqn, name))) {
+                      if (matches_fqn(patterns[i], detail::join_fqn(fqn, name))) {
                         used[i] = true;
                         matched.insert(slot);
                       }

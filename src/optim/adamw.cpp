@@ -108,7 +108,8 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                    .step = batch.steps[i]});
     if (is_narrow(all.back().exp_avg)) {
       const std::size_t index = batch.shards[i];
-      detail::RandomPlace place = detail::own_place(parameters()[index]->persistent());
+      tessera::detail::RandomPlace place =
+          tessera::detail::own_place(parameters()[index]->persistent());
       all.back().place = std::move(place.elements);
       all.back().local_sizes = std::move(place.local_sizes);
       all.back().stream = moment_stream(*parameters()[index], index);

@@ -2,7 +2,7 @@
 // the host waits only if it must check the value.
 
 #include "grad_norm.h"
-#include "tessera/optim/detail/nonfinite.h"
+#include "tessera/optim/clip_grad.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -467,8 +467,8 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
   return checked_norm(collect_grads(parameters, options), parameters, options).rounded;
 }
 
-std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
-                               const NormOptions& options) {
+std::string detail::describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
+                                       const NormOptions& options) {
   const comm::CallerScope caller("describe_nonfinite");
   const c10::AutoGradMode no_grad(false);
   return nonfinite_text(collect_grads(parameters, options).joint, parameters);

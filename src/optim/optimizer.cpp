@@ -96,7 +96,8 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
     return;
   }
   const std::shared_ptr<Compared> lists = compared_lists(*parameters.front());
-  if (lists != nullptr && lists->lengths.contains(parameters.size()) && !detail::debug_checks()) {
+  if (lists != nullptr && lists->lengths.contains(parameters.size()) &&
+      !tessera::detail::debug_checks()) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
@@ -104,7 +105,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   for (const DeviceMesh& root : roots.meshes) {
     if (!options.over && root.size() > 1 && root.contains_this_rank()) {
       nn::detail::check_copies(
-          detail::peers_of(root), gradients_of(parameters, root, root == roots.largest),
+          tessera::detail::peers_of(root), gradients_of(parameters, root, root == roots.largest),
           {.what = what, .distinct_along = options.distinct_along, .root = root});
     }
   }
@@ -116,7 +117,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
 /// Compares copies of gradients between ranks at the first step. A flag saves later steps the
 /// search for the record of compared lists.
 void Optimizer::check_copies() {
-  if (!compared_ || detail::debug_checks()) {
+  if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
     compared_ = true;
   }

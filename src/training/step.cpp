@@ -2,7 +2,7 @@
 
 #include "tessera/training/step.h"
 #include "tessera/observe/detail/metrics_output.h"
-#include "tessera/optim/detail/nonfinite.h"
+#include "tessera/optim/clip_grad.h"
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -19,7 +19,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/optim/clip_grad.h"
 
 namespace tessera::training {
 namespace {
@@ -156,7 +155,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {
     return;
   }
-  std::string found = optim::describe_nonfinite(parameters);
+  std::string found = optim::detail::describe_nonfinite(parameters);
   if (found.empty()) {
     found = "all gradients are finite";
     found += std::isnan(result.loss) ? ", as for a mean over no samples" : "";

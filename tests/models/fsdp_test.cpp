@@ -3,7 +3,7 @@
 #include <tuple>
 
 #include "models/llama_run.h"
-#include "tessera/models/detail/parse_config.h"
+#include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "testing/lateness.h"
 #include "testing/memory.h"
@@ -137,7 +137,7 @@ std::int64_t bytes_on(Rank& rank, std::int64_t replicas, std::int64_t dp) {
 TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   const std::int64_t replicated = bytes_on(rank, 4, 1);
   const std::int64_t sharded = bytes_on(rank, 1, 4);
-  const ParameterCount count = count_parameters(parse_config(kOddShape.config, "test"));
+  const ParameterCount count = count_parameters(detail::parse_config(kOddShape.config, "test"));
   EXPECT_EQ(replicated, count.total * 3 * 4);
   // A quarter and at most a row of each parameter: none here has more than 61 rows.
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));

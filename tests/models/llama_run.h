@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/models/detail/parse_config.h"
+#include "tessera/models/llama_config.h"
 #include "tessera/tessera.hpp"
 #include "testing/values.h"
 
@@ -44,7 +44,7 @@ struct Part {
 };
 
 inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
-  auto model = std::make_shared<Llama>(parse_config(shape.config, "test"), shape.sequence);
+  auto model = std::make_shared<Llama>(detail::parse_config(shape.config, "test"), shape.sequence);
   nn::init_weights(*model, 7);
   return model;
 }

@@ -6,8 +6,8 @@
 
 #include "models/llama_run.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama.h"
+#include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/initialization.h"
 #include "testing/errors.h"
@@ -36,7 +36,7 @@ struct PackedRun {
 };
 
 std::shared_ptr<Llama> make_packed_llama(const PackedRun& run) {
-  LlamaConfig config = parse_config(kPacked.config, "test");
+  LlamaConfig config = detail::parse_config(kPacked.config, "test");
   config.sliding_window = run.window;
   const auto model = std::make_shared<Llama>(config, kPacked.sequence);
   nn::init_weights(*model, 7);
@@ -113,7 +113,7 @@ struct MaskCounter final : OperatorMode {
 };
 
 TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
-  LlamaConfig config = parse_config(kPacked.config, "test");
+  LlamaConfig config = detail::parse_config(kPacked.config, "test");
   for (const std::int64_t window : {0, 20}) {
     config.sliding_window = window;
     Llama model(config, 400);
@@ -147,7 +147,7 @@ struct SplitMesh {
 };
 
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
-  LlamaConfig config = parse_config(kSplitShape.config, "test");
+  LlamaConfig config = detail::parse_config(kSplitShape.config, "test");
   config.sliding_window = c.window;
   if (c.documents) {
     config.rope.scaling = {};
@@ -293,10 +293,10 @@ INSTANTIATE_TEST_SUITE_P(Meshes, FewKeyValueHeadsOn,
                                            KvMesh{2, 4, true, ActivationMemory::kInputs}));
 
 LlamaConfig SmallConfig() {
-  return parse_config(R"({"vocab_size": 61, "hidden_size": 64, "intermediate_size": 40,
+  return detail::parse_config(R"({"vocab_size": 61, "hidden_size": 64, "intermediate_size": 40,
                           "num_hidden_layers": 2, "num_attention_heads": 4,
                           "num_key_value_heads": 4, "initializer_range": 0.1})",
-                      "test");
+                              "test");
 }
 
 class Generation : public ::testing::Test {

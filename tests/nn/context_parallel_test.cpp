@@ -1,6 +1,6 @@
 // Attention over a split sequence. The oracle is attention of one rank, in fp64.
 #include "tessera/nn/context_parallel.h"
-#include "tessera/nn/detail/attention.h"
+#include "tessera/nn/attention.h"
 
 #include <c10/core/InferenceMode.h>
 
@@ -197,7 +197,7 @@ TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack, 2)
 TEST_ON_MESH(ContextParallel, SplitsHeadsOfTensorParallelismToo, {2, 2}, {"cp", "tp"}) {
   const at::Tensor q = testing::values({2, 4, 12, 8}).requires_grad_();
   const at::Tensor kv = testing::values({2, 2, 12, 8}, 1).requires_grad_();
-  const at::Tensor causal = causal_mask(12, 0, at::kCPU);
+  const at::Tensor causal = detail::causal_mask(12, 0, at::kCPU);
   const at::Tensor expected = attention_of_one_rank(q, kv, kv * 2, causal);
   expected.square().sum().backward();
   ContextParallel split(mesh["cp"]);

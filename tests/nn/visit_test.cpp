@@ -5,7 +5,6 @@
 #include <chrono>
 
 #include "tessera/nn/containers.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/visit_modules.h"
@@ -72,8 +71,8 @@ TEST(VisitModules, ReadsAConstTree) {
 }
 
 TEST(JoinFqn, LeavesTheRootOut) {
-  EXPECT_EQ(join_fqn("", "head"), "head");
-  EXPECT_EQ(join_fqn("layers.0", "mlp"), "layers.0.mlp");
+  EXPECT_EQ(detail::join_fqn("", "head"), "head");
+  EXPECT_EQ(detail::join_fqn("layers.0", "mlp"), "layers.0.mlp");
 }
 
 }  // namespace
@@ -214,7 +213,7 @@ TEST(FqnPattern, ManyStarsTakeNoTime) {
 
 TEST(FqnPattern, RenamesByWhatWildcardsStandFor) {
   const auto renamed = [](const char* from, const char* to, const char* fqn) {
-    return renamed_fqn(from, to, fqn).value_or("none");
+    return detail::renamed_fqn(from, to, fqn).value_or("none");
   };
   EXPECT_EQ(renamed("blocks.*.norm[12].*", "layers.*.ln_[12].*", "blocks.10.norm2.bias"),
             "layers.10.ln_2.bias");
@@ -229,9 +228,10 @@ TEST(FqnPattern, RenamesByWhatWildcardsStandFor) {
 }
 
 TEST(FqnPattern, RefusesToRenameToOtherWildcards) {
-  EXPECT_ERROR(renamed_fqn("a.*", "b.**", "x"), "'a.*'", "'b.**'", "wildcards are not those");
-  EXPECT_ERROR(renamed_fqn("a", "b.*", "x"), "wildcards are not those");
-  EXPECT_ERROR(renamed_fqn("a.[12].*", "b.*", "x"), "wildcards are not those");
+  EXPECT_ERROR(detail::renamed_fqn("a.*", "b.**", "x"), "'a.*'", "'b.**'",
+               "wildcards are not those");
+  EXPECT_ERROR(detail::renamed_fqn("a", "b.*", "x"), "wildcards are not those");
+  EXPECT_ERROR(detail::renamed_fqn("a.[12].*", "b.*", "x"), "wildcards are not those");
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/detail/kv_cache.h"
+#include "tessera/models/detail/positions.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/causal_attention.h"

@@ -114,5 +114,13 @@ class Attention : public Module<Attention> {
   std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< norms of queries and keys, used if qk_norm is set
 };
 
+namespace detail {
+
+/// `options` with kv_heads and head_dim filled in. Throws Error for options that Attention's
+/// constructor refuses.
+AttentionOptions completed(AttentionOptions options);
+
+}  // namespace detail
+
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -71,6 +71,14 @@ struct CausalAttentionOptions {
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
 
+namespace detail {
+
+/// Causal mask with a window: (tokens, tokens), true where a query sees a key. A query sees at most
+/// `window` positions, including its own; 0: all earlier positions.
+at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
+
+}  // namespace detail
+
 /// The kernel of causal_attention() with documents or a window. `kernel`: the kernel of an equal
 /// call without documents and without a window.
 AttentionKernel packed_kernel(AttentionKernel kernel);
