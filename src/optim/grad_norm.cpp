@@ -1,7 +1,6 @@
 // Gradient norms and clipping, for plain and distributed parameters. The norm stays on the device;
 // the host waits only if it must check the value.
 
-#include "grad_norm.h"
 #include "tessera/optim/clip_grad.h"
 
 #include <ATen/ATen.h>

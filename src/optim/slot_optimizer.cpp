@@ -4,7 +4,6 @@
 // memory are updated as one tensor, if this gives the same bits.
 
 #include "tessera/optim/slot_optimizer.h"
-#include "shard_update.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
