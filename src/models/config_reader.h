@@ -32,13 +32,11 @@ inline nlohmann::json parse_object(const std::string& text, const std::string& o
   }
 }
 
-/// A parsed config.json, and its file name for messages.
 class ConfigReader {
  public:
   ConfigReader(const nlohmann::json& json, const std::string& origin)
       : json_(json), origin_(origin) {}
 
-  /// Whether config.json has the key, even with the value null.
   bool names(const char* key) const { return json_.contains(key); }
   // Whether config.json has the key with a value other than null. Hugging Face writes null for "not
   // set".

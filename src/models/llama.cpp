@@ -203,7 +203,6 @@ struct InDocuments {
   const at::Tensor& positions;  ///< positions (batch, sequence)
   const nn::DocumentsPtr& documents;
 };
-/// The Context for tokens in documents. Throws Error for a cache, and for sizes that differ.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const InDocuments& places, const KvCache* cache);
 
@@ -214,8 +213,6 @@ namespace {
 
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
 
-/// The rotary angles: a slice of the rotary tables or, if the angles depend on the length of the
-/// text, newly computed angles.
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   const LlamaConfig& c = parts.config;
   if (c.rope.depends_on_length(last)) {
@@ -418,7 +415,6 @@ class Llama::Backbone : public nn::Module<Llama::Backbone> {
     }
   }
 
-  /// Maps tokens, (batch * sequence), to (batch * sequence, hidden).
   at::Tensor forward(const at::Tensor& tokens, const Context& context) {
     at::Tensor x = embed_tokens(tokens);
     for (const auto& block : blocks) {
@@ -509,7 +505,6 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
   return {positions, config_.sliding_window, std::move(padding)};
 }
 
-/// For each parameter the first pattern that matches applies, so specific patterns are first.
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;

@@ -58,7 +58,6 @@ void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("is_causal", {true}, "attention to later tokens is");
 }
 
-/// Throws Error unless the settings of single layers agree with the window of all layers.
 void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   if (!reader.has("layer_types")) {
     return;
@@ -170,7 +169,6 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   return s;
 }
 
-/// Reads "rope_scaling" or "rope_parameters", which have the same keys.
 Rope read_rope_object(const ConfigReader& reader, const char* key) {
   const Json& object = reader.at(key);
   TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
@@ -221,8 +219,6 @@ std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& s
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
 
-/// Throws Error unless grouped-query attention can assign equally many query heads to each
-/// key-value head.
 void check_heads(const LlamaConfig& c, const std::string& origin) {
   TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
                 ": num_attention_heads ", c.num_attention_heads,
@@ -287,7 +283,6 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   return c;
 }
 
-/// The bytes of the file are read as they are, because exports write the text unchanged.
 LlamaConfig read_config(const std::filesystem::path& file) {
   return detail::parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
                               file.string());

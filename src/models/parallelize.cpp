@@ -29,7 +29,6 @@ nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   return other ? nn::SavePolicy::kPreferRecompute : costly(call);
 }
 
-/// Applies activation checkpointing to the blocks, which are also FSDP units.
 void checkpoint_blocks(nn::ModuleBase& model, const Modules& blocks, ActivationMemory activations) {
   if (activations == ActivationMemory::kAll) {
     return;

@@ -42,7 +42,6 @@ struct NamedLinear {
   }
 };
 
-/// Every Linear in `root`, including `root` itself, in order of registration.
 std::vector<NamedLinear> linears_below(const ModuleBase& root) {
   std::vector<NamedLinear> found;
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
@@ -176,7 +175,6 @@ std::vector<NamedLinear> find_targets(const ModuleBase& root,
   return targets;
 }
 
-/// A new Linear without bias, with the type and device of `weight`.
 std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in, std::int64_t out) {
   std::optional<MetaDevice> meta;
   if (weight.is_meta()) {

@@ -162,7 +162,6 @@ void add_captures(std::string_view pattern, std::string_view name,
   }
 }
 
-/// The text that each wildcard matches in an FQN; nullopt if the FQN does not match.
 std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
                                                     std::string_view fqn) {
   const Texts segments = split_at_dots(pattern);

@@ -106,7 +106,6 @@ void note_weighing() {
 
 namespace {
 
-/// Number of the dimension of tokens in a tensor (batch, heads, tokens, width).
 constexpr std::int64_t kTokensDim = 2;
 
 using Attend =
@@ -154,8 +153,6 @@ at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tens
                    {.out_sizes = {std::move(sizes)}})
       .front();
 }
-
-// Functions that select an attention kernel.
 
 const char* name_of(at::SDPBackend backend) {
   switch (backend) {
@@ -277,7 +274,6 @@ at::Tensor packed(const at::Tensor& by_heads) {
   return by_heads.transpose(1, kTokensDim).flatten(0, 1);
 }
 
-/// The inverse of packed(): restores the batch and tokens of `like`.
 at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
@@ -326,7 +322,6 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
                   q);
 }
 
-/// A block of queries: the positions [first, first + count).
 struct Block {
   std::int64_t first, count;
   /// Whether the window covers all earlier keys, so that the causal flag is sufficient.
@@ -527,7 +522,6 @@ at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   return of_ranks;
 }
 
-/// Reduce-scatters `of_ranks`, (ranks, ...). Returns this rank's part, summed over all ranks.
 at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence) {
   if (sequence.mesh.size() == 1) {
     return of_ranks.select(0, 0);

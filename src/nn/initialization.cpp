@@ -22,8 +22,6 @@
 
 namespace tessera::nn {
 
-/// The state of one init_weights() call: all slots with their names, and the slots that are already
-/// filled.
 struct InitRun {
   InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
     for (const auto& [name, slot] : root.named_slots()) {
@@ -69,7 +67,6 @@ std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& sl
   return parts;
 }
 
-/// Allocates storage for this rank's shard only, with the layout of the meta tensor.
 at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
   const bool requires_grad = tensor.requires_grad();
   const at::Tensor local = at::empty_like(local_tensor(tensor).detach(), at::device(device));

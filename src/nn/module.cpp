@@ -178,7 +178,6 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
   return "";
 }
 
-/// The innermost module call that is running on this thread.
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
 /// An Error whose message names the module in which it was thrown.
@@ -204,7 +203,6 @@ at::Tensor uninitialised(at::IntArrayRef sizes) {
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
 
-/// Whether a tensor may have a gradient; integers may not.
 bool may_have_gradient(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }

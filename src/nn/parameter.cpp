@@ -403,8 +403,6 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
   replaced.mutable_grad() = tessera::detail::make_placeholder<RetiredGradient>(replaced, by);
 }
 
-// Distributed parameters of a module without a tensor-parallel plan.
-
 namespace {
 
 /// Attached to a module whose parameters are distributed, so that a second call is refused.

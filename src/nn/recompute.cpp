@@ -47,7 +47,6 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state();
 }
 
-/// Compares two generator states, which are byte tensors on the CPU.
 bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
@@ -80,7 +79,6 @@ class RandomSnapshot {
     }
   }
 
-  /// A new snapshot of the same generators.
   RandomSnapshot retaken() const {
     RandomSnapshot now;
     for (const State& state : states_) {
@@ -187,7 +185,6 @@ Results unrecorded_all(const Results& results) {
   return copies;
 }
 
-/// The version counter of each tensor in the results; numbers have no counter.
 std::vector<std::uint32_t> versions_of(const Results& results) {
   std::vector<std::uint32_t> versions;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) {
@@ -203,7 +200,6 @@ Results call_next(OperatorMode* outer, const OperatorMode::Operator& op,
 
 }  // namespace
 
-/// The log of operator results that the policy of a checkpointed region has saved.
 class OperatorLog {
  public:
   /// Saves the results of a call. `packed`: the number of tensors that autograd had saved before.
@@ -266,7 +262,6 @@ class OperatorLog {
     std::size_t packed = 0;
     std::optional<RandomSnapshot> random_after;
   };
-  // Saved results, indexed by the operator's name and then by the number of the call.
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
@@ -336,7 +331,6 @@ class ReplayOperators final : public OperatorMode {
 // again. Autograd saves placeholders that refer to this object, the frame. The first placeholder
 // that backward unpacks triggers the recomputation of all tensors.
 
-/// Properties of a tensor that a region's forward saved; the recomputation must produce the same.
 class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor)
@@ -373,12 +367,10 @@ class SavedTensor {
   std::optional<ShardingSpec> sharding_;
 };
 
-/// A recomputed tensor, stored until backward takes it.
 class RecomputedTensor {
  public:
   explicit RecomputedTensor(const at::Tensor& tensor)
       : tensor_(tensor.detach()), version_(tensor._version()) {}
-  /// Throws Error if the tensor was modified in place after it was stored.
   const at::Tensor& get() const {
     TESSERA_CHECK(tensor_._version() == version_, "checkpoint: a tensor of sizes ", tensor_.sizes(),
                   " that backward needs was modified in place after it was saved; write to a copy");
@@ -411,8 +403,6 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   const CheckpointOptions& options() const { return options_; }
 
-  // Functions for the forward:
-
   /// Records the properties of a tensor, which autograd does not save itself. Returns the tensor's
   /// number.
   std::size_t pack(const at::Tensor& tensor) {
@@ -435,13 +425,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
     }
   }
 
-  // Functions for the backward:
-
   /// Saved tensor number `index`, recomputed unless this backward has already recomputed it. Passes
   /// the function's exceptions on. Throws Error if the function does not save the same tensors
   /// again.
   at::Tensor unpack(std::size_t index);
-  /// Marks saved tensor number `index` as no longer needed.
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
  private:
@@ -563,7 +550,6 @@ class Replay final : public CheckpointedRegion {
     }
   }
 
-  /// Stores the next tensor that autograd saves.
   void pack(const at::Tensor& tensor) {
     const std::size_t index = packed_++;
     // The recomputation saves more tensors than the forward. This is allowed only for a backward
@@ -588,7 +574,6 @@ class Replay final : public CheckpointedRegion {
       throw StopRecomputation{};
     }
   }
-  /// Must be called when the function has returned.
   void finish() {
     TESSERA_CHECK(packed_ >= tensors_.size(), "checkpoint: the recomputation saved ", packed_,
                   " tensors for backward, but the forward saved ", tensors_.size(),
@@ -660,7 +645,6 @@ RecomputedTensors Frame::recompute() {
   return tensors;
 }
 
-/// The forward of a checkpointed function, as a scope.
 class CheckpointedForward final : public CheckpointedRegion {
  public:
   CheckpointedForward(std::shared_ptr<Frame> frame, std::span<at::Tensor* const> inputs)

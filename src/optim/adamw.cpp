@@ -17,7 +17,6 @@
 namespace tessera::optim {
 namespace {
 
-/// Whether beta is in [0, 1); false for NaN.
 bool is_fraction(double beta) {
   return beta >= 0.0 && beta < 1.0;
 }

@@ -71,7 +71,6 @@ class MatrixExchange {
   std::vector<SpreadMatrix> matrices_;
   std::vector<std::int64_t> owners_;  ///< for each matrix: the index in the mesh of its owner
   std::int64_t self_;
-  /// For each matrix: whether this rank sends its part to the owner.
   std::vector<bool> sends_;
   std::vector<std::size_t> owned_;  ///< matrices that this rank owns
   /// For each matrix in owned_: the parts of all ranks.
@@ -80,7 +79,6 @@ class MatrixExchange {
 
 namespace {
 
-/// The work on a matrix: the multiply-adds of one Newton-Schulz step, up to a constant factor.
 double work_of(const SpreadMatrix& matrix) {
   const auto rows = static_cast<double>(matrix.rows);
   const auto columns = static_cast<double>(matrix.columns);
@@ -134,8 +132,6 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
   }
 }
 
-/// The part of a matrix that `rank`, an index in the mesh, has. The result depends only on the
-/// layout.
 MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
   const SpreadMatrix& m = matrices_[matrix];
   const std::array<std::int64_t, 2> sizes{m.rows, m.columns};
@@ -183,7 +179,6 @@ at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& 
   return output;
 }
 
-/// Returns the matrices that this rank owns, unsharded, from the shards of all ranks.
 std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
@@ -225,7 +220,6 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   return wholes;
 }
 
-/// Returns this rank's part of every result. The owners of the matrices send the results.
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
@@ -271,7 +265,6 @@ std::vector<at::Tensor> MatrixExchange::run(const std::vector<at::Tensor>& local
 
 namespace {
 
-/// Whether a matrix must be exchanged: whether it is distributed over more than one rank.
 bool needs_exchange(const at::Tensor& parameter) {
   return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
 }
@@ -326,7 +319,6 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& 
   return tall ? x.t() : x;
 }
 
-/// Whether the module wraps a libtorch Embedding (nn::Hooked, nn::adopt).
 bool holds_embedding(const nn::ModuleBase* module) {
   const auto* const holder = dynamic_cast<const nn::detail::AdoptsModule*>(module);
   if (holder == nullptr) {
@@ -337,7 +329,6 @@ bool holds_embedding(const nn::ModuleBase* module) {
          dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&held) != nullptr;
 }
 
-/// Whether any owner of the slot is an embedding; tied weights have several owners.
 bool is_embedding(const nn::ParameterSlot& slot) {
   return std::ranges::any_of(slot.owners(), [](const nn::ParameterSlot::Owner& owner) {
     return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr ||
@@ -352,8 +343,6 @@ class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
 
-  // Whether a matrix of type `dtype` on `mesh` belongs to this exchange. All matrices of an
-  // exchange have one type, because they are sent in one buffer.
   bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
     return mesh_ == mesh && dtype_ == dtype;
   }
@@ -429,8 +418,6 @@ bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }
 
-/// Updates the momentum with the gradient, and returns the tensor to be orthogonalised, in
-/// compute_dtype.
 at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
   const MuonOptions& o = options(shard.group);
   const at::Tensor& momentum = state_of(shard.index).tensors[0];

@@ -84,7 +84,6 @@ optim::GradScaler::State scaler_state(const Json& saved) {
           .overflows_since_change = saved.at("overflows_since_change")};
 }
 
-/// Runs `work` on rank 0; a failure is an Error on all ranks.
 void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
   const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
   comm::run_or_fail_together(*group, c10::kCPU, [&] {

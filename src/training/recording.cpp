@@ -93,7 +93,6 @@ void MetricLog::line(const std::string& text) {
 
 namespace {
 
-/// A rank's profile file: p.json for rank 0, p.rank3.json for rank 3.
 std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) {
   if (rank == 0) {
     return file;

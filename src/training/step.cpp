@@ -127,7 +127,6 @@ void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i)
   }
 }
 
-/// Runs forward and backward of all micro-batches, and returns this rank's loss.
 at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
                                 const LossFunction& loss_of) {
   const double divisor =
@@ -175,7 +174,6 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-/// Copies loss and norm to the host, for which the host waits for the device.
 void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMesh& data_mesh,
                   StepResult& result) {
   const at::Tensor figures =
@@ -214,7 +212,6 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
   }
 }
 
-/// All model parameters, trained or not, and other parameters that the optimizer updates.
 std::vector<nn::SlotPtr> parameters_of(const TrainState& state) {
   std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
@@ -305,8 +302,6 @@ observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& r
 
 namespace {
 
-/// Sets a model to eval mode; the destructor restores the previous mode, also if the loss function
-/// throws.
 class EvalMode {
  public:
   explicit EvalMode(nn::ModuleBase& model) : model_(model), was_training_(model.is_training()) {
@@ -321,8 +316,6 @@ class EvalMode {
   bool was_training_;
 };
 
-/// Exchanges the weights with the averaged weights of an Ema; the destructor restores the weights,
-/// also after an exception.
 class Swapped {
  public:
   explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }
