@@ -194,20 +194,12 @@ struct ContextParts {
   const nn::ContextParallelPtr& context_parallel;
 };
 
-/// The Context for tokens (batch, sequence) that follow the tokens in the cache, if there is a
-/// cache. Throws Error for a cache for a different number of texts.
-Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
 /// The positions of tokens within documents, and the documents. If `documents` is nullptr, the
 /// documents are derived from the positions.
 struct InDocuments {
   const at::Tensor& positions;  ///< positions (batch, sequence)
   const nn::DocumentsPtr& documents;
 };
-Context document_context(const ContextParts& parts, const at::Tensor& tokens,
-                         const InDocuments& places, const KvCache* cache);
-
-// The functions below compute the inputs of attention other than activations: rotary angles, and
-// masks of visible keys.
 
 namespace {
 
@@ -264,10 +256,8 @@ Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
           nullptr};
 }
 
-}  // namespace
-
-/// The Context for tokens that follow the tokens in a cache. The causal mask covers only the tokens
-/// of this call.
+/// The Context for tokens (batch, sequence) that follow the tokens in a cache, if there is one. The
+/// causal mask covers only the tokens of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (parts.context_parallel) {
     return split_context(parts, tokens);
@@ -289,8 +279,6 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
 }
 
-namespace {
-
 void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                      const at::Tensor& positions, const KvCache* cache) {
   const LlamaConfig& c = parts.config;
@@ -308,8 +296,6 @@ void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                 c.rope.scaling.original_positions, " tokens; take shorter sequences");
 }
 
-}  // namespace
-
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const InDocuments& places, const KvCache* cache) {
   const at::Tensor& positions = places.positions;
@@ -325,8 +311,6 @@ Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                             : std::make_shared<const nn::Documents>(positions, parts.cos.device())},
           nullptr};
 }
-
-namespace {
 
 nn::AttentionOptions attention_options(const LlamaConfig& c) {
   return {.hidden = c.hidden_size,

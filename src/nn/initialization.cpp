@@ -34,6 +34,7 @@ struct InitRun {
 
   /// Visits parents before children, because a block may initialise a child Linear.
   void reset_all(ModuleBase& root) {
+    const c10::AutoGradMode no_grad(false);
     visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
       module.reset_parameters(InitContext(*this, fqn));
     });
@@ -179,14 +180,11 @@ void to_empty(ModuleBase& module, c10::Device device) {
 }
 
 void init_weights(ModuleBase& module, std::uint64_t seed) {
-  const c10::AutoGradMode no_grad(false);
-  InitRun run(module, seed);
-  run.reset_all(module);
+  InitRun(module, seed).reset_all(module);
   check_filled(module, "init_weights", kFillOthers);
 }
 
 void init_unfilled(ModuleBase& module, std::uint64_t seed) {
-  const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
   run.unfilled_only = true;
   run.reset_all(module);
@@ -194,7 +192,6 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 }
 
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
-  const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
   // Runs reset_parameters only for buffers: it also calls fill() for parameters, which then does
   // nothing.

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cmath>
@@ -300,42 +301,15 @@ observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& r
   return metrics;
 }
 
-namespace {
-
-class EvalMode {
- public:
-  explicit EvalMode(nn::ModuleBase& model) : model_(model), was_training_(model.is_training()) {
-    model_.eval();
-  }
-  ~EvalMode() { model_.train(was_training_); }
-  EvalMode(const EvalMode&) = delete;
-  EvalMode& operator=(const EvalMode&) = delete;
-
- private:
-  nn::ModuleBase& model_;
-  bool was_training_;
-};
-
-class Swapped {
- public:
-  explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }
-  ~Swapped() { ema_.swap(); }
-  Swapped(const Swapped&) = delete;
-  Swapped& operator=(const Swapped&) = delete;
-
- private:
-  optim::Ema& ema_;
-};
-
-}  // namespace
-
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,
                                const std::function<bool()>& stop) {
   TESSERA_CHECK(batches > 0, "evaluate: ", batches, " batches; give 1 or more");
   const c10::NoGradGuard no_grad;
-  const EvalMode mode(model);
+  const auto restore =
+      c10::make_scope_exit([&model, trains = model.is_training()] { model.train(trains); });
+  model.eval();
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
     sum += mean_over(loss(i), data_mesh).item<double>();
@@ -352,7 +326,8 @@ void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void
     body();
     return;
   }
-  const Swapped averages(*ema);
+  ema->swap();
+  const auto restore = c10::make_scope_exit([ema] { ema->swap(); });
   body();
 }
 
