@@ -1,7 +1,9 @@
 #include "tessera/optim/adamw.h"
 
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
+#include <functional>
 #include <tuple>
 
 #include "optim/parameters.h"
@@ -13,75 +15,93 @@ namespace {
 const AdamWOptions kOptions{
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 
-at::Tensor initial(std::size_t i) {
-  return normal_values(kSizes[i], 100 + static_cast<std::int64_t>(i));
-}
+using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 
-at::Tensor gradient(std::size_t i, int step) {
-  return normal_values(kSizes[i], 1000 * (step + 1) + static_cast<std::int64_t>(i));
-}
-
-/// Four steps of libtorch's AdamW on plain tensors.
-std::vector<at::Tensor> expected() {
+/// Four steps by libtorch and by ours. Complex numbers are updated as pairs of real ones.
+template <class Ours, class Reference, class Options, class ReferenceOptions>
+void expect_as_libtorch(const Place& place, bool is_complex, const Options& options,
+                        const ReferenceOptions& reference_options) {
+  const auto ours = [is_complex](const at::Tensor& pairs) {
+    return is_complex ? at::view_as_complex(pairs) : pairs;
+  };
   std::vector<at::Tensor> parameters;
+  std::vector<nn::SlotPtr> slots;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    parameters.push_back(initial(i).clone().requires_grad_());
+    parameters.push_back(values_of(i, 0, is_complex).requires_grad_());
+    slots.push_back(place(ours(values_of(i, 0, is_complex)), i));
   }
-  torch::optim::AdamW reference(parameters, torch::optim::AdamWOptions(kOptions.lr)
-                                                .betas({kOptions.beta1, kOptions.beta2})
-                                                .eps(kOptions.eps)
-                                                .weight_decay(kOptions.weight_decay));
-  for (int step = 0; step < 4; ++step) {
+  Reference reference(parameters, reference_options);
+  Ours optimizer(slots, options);
+  for (std::uint64_t step = 0; step < 4; ++step) {
     for (std::size_t i = 0; i < kSizes.size(); ++i) {
-      parameters[i].mutable_grad() = gradient(i, step);
+      parameters[i].mutable_grad() = values_of(i, 100 * (step + 1), is_complex);
+      set_grad(slots[i], ours(values_of(i, 100 * (step + 1), is_complex)));
     }
     reference.step();
-  }
-  return parameters;
-}
-
-void run(const std::vector<nn::SlotPtr>& slots) {
-  AdamW optimizer(slots, kOptions);
-  for (int step = 0; step < 4; ++step) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      set_grad(slots[i], gradient(i, step));
-    }
     optimizer.step();
   }
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    const at::Tensor found = full_tensor(slots[i]->get());
+    EXPECT_CLOSE(is_complex ? at::view_as_real(found) : found, parameters[i].detach(), 1e-5, 1e-6)
+        << i;
+  }
+  for (const StateTensor& state : optimizer.state()) {
+    if (state.name != "step") {
+      EXPECT_EQ(state.tensor.sizes(), state.slot->persistent().sizes());
+      EXPECT_EQ(state.tensor.is_complex(), is_complex);
+    }
+  }
 }
 
-void expect_as_reference(const std::vector<nn::SlotPtr>& slots) {
-  const std::vector<at::Tensor> parameters = expected();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_CLOSE(slots[i]->get(), parameters[i].detach(), 1e-6, 1e-7) << i;
+/// Plain, and on one and two mesh dimensions: shards of 7 and 3 rows over 4 ranks, of 1 row (three
+/// empty shards), replicated ones, and one on a submesh.
+template <class Ours, class Reference, class Options, class ReferenceOptions>
+void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
+  const auto expect = [&](const Place& place, bool is_complex) {
+    expect_as_libtorch<Ours, Reference>(place, is_complex, options, reference_options);
+  };
+  for (const bool is_complex : {false, true}) {
+    expect([](const at::Tensor& tensor, std::size_t) { return slot_of(tensor); }, is_complex);
+    RunOnMesh({4}, {"dp"}, [&](const DeviceMesh& mesh) {
+      expect(
+          [&](const at::Tensor& tensor, std::size_t i) {
+            return slot_of(tensor, mesh, {i == 3 ? Placement(Replicate{}) : Shard{0}});
+          },
+          is_complex);
+    });
   }
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    const std::vector<Placements> placements{
+        {Shard{0}, Shard{0}}, {Shard{0}, Replicate{}}, {Shard{0}, Shard{1}}};
+    expect(
+        [&](const at::Tensor& tensor, std::size_t i) {
+          return i == 3 ? slot_of(tensor, mesh["tp"], {Shard{1}})
+                        : slot_of(tensor, mesh, placements[i]);
+        },
+        /*is_complex=*/false);
+  });
 }
 
 TEST(AdamW, AgreesWithLibtorch) {
-  std::vector<nn::SlotPtr> slots;
-  for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    slots.push_back(slot_of(initial(i)));
+  expect_as_libtorch<AdamW, torch::optim::AdamW>(kOptions,
+                                                 torch::optim::AdamWOptions(kOptions.lr)
+                                                     .betas({kOptions.beta1, kOptions.beta2})
+                                                     .eps(kOptions.eps)
+                                                     .weight_decay(kOptions.weight_decay));
+}
+
+TEST(Sgd, AgreesWithLibtorch) {
+  const std::vector<SgdOptions> cases{
+      {.lr = 0.1},
+      {.lr = 0.1, .weight_decay = 0.2},
+      {.lr = 0.1, .momentum = 0.9},
+      {.lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.2}};
+  for (const SgdOptions& options : cases) {
+    expect_as_libtorch<Sgd, torch::optim::SGD>(options, torch::optim::SGDOptions(options.lr)
+                                                            .momentum(options.momentum)
+                                                            .nesterov(options.nesterov)
+                                                            .weight_decay(options.weight_decay));
   }
-  run(slots);
-  expect_as_reference(slots);
-}
-
-// Shards of 7 and 3 rows over 4 ranks, of 1 row (three empty shards), a replicated one.
-TEST_ON_MESH(AdamW, AgreesOnShardsOfOneMeshDimension, {4}, {"dp"}) {
-  std::vector<nn::SlotPtr> slots{
-      slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
-      slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})};
-  run(slots);
-  expect_as_reference(slots);
-}
-
-TEST_ON_MESH(AdamW, AgreesOnShardsOfTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
-  std::vector<nn::SlotPtr> slots{slot_of(initial(0), mesh, {Shard{0}, Shard{0}}),
-                                 slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
-                                 slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                                 slot_of(initial(3), mesh["tp"], {Shard{1}})};
-  run(slots);
-  expect_as_reference(slots);
 }
 
 TEST_ON_MESH(AdamW, ReducesAPendingGradient, {2}, {"tp"}) {
@@ -117,13 +137,13 @@ TEST(AdamW, UpdatesATiedParameterOnce) {
 }
 
 TEST_ON_MESH(AdamW, FollowsASlotThatIsShardedLater, {2}, {"dp"}) {
-  const nn::SlotPtr slot = slot_of(initial(0));
+  const nn::SlotPtr slot = slot_of(values_of(0, 0));
   AdamW optimizer({slot}, kOptions);
-  slot->set(slot_of(initial(0), mesh, {Shard{0}})->get());
-  set_grad(slot, gradient(0, 0));
+  slot->set(slot_of(values_of(0, 0), mesh, {Shard{0}})->get());
+  set_grad(slot, values_of(0, 100));
   optimizer.step();
-  const nn::SlotPtr reference = slot_of(initial(0));
-  set_grad(reference, gradient(0, 0));
+  const nn::SlotPtr reference = slot_of(values_of(0, 0));
+  set_grad(reference, values_of(0, 100));
   AdamW({reference}, kOptions).step();
   EXPECT_CLOSE(slot->get(), reference->get().detach());
 }

@@ -57,15 +57,6 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
   EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
 }
 
-TEST(LrSchedule, FallsToTheSmallestRate) {
-  const LrSchedule schedule(
-      {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12, .min_factor = 0.1});
-  EXPECT_DOUBLE_EQ(schedule.factor(0), 0.5);
-  EXPECT_DOUBLE_EQ(schedule.factor(7), 0.55);
-  EXPECT_DOUBLE_EQ(schedule.factor(12), 0.1);
-  EXPECT_DOUBLE_EQ(schedule.factor(100), 0.1);
-}
-
 TEST(LrSchedule, Refusals) {
   EXPECT_ERROR(LrSchedule({.decay_ratio = 1.5}), "decay_ratio 1.5");
   EXPECT_ERROR(LrSchedule({.min_factor = -0.5}), "min_factor -0.5", "from 0 to 1");

@@ -14,18 +14,10 @@ const AdamWOptions kOptions{.lr = 1e-2,
                             .moment_dtype = at::kBFloat16,
                             .seed = 3};
 
-at::Tensor initial(std::size_t i) {
-  return normal_values(kSizes[i], 100 + static_cast<std::int64_t>(i));
-}
-
-at::Tensor gradient(std::size_t i, int step) {
-  return normal_values(kSizes[i], 1000 * (step + 1) + static_cast<std::int64_t>(i));
-}
-
 std::vector<nn::SlotPtr> plain_slots() {
   std::vector<nn::SlotPtr> slots;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    slots.push_back(slot_of(initial(i)));
+    slots.push_back(slot_of(values_of(i, 100)));
   }
   return slots;
 }
@@ -33,7 +25,7 @@ std::vector<nn::SlotPtr> plain_slots() {
 void run(AdamW& optimizer, int first, int last) {
   for (int step = first; step < last; ++step) {
     for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
-      set_grad(optimizer.parameters()[i], gradient(i, step));
+      set_grad(optimizer.parameters()[i], values_of(i, 1000 * (step + 1)));
     }
     optimizer.step();
   }
@@ -73,21 +65,21 @@ TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
   const std::vector<at::Tensor> expected = results(plain_slots());
   for (const int ranks : {2, 4}) {
     RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
-      expect_equal(
-          results({slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
-                   slot_of(initial(2), mesh, {Shard{1}}),
-                   slot_of(initial(3), mesh, {Replicate{}})}),
-          expected);
+      expect_equal(results({slot_of(values_of(0, 100), mesh, {Shard{0}}),
+                            slot_of(values_of(1, 100), mesh, {Shard{0}}),
+                            slot_of(values_of(2, 100), mesh, {Shard{1}}),
+                            slot_of(values_of(3, 100), mesh, {Replicate{}})}),
+                   expected);
     });
   }
 }
 
 TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
   const std::vector<at::Tensor> expected = results(plain_slots());
-  expect_equal(results({slot_of(initial(0), mesh, {Shard{0}, Shard{1}}),
-                        slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
-                        slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                        slot_of(initial(3), mesh["tp"], {Shard{1}})}),
+  expect_equal(results({slot_of(values_of(0, 100), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(values_of(1, 100), mesh, {Shard{0}, Replicate{}}),
+                        slot_of(values_of(2, 100), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(values_of(3, 100), mesh["tp"], {Shard{1}})}),
                expected);
 }
 
