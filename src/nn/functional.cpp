@@ -186,7 +186,8 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
   const at::Tensor mask =
       masked ? at::empty({tokens}, options.dtype(c10::kBool)).expand({tokens, tokens})
              : at::Tensor();
-  return choose_attention(q, kv, kv, backend_of_libtorch(/*causal=*/!masked, mask));
+  return tessera::detail::choose_attention(
+      q, kv, kv, tessera::detail::backend_of_libtorch(/*causal=*/!masked, mask));
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -403,7 +404,9 @@ at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const CausalAttentionOptions& options) {
   const Documents* documents = options.documents.get();
-  switch (packed_kernel(choose_attention(q, k, v, backend_of_libtorch(/*causal=*/true))).backend) {
+  switch (packed_kernel(tessera::detail::choose_attention(
+                            q, k, v, tessera::detail::backend_of_libtorch(/*causal=*/true)))
+              .backend) {
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
     case at::SDPBackend::efficient_attention:

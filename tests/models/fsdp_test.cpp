@@ -1,11 +1,14 @@
 // A Llama under FSDP: numbers, memory, and gathers that are late.
 
+#include <chrono>
+#include <optional>
+#include <thread>
 #include <tuple>
 
 #include "models/llama_run.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
-#include "testing/lateness.h"
+#include "testing/forwarding_communicator.h"
 #include "testing/memory.h"
 #include "testing/ranks.h"
 #include "testing/values.h"
@@ -177,8 +180,93 @@ TEST_ON_RANKS(FsdpMemory, ForEmbeddingAndHeadIsNotHeldAtOnce, 4) {
 
 using nn::ModuleBase;
 using nn::TensorList;
-using testing::Lateness;
-using testing::Stage;
+/// The stages at which a rank can be late.
+enum class Stage { kNone, kForward, kBackward, kAllGather, kReduceScatter, kAllReduce, kStep };
+
+std::string to_string(Stage stage) {
+  constexpr const char* kNames[] = {"None",          "Forward",   "Backward", "AllGather",
+                                    "ReduceScatter", "AllReduce", "Step"};
+  return kNames[static_cast<int>(stage)];
+}
+
+/// Makes a rank late each time that it reaches one stage: always the same rank, or the ranks in
+/// turn. Each rank has one, and reaches the stage equally often.
+class Lateness {
+ public:
+  Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay,
+           std::optional<int> late_rank = std::nullopt)
+      : rank_(rank), stage_(stage), delay_(delay), late_rank_(late_rank) {}
+
+  /// This rank reaches a stage.
+  void pass(Stage stage) {
+    if (stage != stage_) {
+      return;
+    }
+    const int late = late_rank_.value_or(passed_ % rank_.size());
+    ++passed_;
+    if (rank_.rank() == late) {
+      std::this_thread::sleep_for(delay_);
+    }
+  }
+  /// How often this rank came to the stage.
+  int passed() const { return passed_; }
+
+  /// This rank's world, in which collectives with a purpose reach their stages. `this` must outlive
+  /// it.
+  comm::WorldPtr world() {
+    return std::make_shared<testing::WrappedWorld>(
+        rank_.world(), [this](comm::CommunicatorPtr group, const std::string&) {
+          return comm::CommunicatorPtr(std::make_shared<Late>(std::move(group), *this));
+        });
+  }
+
+ private:
+  class Late final : public testing::ForwardingCommunicator {
+   public:
+    Late(comm::CommunicatorPtr inner, Lateness& lateness)
+        : testing::ForwardingCommunicator(std::move(inner)), lateness_(lateness) {}
+
+    comm::WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
+      be_late(Stage::kAllGather);
+      return inner().all_gather(output, input);
+    }
+    comm::WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
+                                   const std::vector<at::Tensor>& inputs) override {
+      be_late(Stage::kAllGather);
+      return inner().all_gather_group(outputs, inputs);
+    }
+    comm::WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+      be_late(Stage::kAllReduce);
+      return inner().all_reduce(tensor, op);
+    }
+    comm::WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                 ReduceOp op) override {
+      be_late(Stage::kReduceScatter);
+      return inner().reduce_scatter(output, input, op);
+    }
+    comm::WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs,
+                                       ReduceOp op) override {
+      be_late(Stage::kReduceScatter);
+      return inner().reduce_scatter_group(outputs, inputs, op);
+    }
+
+   private:
+    void be_late(Stage stage) {
+      if (!purpose().empty()) {
+        lateness_.pass(stage);
+      }
+    }
+
+    Lateness& lateness_;
+  };
+
+  Rank rank_;
+  Stage stage_;
+  std::chrono::milliseconds delay_;
+  std::optional<int> late_rank_;
+  int passed_ = 0;
+};
 
 /// How parameters are split over the data-parallel ranks of a mesh with tensor parallelism.
 struct DelayedRun {

@@ -83,35 +83,6 @@ TEST(Hooked, FindsWeightAndBiasOfStockModules) {
   EXPECT_EQ(count(Hooked<torch::nn::Embedding>(torch::nn::EmbeddingOptions(4, 2))), 1U);
 }
 
-TEST(Hooked, ASwapReachesTheHeldModuleAndGradientsTheSlot) {
-  Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(2, 2).bias(false));
-  module.slot("weight")->set(at::eye(2).requires_grad_());
-  const at::Tensor x = at::randn({4, 2});
-  EXPECT_EQUAL(module(x), x);
-  module(at::ones({1, 2})).sum().backward();
-  EXPECT_EQUAL(module.slot("weight")->get().grad(), at::ones({2, 2}));
-}
-
-TEST(Hooked, HoldsAUsersModule) {
-  Hooked<Scale> module;
-  module.slot("scale")->set(at::full({2}, 3.0));
-  EXPECT_EQUAL(module(at::ones({2})), at::full({2}, 3.0));
-}
-
-TEST(Hooked, ReachesParametersOfNestedModules) {
-  const auto options = torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12);
-  const Hooked<torch::nn::TransformerEncoderLayer> module(options);
-  const torch::nn::TransformerEncoderLayer stock(options);
-  auto found = testing::names_of(module.named_slots());
-  auto expected = stock->named_parameters().keys();
-  std::ranges::sort(found);
-  std::ranges::sort(expected);
-  EXPECT_EQ(found, expected);
-  const Hooked<torch::nn::TransformerEncoder> stack(torch::nn::TransformerEncoderOptions(stock, 2));
-  EXPECT_EQ(stack.named_slots().size(), 2 * found.size());
-  EXPECT_EQ(stack.named_slots().back().first.substr(0, 9), "layers.1.");
-}
-
 TEST(Hooked, ComputesWithWhatIsPutIntoNestedSlots) {
   Hooked<torch::nn::TransformerEncoderLayer> module(
       torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12).dropout(0));

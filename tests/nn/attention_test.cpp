@@ -33,31 +33,21 @@ SDPBackend equal_heads_only(const at::Tensor& q, const at::Tensor& k, const at::
   return q.sizes() == k.sizes() ? SDPBackend::efficient_attention : SDPBackend::math;
 }
 
-TEST(ChooseAttention, RepeatsHeadsWhereThatLetsAKernelRun) {
-  const AttentionKernel kernel =
-      choose_attention(on_meta(4), on_meta(2), on_meta(2), equal_heads_only);
-  EXPECT_TRUE(kernel.repeats_heads);
-  EXPECT_EQ(to_string(kernel), "efficient, key-value heads repeated");
-}
-
-TEST(ChooseAttention, RepeatsNoHeadsForAKernelThatTakesThem) {
-  const auto flash = [](const at::Tensor&, const at::Tensor&, const at::Tensor&) {
-    return SDPBackend::flash_attention;
+TEST(ChooseAttention, RepeatsHeadsOnlyWhereThatLetsAKernelRun) {
+  const auto always = [](SDPBackend backend) {
+    return [backend](const at::Tensor&, const at::Tensor&, const at::Tensor&) { return backend; };
   };
-  EXPECT_EQ(to_string(choose_attention(on_meta(4), on_meta(2), on_meta(2), flash)), "flash");
-}
-
-TEST(ChooseAttention, RepeatsNoHeadsInVain) {
-  const auto math = [](const at::Tensor&, const at::Tensor&, const at::Tensor&) {
-    return SDPBackend::math;
+  const auto chosen = [](std::int64_t kv_heads, const auto& ask) {
+    const at::Tensor kv = on_meta(kv_heads);
+    return to_string(tessera::detail::choose_attention(on_meta(4), kv, kv, ask));
   };
-  EXPECT_EQ(to_string(choose_attention(on_meta(4), on_meta(2), on_meta(2), math)), "math");
-  EXPECT_FALSE(choose_attention(on_meta(4), on_meta(4), on_meta(4), math).repeats_heads);
-}
-
-TEST(ChooseAttention, LeavesTheCpuToLibtorch) {
+  EXPECT_EQ(chosen(2, equal_heads_only), "efficient, key-value heads repeated");
+  EXPECT_EQ(chosen(2, always(SDPBackend::flash_attention)), "flash");
+  EXPECT_EQ(chosen(2, always(SDPBackend::math)), "math");
+  EXPECT_EQ(chosen(4, always(SDPBackend::math)), "math");
   const at::Tensor q = at::ones({2, 4, 5, 8}), kv = at::ones({2, 2, 5, 8});
-  EXPECT_FALSE(choose_attention(q, kv, kv, equal_heads_only).repeats_heads);
+  EXPECT_FALSE(tessera::detail::choose_attention(q, kv, kv, equal_heads_only).repeats_heads)
+      << "a CPU is left to libtorch";
   EXPECT_EQ(to_string(attention_kernel(at::dtype(at::kFloat), 4, 4, 16, 8)), "flash");
 }
 

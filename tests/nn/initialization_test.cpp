@@ -107,30 +107,6 @@ TEST(InitWeights, DependsOnTheSeedAndOnNothingElse) {
   EXPECT_FALSE(parameter_values(*a).equal(parameter_values(*c)));
 }
 
-class BadTable : public Module<BadTable> {
- public:
-  BadTable() { register_slot("weight", {2}); }
-  void reset_parameters(const InitContext& init) override {
-    init.fill(*this, {{"wight", init::ones()}});
-  }
-};
-
-TEST(InitWeights, APatternThatMatchesNothingIsAnError) {
-  BadTable module;
-  EXPECT_ERROR(init_weights(module, 1), "'wight'");
-}
-
-class Forgetful : public Module<Forgetful> {
- public:
-  Forgetful() { register_slot("weight", {2}); }
-};
-
-TEST(InitWeights, NamesUnfilledParameters) {
-  auto root = std::make_shared<Sequential>();
-  root->register_module("inner", std::make_shared<Forgetful>());
-  EXPECT_ERROR(init_weights(*root, 1), "'inner.weight'");
-}
-
 TEST(InitWeights, FillsATiedParameterOnce) {
   auto a = std::make_shared<Linear>(3, 3, LinearOptions{.bias = false});
   auto b = std::make_shared<Linear>(3, 3, LinearOptions{.bias = false});

@@ -159,20 +159,6 @@ TEST(Slot, SwapReachesEveryName) {
   EXPECT_EQ(module(at::ones({3}))[0].item<double>(), 12.0);
 }
 
-TEST(Slot, NamesParametersThroughTheTree) {
-  auto list = std::make_shared<ModuleList>();
-  list->push_back(std::make_shared<Linear>(2, 3));
-  list->push_back(std::make_shared<Affine>());
-  Sequential root;
-  root.register_module("layers", list);
-  std::vector<std::string> names;
-  for (const auto& [name, slot] : root.named_slots()) {
-    names.push_back(name);
-  }
-  EXPECT_EQ(names, (std::vector<std::string>{"layers.0.weight", "layers.0.bias", "layers.1.weight",
-                                             "layers.1.bias"}));
-}
-
 TEST(Slot, TiedParametersAreOne) {
   auto a = std::make_shared<Linear>(4, 4, LinearOptions{.bias = false});
   auto b = std::make_shared<Linear>(4, 4, LinearOptions{.bias = false});
@@ -218,14 +204,10 @@ TEST(Slot, Refusals) {
   EXPECT_ERROR(b.tie_slot("weight", a.slot("weight")), "was to be tied to one of sizes");
   Linear module(2, 2);
   EXPECT_ERROR(module.slot("wight"), "weight, bias");
+  EXPECT_ERROR(module.clone(), "clone() of a");
   Sequential root;
   root.register_module("stock", std::make_shared<Stock>());
   EXPECT_ERROR(root.named_slots(), "'stock.w'");
-}
-
-TEST(Module, CloneSaysWhatToDoInstead) {
-  Linear module(2, 2);
-  EXPECT_ERROR(module.clone(), "clone() of a");
 }
 
 TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {

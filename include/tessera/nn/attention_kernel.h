@@ -35,9 +35,6 @@ std::string to_string(const AttentionKernel& kernel);
 /// kernel.
 using tessera::detail::allow_math_attention;
 
-using tessera::detail::AskBackend;
-using tessera::detail::backend_of_libtorch;
-using tessera::detail::choose_attention;
 /// The kernel that attention() uses in training, for the device and type of `options`, and for the
 /// numbers of heads on one rank. `masked`: whether a mask tensor is passed instead of the causal
 /// flag. Allocates no memory.
