@@ -23,8 +23,8 @@
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/detail/copy_check.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

@@ -13,7 +13,7 @@
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 #include "unit.h"
 
 namespace tessera::fsdp {

@@ -22,8 +22,8 @@
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/distribute_module.h"
+#include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
-#include "tessera/nn/visit_modules.h"
 #include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/declared_plan.h"
 

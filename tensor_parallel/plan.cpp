@@ -17,7 +17,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::tensor_parallel {
 

@@ -17,7 +17,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/embedding.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/tensor_parallel/detail/style_checks.h"

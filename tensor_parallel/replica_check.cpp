@@ -24,7 +24,7 @@
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -16,7 +16,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
-#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/tensor_parallel/style_helpers.h"

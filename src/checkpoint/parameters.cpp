@@ -15,7 +15,7 @@
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {
 namespace {

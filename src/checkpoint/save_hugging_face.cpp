@@ -28,10 +28,9 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::checkpoint {
 namespace {

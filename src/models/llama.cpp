@@ -15,14 +15,12 @@
 
 #include "tessera/core/error.h"
 #include "tessera/nn/attention.h"
-#include "tessera/nn/attention_kernel.h"
-#include "tessera/nn/child.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/mlp.h"
-#include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 

@@ -8,7 +8,7 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 

@@ -33,7 +33,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 

@@ -25,9 +25,9 @@
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/freeze.h"
+#include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 namespace {

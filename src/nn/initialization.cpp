@@ -18,7 +18,7 @@
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 

@@ -25,13 +25,10 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/internals/detail/threads.h"
 #include "tessera/nn/detail/linear_product.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/functional.h"
-#include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/norm.h"
 
 namespace tessera::nn::detail {
 

@@ -16,8 +16,7 @@
 
 #include "module_checks.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/meta_device.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/initialization.h"
 
 namespace tessera::nn {
 

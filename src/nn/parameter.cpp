@@ -31,7 +31,6 @@
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
 

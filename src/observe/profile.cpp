@@ -24,7 +24,7 @@
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/threads.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::observe {
 // A named namespace instead of an anonymous one, because ModuleRanges has members of these types.

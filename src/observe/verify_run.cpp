@@ -20,9 +20,9 @@
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/records.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/dropout.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "verify_parts.h"
 
 namespace tessera::observe {

@@ -21,7 +21,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/embedding.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::optim {
 

@@ -21,7 +21,6 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/optim/lr_schedule.h"
 
 namespace tessera::optim {
 namespace {

@@ -14,7 +14,6 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"

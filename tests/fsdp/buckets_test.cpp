@@ -3,7 +3,7 @@
 #include <ATen/ops/tanh.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
 
 namespace tessera::fsdp {
 namespace {

@@ -6,8 +6,8 @@
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/fsdp/forward_method.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::fsdp::units {
 

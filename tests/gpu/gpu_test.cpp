@@ -13,7 +13,6 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"

@@ -9,7 +9,7 @@
 
 #include "nn/graphs.h"
 #include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
 #include "testing/errors.h"
 #include "testing/models.h"
 #include "testing/module_values.h"

@@ -12,7 +12,6 @@
 
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/attention.h"
-#include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/mlp.h"

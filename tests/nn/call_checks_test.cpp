@@ -10,7 +10,6 @@
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
 #include "testing/distributed.h"
 
 namespace tessera::nn {

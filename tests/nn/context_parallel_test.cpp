@@ -9,7 +9,7 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/nn/attention.h"
-#include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/initialization.h"
 #include "testing/distributed.h"
 

@@ -9,10 +9,10 @@
 
 #include "nn/graphs.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/norm.h"
 #include "testing/added_terms.h"
 #include "testing/distributed.h"
 #include "testing/memory.h"

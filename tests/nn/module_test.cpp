@@ -2,9 +2,9 @@
 
 #include <stdexcept>
 
-#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"
-#include "tessera/nn/dropout.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/models.h"

@@ -7,7 +7,7 @@
 #include "tessera/nn/containers.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 #include "tessera/nn/visit_tensors.h"
 #include "testing/errors.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/optim/lr_schedule.h"
+#include "tessera/optim/optimizer.h"
 
 #include <utility>
 

@@ -10,13 +10,12 @@
 #include <map>
 
 #include "optim/parameters.h"
-#include "tessera/nn/child.h"
-#include "tessera/nn/embedding.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/lr_schedule.h"
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/slot_optimizer.h"

@@ -2,10 +2,9 @@
 // them. They have the gradients of one rank.
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"

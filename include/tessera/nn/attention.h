@@ -9,10 +9,9 @@
 #include "tessera/export.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/context_parallel.h"
-#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/norm.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {

@@ -14,11 +14,9 @@
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/attention.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/nn/embedding.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/norm.h"
 #include "tessera/observe/verify.h"
 #include "tessera/tensor_parallel/block_plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"

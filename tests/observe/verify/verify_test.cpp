@@ -5,7 +5,7 @@
 
 #include "tessera/dtensor/manual_seed.h"
 #include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/meta_device.h"
+#include "tessera/nn/initialization.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
 #include "verify/gpt.h"
