@@ -1,4 +1,4 @@
-// What all optimizers share: groups, rates, state, narrow parameters, several as one.
+// What all optimizers share, OptimizerList, Ema, Sgd, and schedules of the rate.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,10 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "optim/parameters.h"
+#include "parameters.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/layers.h"
@@ -19,6 +21,7 @@
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/slot_optimizer.h"
+#include "testing/errors.h"
 
 namespace tessera::optim {
 namespace {
@@ -476,6 +479,178 @@ TEST_ON_MESH(ComplexParameters, AreClippedByTheirAbsoluteValues, {4}, {"dp"}) {
 TEST(ComplexParameters, AreNotForMuon) {
   const std::vector<nn::SlotPtr> slots{slot_of(complex_values(0, 0))};
   EXPECT_ERROR(Muon(slots, {}), "Muon", "ComplexFloat", "AdamW");
+}
+
+TEST(Ema, IsTheAverageOnUnevenShards) {
+  constexpr double kDecay = 0.8;
+  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
+    for (const std::vector<std::int64_t>& sizes : kSizes) {
+      const nn::SlotPtr slot = slot_of(normal_values(sizes, 1), mesh, {Shard{0}});
+      const nn::SlotPtr frozen = slot_of(normal_values(sizes, 2), mesh, {Shard{0}});
+      frozen->persistent().set_requires_grad(false);
+      Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, frozen}, SgdOptions{.lr = 0.5}),
+              kDecay);
+      at::Tensor expected = normal_values(sizes, 1);
+      for (int step = 0; step < 3; ++step) {
+        set_grad(slot, normal_values(sizes, 10 + static_cast<std::uint64_t>(step)));
+        ema.step();
+        ema.zero_grad();
+        expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
+      }
+      const at::Tensor last = full_tensor(slot->persistent()).clone();
+      // Only of what is trained, and in the parameter's layout.
+      const std::vector<StateTensor> state = ema.state();
+      ASSERT_EQ(state.size(), 1u);
+      EXPECT_EQ(state[0].name, "ema");
+      EXPECT_EQ(sharding_spec(state[0].tensor), sharding_spec(slot->persistent()));
+      EXPECT_CLOSE(state[0].tensor, expected, 1e-5, 1e-6);
+      ema.swap();
+      EXPECT_CLOSE(slot->persistent(), expected, 1e-5, 1e-6);
+      ema.swap();
+      EXPECT_EQUAL(slot->persistent(), last);
+    }
+  });
+}
+
+TEST(Ema, ContinuesFromALoadedState) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+  {
+    const c10::NoGradGuard no_grad;
+    ema.state()[0].tensor.fill_(5);
+  }
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_EQUAL(ema.state()[0].tensor, at::full({3}, 2.5));
+}
+
+/// A checkpoint without averages fills the parameters after state() was asked for.
+TEST(Ema, BeginsWithTheParametersOfTheFirstStep) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+  EXPECT_EQUAL(ema.state()[0].tensor, at::ones({3}));
+  slot->persistent().detach().fill_(5);
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_EQUAL(ema.state()[0].tensor, at::full({3}, 4.5));
+}
+
+TEST(Ema, RefusesStepsAndItsStateWhileSwapped) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{}), 0.5);
+  ema.swap();
+  for (const char* part : {"while the parameters are the averages", "call swap() again first"}) {
+    EXPECT_ERROR(ema.step(), part);
+    EXPECT_ERROR(ema.step(at::ones({}, at::kDouble)), part);
+    EXPECT_ERROR(ema.state(), part);
+  }
+  ema.swap();
+  EXPECT_EQ(ema.state().size(), 1U);
+}
+
+TEST(Ema, ChecksAllParametersBeforeItSwapsTheFirst) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  const nn::SlotPtr narrow = slot_of(at::ones({3}, at::kBFloat16));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, narrow}, SgdOptions{.lr = 1}), 0.5);
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_ERROR(ema.swap(), "narrower than its average");
+  EXPECT_EQUAL(slot->persistent(), at::zeros({3}));
+  EXPECT_EQ(ema.state().size(), 2U);
+}
+
+TEST(Ema, Refusals) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}, at::kBFloat16));
+  const auto sgd = std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{});
+  EXPECT_ERROR(Ema(sgd, 1.0), "decay 1", "[0, 1)");
+  EXPECT_ERROR(Ema(nullptr, 0.5), "null optimizer");
+  Ema ema(sgd, 0.5);
+  EXPECT_ERROR(ema.swap(), "narrower than its average");
+  {
+    const nn::SlotPtr slot = slot_of(at::ones({3}));
+    Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+    EXPECT_EQ(ema.state().size(), 1U);
+    slot->set(at::ones({2}).requires_grad_());  // as fully_shard does
+    set_grad(slot, at::ones({2}));
+    EXPECT_ERROR(ema.step(), "has sizes [2] on cpu but had [3] on cpu when its average began");
+    EXPECT_EQUAL(slot->persistent(), at::ones({2}));
+  }
+}
+
+/// A schedule, and its factors at some steps.
+struct Row {
+  const char* name;
+  LrScheduleOptions options;
+  std::vector<std::pair<int, double>> factors;
+};
+
+TEST(LrSchedule, HasItsFactors) {
+  const std::vector<Row> rows{
+      {"warms up without a step at 0",
+       {.schedule = Schedule::kConstant, .warmup = 3, .steps = 10},
+       {{0, 1.0 / 3}, {1, 2.0 / 3}, {2, 1}, {3, 1}}},
+      {"constant",
+       {.schedule = Schedule::kConstant, .warmup = 0, .steps = 10},
+       {{0, 1}, {5, 1}, {9, 1}, {10, 1}, {1000, 1}}},
+      {"linear",
+       {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12},
+       {{2, 1}, {7, 0.5}, {11, 0.1}, {12, 0}}},
+      {"cosine",
+       {.schedule = Schedule::kCosine, .warmup = 0, .steps = 8},
+       {{0, 1}, {2, 0.8535533905932737}, {4, 0.5}, {6, 0.1464466094067263}, {8, 0}}},
+      {"a warm-up as long as the run",
+       {.schedule = Schedule::kCosine, .warmup = 5, .steps = 5},
+       {{3, 0.8}, {5, 0}}},
+      {"warm-up, stable, decay",
+       {.schedule = Schedule::kWsd, .warmup = 2, .steps = 20, .decay_ratio = 0.2},
+       {{0, 0.5}, {2, 1}, {16, 1}, {17, 0.75}, {19, 0.25}, {20, 0}}},
+      {"to the smallest rate",
+       {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12, .min_factor = 0.1},
+       {{0, 0.5}, {7, 0.55}, {12, 0.1}, {100, 0.1}}}};
+  for (const Row& row : rows) {
+    for (const auto& [step, factor] : row.factors) {
+      EXPECT_NEAR(LrSchedule(row.options).factor(step), factor, 1e-15) << row.name << " " << step;
+    }
+  }
+}
+
+TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
+  ::testing::internal::CaptureStderr();
+  const LrSchedule schedule(
+      {.schedule = Schedule::kWsd, .warmup = 6, .steps = 10, .decay_ratio = 0.8});
+  EXPECT_CONTAINS(::testing::internal::GetCapturedStderr(),
+                  "of 10 steps falls in the last 8, but its warm-up takes the first 6; "
+                  "it falls in the last 4");
+  EXPECT_DOUBLE_EQ(schedule.factor(5), 1);
+  EXPECT_DOUBLE_EQ(schedule.factor(6), 1);
+  EXPECT_DOUBLE_EQ(schedule.factor(7), 0.75);
+  EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
+}
+
+TEST(LrSchedule, Refusals) {
+  EXPECT_ERROR(LrSchedule({.decay_ratio = 1.5}), "decay_ratio 1.5");
+  EXPECT_ERROR(LrSchedule({.min_factor = -0.5}), "min_factor -0.5", "from 0 to 1");
+  EXPECT_ERROR(LrSchedule({.warmup = -1, .steps = 5}), "with a warm-up of -1");
+  EXPECT_ERROR(LrSchedule({.steps = -5}), "a schedule of -5 steps");
+}
+
+// A run of no steps may have one, but no step may be taken at a rate of 0 unnoticed.
+TEST(LrSchedule, NeedsTheRunsStepsUnlessConstant) {
+  EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
+  for (const Schedule schedule : {Schedule::kLinear, Schedule::kCosine, Schedule::kWsd}) {
+    const LrSchedule unset({.schedule = schedule, .warmup = 2});
+    EXPECT_ERROR(unset.factor(0), "needs the number of the run's steps",
+                 "LrScheduleOptions::steps");
+  }
+  EXPECT_ERROR(LrSchedule({.schedule = Schedule::kWsd}).factor(1), "step 1 of a wsd schedule");
+  EXPECT_ERROR(LrSchedule(LrScheduleOptions{}).factor(-1), "the rate of step -1");
+}
+
+TEST(ParseSchedule, KnowsItsNames) {
+  EXPECT_EQ(parse_schedule("constant"), Schedule::kConstant);
+  EXPECT_EQ(parse_schedule("linear"), Schedule::kLinear);
+  EXPECT_EQ(parse_schedule("cosine"), Schedule::kCosine);
+  EXPECT_ERROR(parse_schedule("cosin"), "schedule 'cosin'");
 }
 
 }  // namespace
