@@ -14,8 +14,8 @@
 #include <typeinfo>
 #include <unordered_set>
 
-#include "module_checks.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/initialization.h"
 
 namespace tessera::nn {
@@ -24,40 +24,30 @@ namespace tessera::nn {
 
 namespace {
 
-class Walker {
- public:
-  Walker(const detail::ModuleVisitor& visit, const ModuleWalk& walk) : visit_(visit), walk_(walk) {}
-
-  void enter(torch::nn::Module& module, const std::string& fqn) {
-    if (walk_.skip && walk_.skip(module)) {
-      return;
-    }
-    // By default, a shared module is visited once, under the first FQN that leads to it.
-    if (!walk_.every_place && !seen_.insert(&module).second) {
-      return;
-    }
-    if (!walk_.children_first) {
-      visit_(fqn, module);
-    }
-    for (const auto& child : module.named_children()) {
-      enter(*child.value(), detail::join_fqn(fqn, child.key()));
-    }
-    if (walk_.children_first) {
-      visit_(fqn, module);
-    }
+void walk_below(torch::nn::Module& module, const std::string& fqn,
+                const detail::ModuleVisitor& visit, const ModuleWalk& walk,
+                std::unordered_set<const torch::nn::Module*>& seen) {
+  // By default, a shared module is visited once, under the first FQN that leads to it.
+  if ((walk.skip && walk.skip(module)) || (!walk.every_place && !seen.insert(&module).second)) {
+    return;
   }
-
- private:
-  const detail::ModuleVisitor& visit_;
-  const ModuleWalk& walk_;
-  std::unordered_set<const torch::nn::Module*> seen_;
-};
+  if (!walk.children_first) {
+    visit(fqn, module);
+  }
+  for (const auto& child : module.named_children()) {
+    walk_below(*child.value(), detail::join_fqn(fqn, child.key()), visit, walk, seen);
+  }
+  if (walk.children_first) {
+    visit(fqn, module);
+  }
+}
 
 }  // namespace
 
 void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
                           const ModuleWalk& walk) {
-  Walker(visit, walk).enter(root, "");
+  std::unordered_set<const torch::nn::Module*> seen;
+  walk_below(root, "", visit, walk, seen);
 }
 
 std::string detail::join_fqn(const std::string& parent, const std::string& name) {

@@ -15,7 +15,6 @@
 #include <iterator>
 #include <unordered_set>
 
-#include "module_checks.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"

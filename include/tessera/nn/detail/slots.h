@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <cstdint>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -79,6 +80,14 @@ void ask_stand_ins();
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
+/// Like check_initialized(). `remedy`: text that says how to fill storage that was never filled.
+void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
+
+/// Throws Error for a buffer on the meta device that was registered with libtorch's
+/// register_buffer, because such a buffer cannot be replaced. `caller`: name of the calling
+/// function for the message.
+void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
+
 }  // namespace tessera::nn
 
 namespace tessera::nn::detail {
@@ -89,6 +98,10 @@ namespace tessera::nn::detail {
 std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
+
+/// A counter that increases whenever a slot gets unfilled storage. If it has changed, modules are
+/// checked again.
+std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
 TESSERA_API_END
