@@ -432,10 +432,6 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   }
 }
 
-at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions) {
-  return forward(tokens, cache, positions, /*documents=*/{});
-}
-
 at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                           const nn::DocumentsPtr& documents) {
   return (*lm_head_)(features(tokens, cache, positions, documents));
