@@ -171,12 +171,15 @@ at::Tensor layer(const at::Tensor& x, const at::Tensor& weight) {
   return at::gelu(x.mm(weight)).tanh();
 }
 
-/// Gradients of x and weight, of `run`'s result.
-template <class Run>
-std::pair<at::Tensor, at::Tensor> gradients(Run run) {
+/// The gradients of x and weight have the same bits.
+template <class Run, class Other>
+void expect_same_gradients(const Run& run, const Other& other) {
   const at::Tensor x = leaf({5, 7}, 1), weight = leaf({7, 7}, 2);
+  const at::Tensor y = leaf({5, 7}, 1), other_weight = leaf({7, 7}, 2);
   run(x, weight).square().sum().backward();
-  return {x.grad(), weight.grad()};
+  other(y, other_weight).square().sum().backward();
+  EXPECT_EQUAL(x.grad(), y.grad());
+  EXPECT_EQUAL(weight.grad(), other_weight.grad());
 }
 
 TEST(Checkpoint, TakesWhatTheFunctionCapturesAndArgumentsOfAnyKind) {
@@ -264,17 +267,15 @@ TEST(Checkpoint, RecomputesForANodeThatAsksTwice) {
 
 TEST(Checkpoint, Nests) {
   Counted inner, outer;
-  const auto plain = gradients(
-      [](const at::Tensor& x, const at::Tensor& w) { return layer(layer(x.cos(), w), w).exp(); });
-  const auto nested = gradients([&](const at::Tensor& x, const at::Tensor& w) {
-    const auto fn = [&inner](const at::Tensor& a, const at::Tensor& b) {
-      const at::Tensor y = checkpoint(inner.options, layer, a.cos(), b);
-      return checkpoint(inner.options, layer, y, b).exp();
-    };
-    return checkpoint(outer.options, fn, x, w);
-  });
-  EXPECT_EQUAL(plain.first, nested.first);
-  EXPECT_EQUAL(plain.second, nested.second);
+  const auto fn = [&inner](const at::Tensor& a, const at::Tensor& b) {
+    const at::Tensor y = checkpoint(inner.options, layer, a.cos(), b);
+    return checkpoint(inner.options, layer, y, b).exp();
+  };
+  expect_same_gradients(
+      [](const at::Tensor& x, const at::Tensor& w) { return layer(layer(x.cos(), w), w).exp(); },
+      [&](const at::Tensor& x, const at::Tensor& w) {
+        return checkpoint(outer.options, fn, x, w);
+      });
   EXPECT_EQ(outer->recomputations, 1);
   EXPECT_EQ(inner->regions, 4);  // two in forward, two in the outer recomputation
   EXPECT_EQ(inner->recomputations, 2);
@@ -540,12 +541,9 @@ Counted keeping(OperatorPolicy policy) {
 
 TEST(SelectiveCheckpoint, KeepsWhatThePolicySaysAndRecomputesTheRest) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
-  const at::Tensor x = leaf({5, 7}, 1), w = leaf({7, 7}, 2);
-  const at::Tensor y = leaf({5, 7}, 1), v = leaf({7, 7}, 2);
-  dense(x, w).sum().backward();
-  checkpoint(counted.options, dense, y, v).sum().backward();
-  EXPECT_EQUAL(x.grad(), y.grad());
-  EXPECT_EQUAL(w.grad(), v.grad());
+  expect_same_gradients(dense, [&](const at::Tensor& x, const at::Tensor& w) {
+    return checkpoint(counted.options, dense, x, w);
+  });
   EXPECT_EQ(counted->kept_operators, 2);
   EXPECT_EQ(counted->replayed_operators, 2);
   EXPECT_EQ(counted->recomputed_operators,
@@ -677,15 +675,14 @@ TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
 TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
   Counted inner;
   const Counted outer = keeping(save_operators({"aten::mm"}));
-  const at::Tensor x = leaf({5, 7}, 1), w = leaf({7, 7}, 2);
-  const at::Tensor y = leaf({5, 7}, 1), v = leaf({7, 7}, 2);
-  dense(x.exp(), w).exp().sum().backward();
   const auto fn = [&](const at::Tensor& a, const at::Tensor& b) {
     return checkpoint(inner.options, dense, a.exp(), b).exp();
   };
-  checkpoint(outer.options, fn, y, v).sum().backward();
-  EXPECT_EQUAL(x.grad(), y.grad());
-  EXPECT_EQUAL(w.grad(), v.grad());
+  expect_same_gradients(
+      [](const at::Tensor& x, const at::Tensor& w) { return dense(x.exp(), w).exp(); },
+      [&](const at::Tensor& x, const at::Tensor& w) {
+        return checkpoint(outer.options, fn, x, w);
+      });
   EXPECT_EQ(outer->replayed_operators, 2);  // while the outer region makes exp's argument again
   EXPECT_EQ(inner->recomputations, 1);
 }
