@@ -52,9 +52,6 @@ TORCH_MODULE(Forgotten);
 }  // namespace
 
 template <>
-inline constexpr std::array kSlotMembers<ScaleImpl>{
-    SlotMember<ScaleImpl>{"scale", &ScaleImpl::scale}};
-template <>
 inline constexpr std::array<SlotMember<ForgottenImpl>, 0> kSlotMembers<ForgottenImpl>{};
 
 namespace {

@@ -433,23 +433,11 @@ void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk
 
 /// Like the other visit_modules(), for a const tree.
 template <class Visit>
+  requires std::is_invocable_v<const Visit&, const std::string&, const ModuleBase&>
 void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
   // anyway.
-  auto& mutable_root = const_cast<torch::nn::Module&>(root);
-  if constexpr (std::is_invocable_v<const Visit&, const std::string&, const torch::nn::Module&>) {
-    visit_modules(
-        mutable_root,
-        [&visit](const std::string& fqn, torch::nn::Module& module) {
-          visit(fqn, std::as_const(module));
-        },
-        walk);
-  } else {
-    visit_modules(
-        mutable_root,
-        [&visit](const std::string& fqn, ModuleBase& module) { visit(fqn, std::as_const(module)); },
-        walk);
-  }
+  visit_modules(const_cast<torch::nn::Module&>(root), visit, walk);
 }
 
 }  // namespace tessera::nn
