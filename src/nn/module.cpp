@@ -14,6 +14,7 @@
 #include <typeinfo>
 #include <unordered_set>
 
+#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
