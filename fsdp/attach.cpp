@@ -6,7 +6,9 @@
 #include <iterator>
 #include <map>
 
-#include "tessera/nn/detail/calls.h"
+#include "tessera/core/error.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/detail/slots.h"
 
 namespace tessera::fsdp {

@@ -12,7 +12,7 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/calls.h"
+#include "tessera/nn/detail/records.h"
 #include "unit.h"
 
 namespace tessera::fsdp {

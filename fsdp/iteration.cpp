@@ -14,8 +14,9 @@
 #include "tessera/core/detail/environment.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
-#include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/detail/records.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 
@@ -384,7 +385,7 @@ void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& m
     for (const auto& [name, slot] : below.slots()) {
       // A slot with a persistent tensor belongs to a unit.
       if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
-        forgotten.push_back(nn::join_fqn(fqn, name));
+        forgotten.push_back(nn::detail::join_fqn(fqn, name));
       }
     }
   });

@@ -12,7 +12,8 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"
-#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/copy_check.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {

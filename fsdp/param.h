@@ -14,7 +14,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/graph.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::fsdp {

@@ -8,8 +8,8 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

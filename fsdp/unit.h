@@ -23,7 +23,6 @@
 #include "tessera/internals/detail/graph.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/visit_modules.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {

@@ -16,8 +16,9 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/nn/detail/origins.h"
-#include "tessera/nn/dropout.h"
+#include "tessera/nn/detail/copy_check.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "unit.h"
 
 #include <c10/util/Exception.h>
@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

@@ -8,8 +8,8 @@
 
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 #include "unit.h"
 
 namespace tessera::fsdp {

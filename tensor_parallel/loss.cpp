@@ -29,7 +29,8 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/nn/detail/calls.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::tensor_parallel {

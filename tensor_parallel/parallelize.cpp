@@ -3,6 +3,8 @@
 // hooks, so that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,12 +20,11 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/attention.h"
-#include "tessera/nn/detail/fqn.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::tensor_parallel {
 std::string quoted(const std::string& fqn) {
@@ -469,7 +470,7 @@ ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& me
     }
     declared.push_back(fqn);
     for (const auto& [pattern, style] : declares->tensor_parallel_plan(mesh, options)) {
-      plan.emplace_back(pattern.empty() ? fqn : nn::join_fqn(fqn, pattern), style);
+      plan.emplace_back(pattern.empty() ? fqn : nn::detail::join_fqn(fqn, pattern), style);
     }
   });
   TESSERA_CHECK(!declared.empty(), "parallelize_module: no plan was given, and neither this ",
@@ -508,9 +509,9 @@ ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& o
 
 ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOptions& block,
                                const BlockPlanOptions& options) {
-  const nn::AttentionOptions o = nn::completed(block);
+  const nn::AttentionOptions o = nn::detail::completed(block);
   const nn::AttentionNames& names = o.names;
-  const auto below = [&](const std::string& name) { return nn::join_fqn(fqn, name); };
+  const auto below = [&](const std::string& name) { return nn::detail::join_fqn(fqn, name); };
   ParallelizePlan plan{shared_input(fqn, options)};
   const StylePtr kv_heads = options.replicate_kv_heads
                                 ? replicated_heads_parallel({.heads = o.kv_heads})
@@ -539,16 +540,16 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names,
                              const BlockPlanOptions& options) {
   const StylePtr width = colwise_parallel();
   return {shared_input(fqn, options),
-          {nn::join_fqn(fqn, names.gate), width},
-          {nn::join_fqn(fqn, names.up), width},
-          {nn::join_fqn(fqn, names.down), output_projection(options)}};
+          {nn::detail::join_fqn(fqn, names.gate), width},
+          {nn::detail::join_fqn(fqn, names.up), width},
+          {nn::detail::join_fqn(fqn, names.down), output_projection(options)}};
 }
 
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names,
                               const BlockPlanOptions& options) {
   return {shared_input(fqn, options),
-          {nn::join_fqn(fqn, names.up), colwise_parallel()},
-          {nn::join_fqn(fqn, names.down), output_projection(options)}};
+          {nn::detail::join_fqn(fqn, names.up), colwise_parallel()},
+          {nn::detail::join_fqn(fqn, names.down), output_projection(options)}};
 }
 
 ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans) {

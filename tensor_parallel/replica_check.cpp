@@ -3,8 +3,8 @@
 
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/nn/detail/fqn.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <c10/core/GradMode.h>
 
@@ -18,9 +18,9 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/gradients.h"
-#include "tessera/nn/detail/origins.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/detail/copy_check.h"
+#include "tessera/nn/detail/slots.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -48,7 +48,7 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
       if (std::ranges::find(found, slot, &nn::NamedSlots::value_type::second) == found.end()) {
-        found.emplace_back(nn::join_fqn(fqn, name), slot);
+        found.emplace_back(nn::detail::join_fqn(fqn, name), slot);
       }
     }
   });

@@ -9,11 +9,12 @@
 
 #include "internal.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/deferred_bias.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/embedding.h"
-#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 
 namespace tessera::tensor_parallel {

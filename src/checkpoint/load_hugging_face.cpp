@@ -29,7 +29,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 
@@ -59,7 +58,7 @@ class Renaming {
     std::optional<std::size_t> taken;
     std::string name = tensor;
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
-      const auto renamed = nn::renamed_fqn(pairs_[i].first, pairs_[i].second, tensor);
+      const auto renamed = nn::detail::renamed_fqn(pairs_[i].first, pairs_[i].second, tensor);
       if (!renamed) {
         continue;
       }

@@ -7,9 +7,9 @@
 #include "objects.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/nn/dropout.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -12,10 +12,10 @@
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/lora.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -36,7 +36,7 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   nn::visit_modules(module,
                     [&](const std::string& fqn, const nn::ModuleBase& each) {
                       for (const auto& [name, slot] : each.slots()) {
-                        names[slot.get()].push_back(nn::join_fqn(fqn, name));
+                        names[slot.get()].push_back(nn::detail::join_fqn(fqn, name));
                       }
                     },
                     {.every_place = true});

@@ -26,12 +26,11 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -229,7 +228,7 @@ std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn:
   const std::string parent = end == std::string::npos ? "" : fqn.substr(0, end);
   std::vector<std::string> names;
   for (const nn::FusedPart& part : fused->parts()) {
-    names.push_back(nn::join_fqn(parent, part.name));
+    names.push_back(nn::detail::join_fqn(parent, part.name));
   }
   return names;
 }
@@ -293,8 +292,9 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
 /// weight.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
-  SentParameter b{each.branch->b->weight.slot(),
-                  stored_tensors(nn::join_fqn(each.fqn, "weight"), *each.linear->weight.slot())};
+  SentParameter b{
+      each.branch->b->weight.slot(),
+      stored_tensors(nn::detail::join_fqn(each.fqn, "weight"), *each.linear->weight.slot())};
   for (StoredTensor& part : b.tensors) {
     const std::string module = part.name.substr(0, part.name.size() - std::string("weight").size());
     const std::string name = "base_model.model." + module;

@@ -3,40 +3,24 @@
 // the same code runs on one rank, under tensor parallelism and under FSDP.
 
 #include "tessera/models/llama.h"
-#include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/lora.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/new_empty.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <iterator>
 #include <numbers>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/models/llama_config.h"
 #include "tessera/nn/attention.h"
-#include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
-#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/context_parallel.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/mlp.h"
-#include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
@@ -208,28 +192,17 @@ struct ContextParts {
   const nn::ContextParallelPtr& context_parallel;
 };
 
-/// The Context for tokens (batch, sequence) that follow the tokens in the cache, if there is a
-/// cache. Throws Error for a cache for a different number of texts.
-Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache);
 /// The positions of tokens within documents, and the documents. If `documents` is nullptr, the
 /// documents are derived from the positions.
 struct InDocuments {
   const at::Tensor& positions;  ///< positions (batch, sequence)
   const nn::DocumentsPtr& documents;
 };
-/// The Context for tokens in documents. Throws Error for a cache, and for sizes that differ.
-Context document_context(const ContextParts& parts, const at::Tensor& tokens,
-                         const InDocuments& places, const KvCache* cache);
-
-// The functions below compute the inputs of attention other than activations: rotary angles, and
-// masks of visible keys.
 
 namespace {
 
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
 
-/// The rotary angles: a slice of the rotary tables or, if the angles depend on the length of the
-/// text, newly computed angles.
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   const LlamaConfig& c = parts.config;
   if (c.rope.depends_on_length(last)) {
@@ -261,8 +234,8 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
 at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t sequence) {
   const c10::Device device = parts.cos.device();
-  const at::Tensor causal = nn::causal_mask(sequence, parts.config.sliding_window, device);
-  const at::Tensor itself = nn::causal_mask(sequence, 1, device);
+  const at::Tensor causal = nn::detail::causal_mask(sequence, parts.config.sliding_window, device);
+  const at::Tensor itself = nn::detail::causal_mask(sequence, 1, device);
   const auto integers = at::dtype(c10::kLong).device(device);
   const at::Tensor first = at::tensor(padding, at::dtype(c10::kLong)).to(device);
   const at::Tensor is_token = at::arange(sequence, integers).ge(first.unsqueeze(1));
@@ -281,10 +254,8 @@ Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
           nullptr};
 }
 
-}  // namespace
-
-/// The Context for tokens that follow the tokens in a cache. The causal mask covers only the tokens
-/// of this call.
+/// The Context for tokens (batch, sequence) that follow the tokens in a cache, if there is one. The
+/// causal mask covers only the tokens of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (parts.context_parallel) {
     return split_context(parts, tokens);
@@ -306,8 +277,6 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
 }
 
-namespace {
-
 void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                      const at::Tensor& positions, const KvCache* cache) {
   const LlamaConfig& c = parts.config;
@@ -325,8 +294,6 @@ void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                 c.rope.scaling.original_positions, " tokens; take shorter sequences");
 }
 
-}  // namespace
-
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const InDocuments& places, const KvCache* cache) {
   const at::Tensor& positions = places.positions;
@@ -342,8 +309,6 @@ Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                             : std::make_shared<const nn::Documents>(positions, parts.cos.device())},
           nullptr};
 }
-
-namespace {
 
 nn::AttentionOptions attention_options(const LlamaConfig& c) {
   return {.hidden = c.hidden_size,
@@ -432,7 +397,6 @@ class Llama::Backbone : public nn::Module<Llama::Backbone> {
     }
   }
 
-  /// Maps tokens, (batch * sequence), to (batch * sequence, hidden).
   at::Tensor forward(const at::Tensor& tokens, const Context& context) {
     at::Tensor x = embed_tokens(tokens);
     for (const auto& block : blocks) {
@@ -466,10 +430,6 @@ Llama::Llama(LlamaConfig config, std::int64_t max_sequence, double dropout)
   if (config_.tie_word_embeddings) {
     lm_head_->tie_slot("weight", model_->embed_tokens->weight.slot());
   }
-}
-
-at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions) {
-  return forward(tokens, cache, positions, /*documents=*/{});
 }
 
 at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
@@ -523,7 +483,6 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
   return {positions, config_.sliding_window, std::move(padding)};
 }
 
-/// For each parameter the first pattern that matches applies, so specific patterns are first.
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;

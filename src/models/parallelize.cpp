@@ -7,7 +7,7 @@
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/embedding.h"
+#include "tessera/nn/layers.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::models {

@@ -3,7 +3,7 @@
 // parameter table, so that neither of them keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -33,7 +33,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 
@@ -126,7 +126,6 @@ struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   }
 };
 
-/// Adds the parameters of a ParameterList or a ParameterDict, whose forward reads libtorch's table.
 void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   if (dynamic_cast<torch::nn::ParameterListImpl*>(&module) == nullptr &&
       dynamic_cast<torch::nn::ParameterDictImpl*>(&module) == nullptr) {
@@ -138,7 +137,6 @@ void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   }
 }
 
-/// Appends the members of `module` that contain its own parameters and buffers.
 void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   using namespace torch::nn;  // NOLINT(google-build-using-namespace): a list of its classes
   add_weight_and_bias<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl,
@@ -162,7 +160,6 @@ bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();
 }
 
-/// Iterator to the member with this name that contains `tensor`; the end iterator if there is none.
 auto find_member(const detail::ModuleMembers& members, const std::string& name,
                  const at::Tensor& tensor) {
   return std::ranges::find_if(members, [&](const auto& each) {
@@ -184,7 +181,6 @@ auto find_member(const detail::ModuleMembers& members, const std::string& name,
        "nn::adopt<Class>(module), or derive it from nn::Module");
 }
 
-/// All libtorch modules that are currently adopted.
 struct Taken {
   std::mutex mutex;
   std::unordered_set<const torch::nn::Module*> modules;
@@ -225,7 +221,8 @@ void AdoptedModule::Maker::fill(ModuleBase& holder, torch::nn::Module& module,
   add_buffers(holder, module, fqn);
   for (const auto& child : module.named_children()) {
     if (has_tensors(*child.value())) {
-      holder.register_module(child.key(), part_of(child.value(), join_fqn(fqn, child.key())));
+      holder.register_module(child.key(),
+                             part_of(child.value(), detail::join_fqn(fqn, child.key())));
     }
   }
 }
@@ -249,7 +246,7 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
     const at::Tensor& tensor = parameter.value();
     const auto found = find_member(members, name, tensor);
     if (found == members.end()) {
-      fail_unknown_member(members, name, join_fqn(fqn, name), module);
+      fail_unknown_member(members, name, detail::join_fqn(fqn, name), module);
     }
     const auto [tied, is_new] = slots_.try_emplace(tessera::detail::identity_of(tensor));
     if (is_new) {
@@ -273,7 +270,7 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
     at::Tensor tensor = buffer.value();
     if (tensor.is_meta()) {
       const auto found = find_member(members, name, tensor);
-      TESSERA_CHECK(found != members.end(), "buffer '", join_fqn(fqn, name), "' of a ",
+      TESSERA_CHECK(found != members.end(), "buffer '", detail::join_fqn(fqn, name), "' of a ",
                     module.name(),
                     " would be on the meta device, where nothing can re-make it; construct it "
                     "outside the MetaDevice scope");
@@ -402,7 +399,6 @@ void fill_linear(const Slots& slots, const torch::nn::Module& module) {
   slots.fill("bias", by_inputs(inputs));
 }
 
-/// Fills MultiheadAttention, including the bias of its output projection, which is a child Linear.
 void fill_attention(const Slots& slots, const ModuleBase& holder, const InitContext& init) {
   for (const auto& [name, slot] : holder.slots()) {
     const at::IntArrayRef sizes = slot->get().sizes();
@@ -426,7 +422,6 @@ void fill_transformer(const ModuleBase& holder, const InitContext& init) {
   }
 }
 
-/// Fills the parameters uniformly, with a bound that depends on the size of the hidden state.
 template <class... Classes>
 void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
   std::int64_t size = 0;

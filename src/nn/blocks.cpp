@@ -1,7 +1,6 @@
 // The blocks of language models: Attention, SwiGlu, GeluMlp.
 
 #include "tessera/nn/attention.h"
-#include "tessera/nn/detail/attention.h"
 
 #include <ATen/ops/gelu.h>
 
@@ -9,11 +8,9 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/mlp.h"
 
 namespace tessera::nn {
@@ -59,7 +56,7 @@ at::Tensor normed(const at::Tensor& heads, const std::shared_ptr<RMSNorm>& norm)
 
 }  // namespace
 
-AttentionOptions completed(AttentionOptions options) {
+AttentionOptions detail::completed(AttentionOptions options) {
   TESSERA_CHECK(options.hidden > 0 && options.heads > 0, "an Attention of ", options.heads,
                 " heads and ", options.hidden, " features was asked for; both must be 1 or more");
   TESSERA_CHECK(options.kv_heads >= 0 && options.head_dim >= 0 && options.window >= 0,
@@ -84,7 +81,7 @@ AttentionOptions completed(AttentionOptions options) {
   return options;
 }
 
-Attention::Attention(const AttentionOptions& options) : options_(completed(options)) {
+Attention::Attention(const AttentionOptions& options) : options_(detail::completed(options)) {
   const AttentionOptions& o = options_;
   const std::int64_t q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim;
   const AttentionNames& names = o.names;

@@ -1,9 +1,9 @@
 // Conversions of a model's Linears: fp8 products, and LoRA adapters.
 
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/slots.h"
+#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/lora.h"
 
 #include <ATen/ops/dropout.h>
@@ -24,11 +24,10 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/freeze.h"
+#include "tessera/nn/initialization.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 namespace {
@@ -43,7 +42,6 @@ struct NamedLinear {
   }
 };
 
-/// Every Linear in `root`, including `root` itself, in order of registration.
 std::vector<NamedLinear> linears_below(const ModuleBase& root) {
   std::vector<NamedLinear> found;
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
@@ -134,7 +132,7 @@ NamedSlots fp8_weights(const ModuleBase& module) {
   NamedSlots weights;
   for (const NamedLinear& each : linears_below(module)) {
     if (is_fp8(*each.linear)) {
-      weights.emplace_back(join_fqn(each.fqn, "weight"), each.linear->weight.slot());
+      weights.emplace_back(detail::join_fqn(each.fqn, "weight"), each.linear->weight.slot());
     }
   }
   return weights;
@@ -177,7 +175,6 @@ std::vector<NamedLinear> find_targets(const ModuleBase& root,
   return targets;
 }
 
-/// A new Linear without bias, with the type and device of `weight`.
 std::shared_ptr<Linear> matrix_beside(const at::Tensor& weight, std::int64_t in, std::int64_t out) {
   std::optional<MetaDevice> meta;
   if (weight.is_meta()) {
@@ -270,8 +267,8 @@ std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
 NamedSlots lora_slots(const ModuleBase& module) {
   NamedSlots slots;
   for (const LoraLinear& each : lora_linears(module)) {
-    slots.emplace_back(join_fqn(each.fqn, "lora_A.weight"), each.branch->a->weight.slot());
-    slots.emplace_back(join_fqn(each.fqn, "lora_B.weight"), each.branch->b->weight.slot());
+    slots.emplace_back(detail::join_fqn(each.fqn, "lora_A.weight"), each.branch->a->weight.slot());
+    slots.emplace_back(detail::join_fqn(each.fqn, "lora_B.weight"), each.branch->b->weight.slot());
   }
   return slots;
 }

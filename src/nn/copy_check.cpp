@@ -12,7 +12,6 @@
 #include <map>
 #include <optional>
 #include <sstream>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -71,7 +70,6 @@ Sketch sketch_of(const CopiedTensor& tensor) {
   return sketch;
 }
 
-/// The data about one tensor that the peers exchange to compare copies.
 struct Entry {
   std::int64_t place = 0;  ///< hash that is equal for tensors that must be equal copies
   std::int64_t hash = 0;   ///< hash of the values; 0 if this rank has no values
@@ -114,7 +112,6 @@ std::vector<Entry> from_lines(const std::string& text) {
   return entries;
 }
 
-/// Two peers whose copies of one tensor differ.
 struct Difference {
   std::size_t first = 0, other = 0;
   std::string name;
@@ -135,7 +132,6 @@ class Comparison {
     }
   }
 
-  /// Compares the copies of all tensors. Collective.
   void run() {
     const auto all = comm::gather_on_hosts(*peers_.group, digests());
     if (!may_differ(all)) {
@@ -306,7 +302,6 @@ class Comparison {
     return tensor == nullptr ? check_.root : root_of(*tensor, check_);
   }
 
-  /// The dimensions of the root mesh along which two peers differ.
   std::vector<std::string> dims_between(const std::string& name, std::size_t a,
                                         std::size_t b) const {
     const DeviceMesh root = root_of(name);

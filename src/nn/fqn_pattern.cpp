@@ -2,7 +2,6 @@
 // it is slow to construct, recurses, and throws for characters that are special only in a regex.
 
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/detail/fqn.h"
 
 #include <algorithm>
 #include <vector>
@@ -163,7 +162,6 @@ void add_captures(std::string_view pattern, std::string_view name,
   }
 }
 
-/// The text that each wildcard matches in an FQN; nullopt if the FQN does not match.
 std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
                                                     std::string_view fqn) {
   const Texts segments = split_at_dots(pattern);
@@ -219,8 +217,8 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   return match_segments(split_at_dots(pattern), split_at_dots(fqn)).has_value();
 }
 
-std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
-                                       std::string_view fqn) {
+std::optional<std::string> detail::renamed_fqn(std::string_view from, std::string_view to,
+                                               std::string_view fqn) {
   check_pair(from, to);
   const auto captures = captures_of(from, fqn);
   return captures ? std::optional(filled_in(to, *captures)) : std::nullopt;

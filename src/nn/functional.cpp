@@ -4,20 +4,9 @@
 #include "tessera/nn/functional.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/kernels/detail/fake_state.h"
-#include "tessera/nn/detail/attention.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_efficient_attention_forward.h>
-#include <ATen/ops/_flash_attention_forward.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/view_as_real.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -29,7 +18,6 @@
 #include <iterator>
 #include <numeric>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -40,11 +28,9 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/nn/attention_kernel.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/context_parallel.h"
-#include "tessera/nn/detail/calls.h"
 
 namespace tessera::nn {
 namespace {
@@ -119,7 +105,6 @@ void note_weighing() {
 
 namespace {
 
-/// Number of the dimension of tokens in a tensor (batch, heads, tokens, width).
 constexpr std::int64_t kTokensDim = 2;
 
 using Attend =
@@ -168,8 +153,6 @@ at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tens
       .front();
 }
 
-// Functions that select an attention kernel.
-
 const char* name_of(at::SDPBackend backend) {
   switch (backend) {
     case at::SDPBackend::flash_attention:
@@ -202,7 +185,8 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
   const at::Tensor mask =
       masked ? at::empty({tokens}, options.dtype(c10::kBool)).expand({tokens, tokens})
              : at::Tensor();
-  return choose_attention(q, kv, kv, backend_of_libtorch(/*causal=*/!masked, mask));
+  return tessera::detail::choose_attention(
+      q, kv, kv, tessera::detail::backend_of_libtorch(/*causal=*/!masked, mask));
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -210,7 +194,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return tessera::detail::attention(q, k, v, causal, mask, dropout);
 }
 
-at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device) {
+at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device) {
   const at::Tensor causal = at::ones({tokens, tokens}, at::dtype(c10::kBool).device(device)).tril();
   return window > 0 ? causal.triu(1 - window) : causal;
 }
@@ -274,7 +258,7 @@ at::Tensor Documents::mask(std::int64_t window) const {
       at::tensor(of_tokens, at::dtype(at::kLong)).view({batch_, tokens_}).to(device);
   return ids.unsqueeze(2)
       .eq(ids.unsqueeze(1))
-      .logical_and_(causal_mask(tokens_, window, device))
+      .logical_and_(detail::causal_mask(tokens_, window, device))
       .unsqueeze(1);
 }
 
@@ -290,7 +274,6 @@ at::Tensor packed(const at::Tensor& by_heads) {
   return by_heads.transpose(1, kTokensDim).flatten(0, 1);
 }
 
-/// The inverse of packed(): restores the batch and tokens of `like`.
 at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
@@ -339,7 +322,6 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
                   q);
 }
 
-/// A block of queries: the positions [first, first + count).
 struct Block {
   std::int64_t first, count;
   /// Whether the window covers all earlier keys, so that the causal flag is sufficient.
@@ -414,14 +396,16 @@ at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
                    const CausalAttentionOptions& options) {
   const at::Tensor mask = options.documents != nullptr
                               ? options.documents->mask(options.window)
-                              : causal_mask(q.size(kTokensDim), options.window, q.device());
+                              : detail::causal_mask(q.size(kTokensDim), options.window, q.device());
   return attention(q, k, v, /*causal=*/false, mask, options.dropout);
 }
 
 at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const CausalAttentionOptions& options) {
   const Documents* documents = options.documents.get();
-  switch (packed_kernel(choose_attention(q, k, v, backend_of_libtorch(/*causal=*/true))).backend) {
+  switch (packed_kernel(tessera::detail::choose_attention(
+                            q, k, v, tessera::detail::backend_of_libtorch(/*causal=*/true)))
+              .backend) {
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
     case at::SDPBackend::efficient_attention:
@@ -540,7 +524,6 @@ at::Tensor all_gathered(const at::Tensor& own, const Sequence& sequence) {
   return of_ranks;
 }
 
-/// Reduce-scatters `of_ranks`, (ranks, ...). Returns this rank's part, summed over all ranks.
 at::Tensor reduce_scattered(const at::Tensor& of_ranks, const Sequence& sequence) {
   if (sequence.mesh.size() == 1) {
     return of_ranks.select(0, 0);

@@ -12,18 +12,15 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "module_checks.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/gradients.h"
-#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/copy_check.h"
+#include "tessera/nn/detail/slots.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 
-/// The state of one init_weights() call: all slots with their names, and the slots that are already
-/// filled.
 struct InitRun {
   InitRun(const ModuleBase& root, std::uint64_t run_seed) : seed(run_seed) {
     for (const auto& [name, slot] : root.named_slots()) {
@@ -36,6 +33,7 @@ struct InitRun {
 
   /// Visits parents before children, because a block may initialise a child Linear.
   void reset_all(ModuleBase& root) {
+    const c10::AutoGradMode no_grad(false);
     visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
       module.reset_parameters(InitContext(*this, fqn));
     });
@@ -69,7 +67,6 @@ std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& sl
   return parts;
 }
 
-/// Allocates storage for this rank's shard only, with the layout of the meta tensor.
 at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
   const bool requires_grad = tensor.requires_grad();
   const at::Tensor local = at::empty_like(local_tensor(tensor).detach(), at::device(device));
@@ -182,14 +179,11 @@ void to_empty(ModuleBase& module, c10::Device device) {
 }
 
 void init_weights(ModuleBase& module, std::uint64_t seed) {
-  const c10::AutoGradMode no_grad(false);
-  InitRun run(module, seed);
-  run.reset_all(module);
+  InitRun(module, seed).reset_all(module);
   check_filled(module, "init_weights", kFillOthers);
 }
 
 void init_unfilled(ModuleBase& module, std::uint64_t seed) {
-  const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
   run.unfilled_only = true;
   run.reset_all(module);
@@ -197,7 +191,6 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 }
 
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
-  const c10::AutoGradMode no_grad(false);
   InitRun run(module, seed);
   // Runs reset_parameters only for buffers: it also calls fill() for parameters, which then does
   // nothing.

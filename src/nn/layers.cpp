@@ -2,13 +2,10 @@
 // several Linears.
 
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/linear.h"
 
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -28,13 +25,10 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/internals/detail/threads.h"
 #include "tessera/nn/detail/linear_product.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/functional.h"
-#include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/norm.h"
 
 namespace tessera::nn::detail {
 
@@ -92,7 +86,6 @@ bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::T
           (sum.is_cuda() && sum.scalar_type() == at::kFloat && a.element_size() == 2));
 }
 
-/// Computes sum += a b in one operation.
 void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (sum.scalar_type() == a.scalar_type()) {
     sum.addmm_(a, b);
@@ -200,7 +193,6 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
 }
 
-/// Computes a product and records it as a LinearNode. `of_input`: as in LinearNode's constructor.
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
   // The node is created before the product: it saves tensors, and a recomputation stops after it
@@ -237,7 +229,6 @@ class PlainProducts final : public LinearProducts {
   }
 
  private:
-  /// Node that computes the gradient of the most recent input x.
   tessera::detail::NodePtr<SharedInputNode> of_input_;
 };
 
@@ -313,8 +304,6 @@ namespace {
 
 using Linears = std::vector<std::reference_wrapper<Linear>>;
 
-/// The function that computes the products of all `linears` together; nullptr if that is not
-/// possible.
 detail::MakeLinearProducts products_of_all(const Linears& linears) {
   const detail::MakeLinearProducts first =
       linears.empty() ? nullptr : linears.front().get().products_together();
@@ -473,8 +462,6 @@ void Dropout::reset_parameters(const InitContext& init) {
   key_ = init.key();
   calls_ = 0;
 }
-
-// FusedLinear: several Linears in one weight, in the order of the weight's rows.
 
 namespace {
 

@@ -2,7 +2,7 @@
 // and tensor parallelism change only slots, so ModuleBase copies each change to libtorch's table.
 
 #include "tessera/nn/module.h"
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -11,18 +11,14 @@
 #include <algorithm>
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <typeinfo>
 #include <unordered_set>
-#include <utility>
-#include <vector>
 
-#include "module_checks.h"
-#include "tessera/core/error.h"
+#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/detail/calls.h"
-#include "tessera/nn/meta_device.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/detail/adopted_module.h"
+#include "tessera/nn/detail/slots.h"
+#include "tessera/nn/initialization.h"
 
 namespace tessera::nn {
 
@@ -30,43 +26,33 @@ namespace tessera::nn {
 
 namespace {
 
-class Walker {
- public:
-  Walker(const detail::ModuleVisitor& visit, const ModuleWalk& walk) : visit_(visit), walk_(walk) {}
-
-  void enter(torch::nn::Module& module, const std::string& fqn) {
-    if (walk_.skip && walk_.skip(module)) {
-      return;
-    }
-    // By default, a shared module is visited once, under the first FQN that leads to it.
-    if (!walk_.every_place && !seen_.insert(&module).second) {
-      return;
-    }
-    if (!walk_.children_first) {
-      visit_(fqn, module);
-    }
-    for (const auto& child : module.named_children()) {
-      enter(*child.value(), join_fqn(fqn, child.key()));
-    }
-    if (walk_.children_first) {
-      visit_(fqn, module);
-    }
+void walk_below(torch::nn::Module& module, const std::string& fqn,
+                const detail::ModuleVisitor& visit, const ModuleWalk& walk,
+                std::unordered_set<const torch::nn::Module*>& seen) {
+  // By default, a shared module is visited once, under the first FQN that leads to it.
+  if ((walk.skip && walk.skip(module)) || (!walk.every_place && !seen.insert(&module).second)) {
+    return;
   }
-
- private:
-  const detail::ModuleVisitor& visit_;
-  const ModuleWalk& walk_;
-  std::unordered_set<const torch::nn::Module*> seen_;
-};
+  if (!walk.children_first) {
+    visit(fqn, module);
+  }
+  for (const auto& child : module.named_children()) {
+    walk_below(*child.value(), detail::join_fqn(fqn, child.key()), visit, walk, seen);
+  }
+  if (walk.children_first) {
+    visit(fqn, module);
+  }
+}
 
 }  // namespace
 
 void detail::walk_modules(torch::nn::Module& root, const ModuleVisitor& visit,
                           const ModuleWalk& walk) {
-  Walker(visit, walk).enter(root, "");
+  std::unordered_set<const torch::nn::Module*> seen;
+  walk_below(root, "", visit, walk, seen);
 }
 
-std::string join_fqn(const std::string& parent, const std::string& name) {
+std::string detail::join_fqn(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : parent + "." + name;
 }
 
@@ -183,7 +169,6 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
   return "";
 }
 
-/// The innermost module call that is running on this thread.
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
 /// An Error whose message names the module in which it was thrown.
@@ -209,7 +194,6 @@ at::Tensor uninitialised(at::IntArrayRef sizes) {
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
 
-/// Whether a tensor may have a gradient; integers may not.
 bool may_have_gradient(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
@@ -218,7 +202,7 @@ bool may_have_gradient(const at::Tensor& tensor) {
 /// tensor parallelism and FSDP would miss them.
 void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
   const auto own = module.named_parameters(/*recurse=*/false);
-  TESSERA_CHECK(own.is_empty(), "parameter '", join_fqn(fqn, own.front().key()), "' of a ",
+  TESSERA_CHECK(own.is_empty(), "parameter '", detail::join_fqn(fqn, own.front().key()), "' of a ",
                 module.name(),
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
@@ -261,7 +245,7 @@ NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
     base->note_fqn(fqn);
     for (const auto& [name, slot] : base->*own) {
       if (seen.insert(slot.get()).second) {
-        found.emplace_back(join_fqn(fqn, name), slot);
+        found.emplace_back(detail::join_fqn(fqn, name), slot);
       }
     }
   });
@@ -329,7 +313,7 @@ void ModuleBase::check_members(const std::string& fqn) const {
     const auto& [parameter, slot] = slots_[i];
     TESSERA_CHECK(
         member == nullptr || member->is_same(slot->get()), "the member of parameter '",
-        join_fqn(fqn, parameter), "' of a ", name(),
+        detail::join_fqn(fqn, parameter), "' of a ", name(),
         " was assigned another tensor after bind_slot; to share a parameter call tie_slot(\"",
         parameter, "\", other.slot(...)), to change its values copy_ into it");
   }
@@ -345,7 +329,7 @@ void ModuleBase::check_slots(const std::string& fqn) const {
   for (const auto& parameter : named_parameters(/*recurse=*/false)) {
     const bool known = std::ranges::any_of(
         slots_, [&](const auto& slot) { return slot.first == parameter.key(); });
-    TESSERA_CHECK(known, "parameter '", join_fqn(fqn, parameter.key()), "' of a ", name(),
+    TESSERA_CHECK(known, "parameter '", detail::join_fqn(fqn, parameter.key()), "' of a ", name(),
                   " has no slot, so that no optimizer, no saving and no sharding would see it; "
                   "make it by register_slot instead of register_parameter");
   }
@@ -607,6 +591,67 @@ void ModuleBase::run_always_hooks(const Hooks& hooks) noexcept {
   for (std::size_t i = hooks.always.size(); i-- > 0;) {
     hooks.always[i]();
   }
+}
+
+// Activation checkpointing of modules: the policies that select operators, and the selection of
+// modules.
+
+OperatorPolicy save_operators(std::vector<std::string> names) {
+  return [names = std::move(names)](const OperatorCall& call) {
+    const bool named = std::ranges::find(names, call.name) != names.end();
+    return named ? SavePolicy::kMustSave : SavePolicy::kPreferRecompute;
+  };
+}
+
+OperatorPolicy save_matmuls_and_attention() {
+  // Saves the results of the operators with the most compute per byte of result.
+  return save_operators(
+      {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
+       "aten::convolution", "aten::_scaled_dot_product_flash_attention",
+       "aten::_scaled_dot_product_flash_attention_for_cpu",
+       "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
+       "aten::_flash_attention_forward", "aten::_efficient_attention_forward",
+       "tessera::chunked_attention"});
+}
+
+ModulePredicate named(std::string pattern) {
+  return [pattern = std::move(pattern)](const std::string& fqn, const ModuleBase&) {
+    return matches_fqn(pattern, fqn);
+  };
+}
+
+std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
+                                                        const ActivationCheckpointing& what) {
+  TESSERA_CHECK(what.select && what.every > 0,
+                "activation checkpointing needs a predicate that selects modules, and every n-th "
+                "of them with n > 0");
+  std::vector<std::pair<std::string, ModuleBase*>> selected;
+  // Visits a shared module under each of its FQNs, because a pattern may match any of them.
+  visit_modules(root,
+                [&](const std::string& fqn, ModuleBase& module) {
+                  if (what.select(fqn, module)) {
+                    selected.emplace_back(fqn, &module);
+                  }
+                },
+                {.every_place = true});
+  TESSERA_CHECK(!selected.empty(), "activation checkpointing selects no module of this ",
+                root.name(), "; look at the pattern or the class");
+  std::vector<std::string> applied;
+  for (std::size_t i = 0; i < selected.size(); i += what.every) {
+    const auto& [fqn, module] = selected[i];
+    // Skips a module that is already checkpointed, or was visited under another FQN.
+    if (module->checkpoints_calls()) {
+      continue;
+    }
+    TESSERA_CHECK(
+        dynamic_cast<const AdoptedModule*>(module) == nullptr, "activation checkpointing selects '",
+        fqn, "', a ", module->name(),
+        " inside of a module in nn::Hooked, which calls it without hooks; apply it to the "
+        "module that nn::Hooked holds");
+    module->checkpoint_calls(what.options);
+    applied.push_back(fqn);
+  }
+  return applied;
 }
 
 }  // namespace tessera::nn

@@ -5,7 +5,7 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/detail/fqn.h"
+#include "tessera/nn/fqn_pattern.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -13,11 +13,8 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <memory>
 #include <unordered_set>
-#include <utility>
 
-#include "module_checks.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
@@ -27,14 +24,11 @@
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
-#include "tessera/nn/detail/gradients.h"
-#include "tessera/nn/detail/origins.h"
+#include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/distribute_module.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/freeze.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/visit_modules.h"
 
 namespace tessera::nn {
 
@@ -299,7 +293,7 @@ std::unordered_set<SlotPtr> detail::matched_slots(const ModuleBase& module,
                 [&](const std::string& fqn, const ModuleBase& each) {
                   for (const auto& [name, slot] : each.slots()) {
                     for (std::size_t i = 0; i < patterns.size(); ++i) {
-                      if (matches_fqn(patterns[i], join_fqn(fqn, name))) {
+                      if (matches_fqn(patterns[i], detail::join_fqn(fqn, name))) {
                         used[i] = true;
                         matched.insert(slot);
                       }
@@ -405,8 +399,6 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
   }
   replaced.mutable_grad() = tessera::detail::make_placeholder<RetiredGradient>(replaced, by);
 }
-
-// Distributed parameters of a module without a tensor-parallel plan.
 
 namespace {
 

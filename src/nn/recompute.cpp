@@ -1,27 +1,36 @@
-// The recomputation of an activation-checkpointed function.
+// checkpoint(): the forward of an activation-checkpointed function, and its recomputation.
 
-#include "recompute.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/detail/records.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
+#include <ATen/core/Generator.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
-#include <utility>
+#include <unordered_map>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/dtensor/operator_mode.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/internals/detail/tensors.h"
+#include "tessera/internals/detail/threads.h"
 #include "tessera/kernels/detail/tensors_in_values.h"
-#include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 
 namespace tessera::nn::detail {
 
@@ -37,7 +46,6 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state();
 }
 
-/// Compares two generator states, which are byte tensors on the CPU.
 bool equal_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
@@ -49,7 +57,7 @@ std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   for (const at::Tensor* tensor : tensors) {
     const bool draws = tensor->defined() && tensor->is_cuda();
-    if (draws && std::find(devices.begin(), devices.end(), tensor->device()) == devices.end()) {
+    if (draws && std::ranges::find(devices, tensor->device()) == devices.end()) {
       devices.push_back(tensor->device());
     }
   }
@@ -58,75 +66,103 @@ std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
 
 }  // namespace
 
-RandomSnapshot::RandomSnapshot(std::span<at::Tensor* const> tensors) {
-  for (const c10::Device device : devices_of(tensors)) {
-    const at::Generator& generator = at::globalContext().defaultGenerator(device);
-    states_.push_back({generator, state_of(generator)});
+/// A snapshot of random generator states: this thread's state of tessera::manual_seed, and
+/// libtorch's generators of the CPU and other devices.
+class RandomSnapshot {
+ public:
+  /// Takes the states of the CPU's generators and of the generators of the devices of `tensors`.
+  explicit RandomSnapshot(std::span<at::Tensor* const> tensors) {
+    for (const c10::Device device : devices_of(tensors)) {
+      const at::Generator& generator = at::globalContext().defaultGenerator(device);
+      states_.push_back({generator, state_of(generator)});
+    }
   }
-}
 
-RandomSnapshot RandomSnapshot::retaken() const {
-  RandomSnapshot now;
-  for (const State& state : states_) {
-    now.states_.push_back({state.generator, state_of(state.generator)});
+  RandomSnapshot retaken() const {
+    RandomSnapshot now;
+    for (const State& state : states_) {
+      now.states_.push_back({state.generator, state_of(state.generator)});
+    }
+    return now;
   }
-  return now;
-}
-
-void RandomSnapshot::restore() const {
-  set_random_state(ours_);
-  for (const State& state : states_) {
-    at::Generator generator = state.generator;
-    const std::lock_guard lock(generator.mutex());
-    generator.set_state(state.value);
+  void restore() const {
+    set_random_state(ours_);
+    for (const State& state : states_) {
+      at::Generator generator = state.generator;
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(state.value);
+    }
   }
-}
-
-void RandomSnapshot::forget_unmoved() {
-  std::erase_if(states_, [](const State& state) {
-    return equal_bytes(state.value, state_of(state.generator));
-  });
-}
-
-ThreadState::ThreadState(std::span<at::Tensor* const> inputs, bool with_random_state)
-    : keys_(tessera::detail::keys_of_thread()),
-      strict_(is_strict()),
-      replicates_plain_(plain_tensors_are_replicated()),
-      region_(tessera::detail::random_region()),
-      autocast_(tessera::detail::autocast_state()) {
-  if (with_random_state) {
-    random_.emplace(inputs);
+  /// Drops those of libtorch's generators whose state has not changed since the snapshot.
+  void forget_unmoved() {
+    std::erase_if(states_, [](const State& state) {
+      return equal_bytes(state.value, state_of(state.generator));
+    });
   }
-}
 
-void ThreadState::settle() {
-  if (random_) {
-    random_->forget_unmoved();
-  }
-}
+ private:
+  struct State {
+    at::Generator generator;
+    at::Tensor value;
+  };
+  RandomSnapshot() = default;
 
-ThreadState::Restored::Restored(const ThreadState& then)
-    : grad_mode_(true),
-      keys_(then.keys_),
-      strict_(then.strict_),
-      replication_(then.replicates_plain_),
-      region_(then.region_, /*replays=*/true),
-      autocast_(tessera::detail::autocast_state()) {
-  // The cache of casts is off, because nothing would clear it before the optimizer changes the
-  // weights.
-  tessera::detail::set_autocast_state({then.autocast_.types, /*keeps_casts=*/false});
-  if (then.random_) {
-    random_.emplace(then.random_->retaken());
-    then.random_->restore();
-  }
-}
+  RandomState ours_ = random_state();
+  std::vector<State> states_;
+};
 
-ThreadState::Restored::~Restored() {
-  if (random_) {
-    random_->restore();
+/// The thread state on which the results of a forward depend, in addition to its tensors: dispatch
+/// keys, autocast, strict and replication scopes, the part of the batch (RandomRegion), and random
+/// generators.
+struct ThreadState {
+  ThreadState(std::span<at::Tensor* const> inputs, bool with_random_state) {
+    if (with_random_state) {
+      random.emplace(inputs);
+    }
   }
-  tessera::detail::set_autocast_state(autocast_);
-}
+
+  tessera::detail::KeysOfThread keys = tessera::detail::keys_of_thread();
+  bool strict = is_strict();
+  bool replicates_plain = plain_tensors_are_replicated();
+  tessera::detail::RandomRegionPtr region = tessera::detail::random_region();
+  tessera::detail::AutocastState autocast = tessera::detail::autocast_state();
+  std::optional<RandomSnapshot> random;
+};
+
+/// A scope in which this thread has the saved state again and records gradients.
+class RestoredThread : tessera::detail::NoCopy {
+ public:
+  explicit RestoredThread(const ThreadState& then)
+      : keys_(then.keys),
+        strict_(then.strict),
+        replication_(then.replicates_plain),
+        region_(then.region, /*replays=*/true) {
+    // The cache of casts is off, because nothing would clear it before the optimizer changes the
+    // weights.
+    tessera::detail::set_autocast_state({then.autocast.types, /*keeps_casts=*/false});
+    if (then.random) {
+      random_.emplace(then.random->retaken());
+      then.random->restore();
+    }
+  }
+  ~RestoredThread() {
+    if (random_) {
+      random_->restore();
+    }
+    tessera::detail::set_autocast_state(autocast_);
+  }
+
+ private:
+  // The thread's state before the scope, in the order of the changes; members are destroyed in
+  // reverse.
+  c10::AutoGradMode grad_mode_{true};
+  tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
+  StrictScope strict_;
+  ReplicationScope replication_;
+  tessera::detail::RandomRegionScope region_;
+  tessera::detail::AutocastState autocast_ = tessera::detail::autocast_state();
+  std::optional<RandomSnapshot> random_;
+};
 
 // Selective activation checkpointing: forward saves the results of the operators that a policy
 // names, and the recomputation returns these results. A call is identified by its operator and its
@@ -134,26 +170,19 @@ ThreadState::Restored::~Restored() {
 
 namespace {
 
-using tessera::local_tensor;
-
 using Results = OperatorMode::Results;
-
-/// An alias of the tensor without autograd state, because autograd attaches new state to every
-/// result.
-at::Tensor unrecorded(const at::Tensor& tensor) {
-  return tessera::detail::alias_tensor(tensor);
-}
 
 Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    copies.push_back(kernels::with_tensors(result, unrecorded));
+    // Aliases without autograd state, because autograd attaches new state to every result.
+    copies.push_back(kernels::with_tensors(
+        result, [](const at::Tensor& tensor) { return tessera::detail::alias_tensor(tensor); }));
   }
   return copies;
 }
 
-/// The version counter of each tensor in the results; numbers have no counter.
 std::vector<std::uint32_t> versions_of(const Results& results) {
   std::vector<std::uint32_t> versions;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) {
@@ -169,83 +198,110 @@ Results call_next(OperatorMode* outer, const OperatorMode::Operator& op,
 
 }  // namespace
 
-void OperatorLog::keep(const std::string& name, std::size_t index, const Results& results,
-                       std::size_t packed, std::optional<RandomSnapshot> random_after) {
-  kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
-                        std::move(random_after)};
-}
-
-void OperatorLog::watch_aliases(const Results& results) {
-  kernels::visit_tensors(results, [&](const at::Tensor& result) {
-    for (const auto& [name, calls] : kept_) {
-      for (const auto& [index, kept] : calls) {
-        kernels::visit_tensors(kept.results, [&](const at::Tensor& tensor) {
-          if (local_tensor(tensor).is_alias_of(local_tensor(result))) {
-            tessera::detail::count_with(result, tensor);
-          }
-        });
+class OperatorLog {
+ public:
+  /// Saves the results of a call. `packed`: the number of tensors that autograd had saved before.
+  void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
+            std::optional<RandomSnapshot> random_after) {
+    kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
+                          std::move(random_after)};
+  }
+  /// Makes `results` share the version counters of saved results that use the same memory.
+  void watch_aliases(const Results& results) {
+    kernels::visit_tensors(results, [&](const at::Tensor& result) {
+      for (const auto& [name, calls] : kept_) {
+        for (const auto& [index, kept] : calls) {
+          kernels::visit_tensors(kept.results, [&](const at::Tensor& tensor) {
+            if (local_tensor(tensor).is_alias_of(local_tensor(result))) {
+              tessera::detail::count_with(result, tensor);
+            }
+          });
+        }
       }
+    });
+  }
+  /// Drops results of operators after the first `packed` saved tensors, which the recomputation
+  /// does not reach.
+  void forget_after(std::size_t packed) {
+    for (auto& [name, calls] : kept_) {
+      std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
     }
-  });
-}
-
-void OperatorLog::forget_after(std::size_t packed) {
-  for (auto& [name, calls] : kept_) {
-    std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
   }
-}
-
-std::optional<Results> OperatorLog::replay(const std::string& name, std::size_t index, bool last) {
-  auto& calls = kept_[name];
-  const auto found = calls.find(index);
-  if (found == calls.end()) {
-    return std::nullopt;
-  }
-  const Kept& kept = found->second;
-  TESSERA_CHECK(versions_of(kept.results) == kept.versions, "checkpoint: the result of ", name,
-                ", call ", index,
-                " of its region, was saved and then modified in place; let the "
-                "policy recompute it, or write to a copy");
-  if (kept.random_after) {
-    // Sets the state of the generators, because the operator does not run again and does not
-    // advance them; otherwise later operators would draw other numbers.
-    kept.random_after->restore();
-  }
-  Results results = unrecorded_all(kept.results);
-  // Frees the results if this is their last use: without retain_graph there is no other backward.
-  if (last) {
-    calls.erase(found);
-  }
-  return results;
-}
-
-RecordOperators::RecordOperators(OperatorLog& log, const CheckpointOptions& options,
-                                 std::function<std::size_t()> packed,
-                                 std::span<at::Tensor* const> inputs)
-    : log_(log), options_(options), packed_(std::move(packed)) {
-  if (options.preserve_rng_state) {
-    random_.emplace(inputs);
-  }
-}
-
-Results RecordOperators::call(const Operator& op, const std::function<Results()>& run) {
-  Results results = call_next(outer_, op, run);
-  const std::size_t index = calls_[op.name]++;
-  if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
-    std::optional<RandomSnapshot> after;
-    if (op.draws_random && random_) {
-      after.emplace(random_->retaken());
+  /// The saved results of a call; nullopt if they were not saved or have been freed. `last`:
+  /// whether to free the results after this use. Sets the generators to their state after the
+  /// operator. Throws Error if a result was modified in place after forward.
+  std::optional<Results> replay(const std::string& name, std::size_t index, bool last) {
+    auto& calls = kept_[name];
+    const auto found = calls.find(index);
+    if (found == calls.end()) {
+      return std::nullopt;
     }
-    log_.keep(op.name, index, results, packed_(), std::move(after));
-    if (options_.counts != nullptr) {
-      ++options_.counts->kept_operators;
+    const Kept& kept = found->second;
+    TESSERA_CHECK(versions_of(kept.results) == kept.versions, "checkpoint: the result of ", name,
+                  ", call ", index,
+                  " of its region, was saved and then modified in place; let the "
+                  "policy recompute it, or write to a copy");
+    if (kept.random_after) {
+      // The operator does not run again and does not advance the generators; without this, later
+      // operators would draw other numbers.
+      kept.random_after->restore();
     }
-  } else if (op.name == "aten::_unsafe_view") {
-    // For the last view that matmul makes, which libtorch does not mark as a view.
-    log_.watch_aliases(results);
+    Results results = unrecorded_all(kept.results);
+    if (last) {
+      calls.erase(found);
+    }
+    return results;
   }
-  return results;
-}
+
+ private:
+  struct Kept {
+    Results results;
+    std::vector<std::uint32_t> versions;  ///< version counters of the tensors in the results
+    std::size_t packed = 0;
+    std::optional<RandomSnapshot> random_after;
+  };
+  std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
+};
+
+/// An operator mode that saves the results that the policy selects, and also calls the mode that
+/// was active before.
+class RecordOperators final : public OperatorMode {
+ public:
+  /// `packed` returns the number of tensors that autograd has saved so far.
+  RecordOperators(OperatorLog& log, const CheckpointOptions& options,
+                  std::function<std::size_t()> packed, std::span<at::Tensor* const> inputs)
+      : log_(log), options_(options), packed_(std::move(packed)) {
+    if (options.preserve_rng_state) {
+      random_.emplace(inputs);
+    }
+  }
+  Results call(const Operator& op, const std::function<Results()>& run) override {
+    Results results = call_next(outer_, op, run);
+    const std::size_t index = calls_[op.name]++;
+    if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
+      std::optional<RandomSnapshot> after;
+      if (op.draws_random && random_) {
+        after.emplace(random_->retaken());
+      }
+      log_.keep(op.name, index, results, packed_(), std::move(after));
+      if (options_.counts != nullptr) {
+        ++options_.counts->kept_operators;
+      }
+    } else if (op.name == "aten::_unsafe_view") {
+      // For the last view that matmul makes, which libtorch does not mark as a view.
+      log_.watch_aliases(results);
+    }
+    return results;
+  }
+
+ private:
+  OperatorLog& log_;
+  const CheckpointOptions& options_;
+  std::function<std::size_t()> packed_;
+  std::optional<RandomSnapshot> random_;  ///< defines the set of generators whose states are saved
+  OperatorMode* outer_ = active_operator_mode();
+  std::unordered_map<std::string, std::size_t> calls_;
+};
 
 /// The operator mode in a recomputation: returns the saved results.
 class ReplayOperators final : public OperatorMode {
@@ -273,68 +329,142 @@ class ReplayOperators final : public OperatorMode {
 // again. Autograd saves placeholders that refer to this object, the frame. The first placeholder
 // that backward unpacks triggers the recomputation of all tensors.
 
-SavedTensor::SavedTensor(const at::Tensor& tensor)
-    : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-  // Compares layouts too: sizes() are global, so two different shards would look equal without the
-  // layout.
-  if (tessera::is_distributed(tensor)) {
-    sharding_ = sharding_spec(tensor);
+class SavedTensor {
+ public:
+  explicit SavedTensor(const at::Tensor& tensor)
+      : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
+    // Compares layouts too: sizes() are global, so two different shards would look equal without
+    // the layout.
+    if (tessera::is_distributed(tensor)) {
+      sharding_ = sharding_spec(tensor);
+    }
   }
-}
-
-std::string SavedTensor::text() const {
-  std::ostringstream text;
-  text << dtype_ << c10::IntArrayRef(sizes_) << " on " << device_;
-  if (sharding_) {
-    text << ", layout " << to_string(*sharding_->layout);
+  /// Throws Error if `again`, the recomputed tensor number `index`, has other properties.
+  void check(const at::Tensor& again, std::size_t index) const {
+    const SavedTensor found(again);
+    TESSERA_CHECK(found == *this, "checkpoint: the recomputation saved tensor ", index,
+                  " for backward as ", found.text(), ", but the forward saved it as ", text(),
+                  "; the checkpointed function must do the same both times: let it depend on its "
+                  "arguments, parameters and random numbers only");
   }
-  return text.str();
-}
 
-void SavedTensor::check(const at::Tensor& again, std::size_t index) const {
-  const SavedTensor found(again);
-  TESSERA_CHECK(found == *this, "checkpoint: the recomputation saved tensor ", index,
-                " for backward as ", found.text(), ", but the forward saved it as ", text(),
-                "; the checkpointed function must do the same both times: let it depend on its "
-                "arguments, parameters and random numbers only");
-}
-
-const at::Tensor& RecomputedTensor::get() const {
-  TESSERA_CHECK(tensor_._version() == version_, "checkpoint: a tensor of sizes ", tensor_.sizes(),
-                " that backward needs was modified in place after it was saved; write to a copy");
-  return tensor_;
-}
-
-Frame::Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun)
-    : options_(options),
-      thread_state_(inputs, options.preserve_rng_state),
-      rerun_(std::move(rerun)) {
-  for (const at::Tensor* input : inputs) {
-    inputs_.emplace_back(*input, /*is_output=*/false);
+ private:
+  std::string text() const {
+    std::ostringstream text;
+    text << dtype_ << c10::IntArrayRef(sizes_) << " on " << device_;
+    if (sharding_) {
+      text << ", layout " << to_string(*sharding_->layout);
+    }
+    return text.str();
   }
-}
+  friend bool operator==(const SavedTensor&, const SavedTensor&) = default;
 
-std::size_t Frame::pack(const at::Tensor& tensor) {
-  saved_.emplace_back(tensor);
-  if (options_.counts != nullptr) {
-    ++options_.counts->packed;
-  }
-  return saved_.size() - 1;
-}
+  std::vector<std::int64_t> sizes_;
+  c10::ScalarType dtype_;
+  c10::Device device_;
+  std::optional<ShardingSpec> sharding_;
+};
 
-void Frame::finish() {
-  finished_ = true;
-  thread_state_.settle();
-  if (options_.early_stop) {
-    operators_.forget_after(packed());
+class RecomputedTensor {
+ public:
+  explicit RecomputedTensor(const at::Tensor& tensor)
+      : tensor_(tensor.detach()), version_(tensor._version()) {}
+  const at::Tensor& get() const {
+    TESSERA_CHECK(tensor_._version() == version_, "checkpoint: a tensor of sizes ", tensor_.sizes(),
+                  " that backward needs was modified in place after it was saved; write to a copy");
+    return tensor_;
   }
-}
+
+ private:
+  at::Tensor tensor_;
+  std::int64_t version_;
+};
+
+/// The recomputed tensors, one entry for each saved tensor. An entry is empty if its tensor is not
+/// needed or was already taken.
+using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
+
+/// All data that is needed to run one forward of a checkpointed function again. The placeholders in
+/// autograd's graph own the frame, so it exists as long as the graph.
+class Frame : public std::enable_shared_from_this<Frame> {
+ public:
+  /// The frame must be constructed before its region begins, so that an outer region packs the
+  /// inputs.
+  Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun)
+      : options_(options),
+        thread_state_(inputs, options.preserve_rng_state),
+        rerun_(std::move(rerun)) {
+    for (const at::Tensor* input : inputs) {
+      inputs_.emplace_back(*input, /*is_output=*/false);
+    }
+  }
+
+  const CheckpointOptions& options() const { return options_; }
+
+  /// Records the properties of a tensor, which autograd does not save itself. Returns the tensor's
+  /// number.
+  std::size_t pack(const at::Tensor& tensor) {
+    saved_.emplace_back(tensor);
+    if (options_.counts != nullptr) {
+      ++options_.counts->packed;
+    }
+    return saved_.size() - 1;
+  }
+  std::size_t packed() const { return saved_.size(); }
+  void record_count(std::uint64_t count) { counts_.push_back(count); }
+  OperatorLog& operators() { return operators_; }
+  void finish() {
+    finished_ = true;
+    if (thread_state_.random) {
+      thread_state_.random->forget_unmoved();
+    }
+    if (options_.early_stop) {
+      operators_.forget_after(packed());
+    }
+  }
+
+  /// Saved tensor number `index`, recomputed unless this backward has already recomputed it. Passes
+  /// the function's exceptions on. Throws Error if the function does not save the same tensors
+  /// again.
+  at::Tensor unpack(std::size_t index);
+  void release(std::size_t index) noexcept { saved_[index].needed = false; }
+
+ private:
+  friend class Replay;
+  struct Saved {
+    explicit Saved(const at::Tensor& saved) : tensor(saved) {}
+    SavedTensor tensor;
+    std::atomic<bool> needed = true;
+  };
+
+  RecomputedTensors recompute();
+  std::vector<at::Tensor> unpack_inputs() const;
+  void forget_after_backward(int graph_task);
+
+  CheckpointOptions options_;
+  ThreadState thread_state_;
+  // The inputs as autograd's saved variables, so that an outer region can replace them and autograd
+  // checks their versions.
+  std::vector<tessera::detail::SavedVariable> inputs_;
+  Rerun rerun_;
+  // A deque, since its elements contain an atomic, which cannot be moved.
+  std::deque<Saved> saved_;
+  std::vector<std::uint64_t> counts_;
+  OperatorLog operators_;
+  // Whether the forward has finished. Before that, a backward inside the forward sees an incomplete
+  // log.
+  bool finished_ = false;
+
+  /// Protects recomputed_, because a backward may use several threads for one graph.
+  std::mutex mutex_;
+  /// Recomputed tensors of each backward, indexed by the id of its graph task.
+  std::map<int, RecomputedTensors> recomputed_;
+};
 
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Refused outside of a backward, because no event would end the lifetime of the other recomputed
-  // tensors.
+  // Outside of a backward no event would end the lifetime of the other recomputed tensors.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
@@ -373,6 +503,35 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
   return inputs;
 }
 
+class CheckpointedRegion;
+
+namespace {
+/// The regions of each thread, because backward recomputes on autograd's threads.
+thread_local CheckpointedRegion* innermost_here = nullptr;
+}  // namespace
+
+/// A call of a checkpointed function on this thread: its forward or its recomputation. Regions
+/// nest; the innermost region decides what autograd saves for backward.
+class CheckpointedRegion : tessera::detail::NoCopy {
+ public:
+  CheckpointedRegion() : outer_(std::exchange(innermost_here, this)) {}
+  virtual ~CheckpointedRegion() { innermost_here = outer_; }
+
+  /// Returns the hooks for the next tensor that autograd saves.
+  virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
+  /// Whether this region is a recomputation. If so, replay_count() returns the counts that the
+  /// forward recorded, one after another; see replayed_count().
+  virtual bool replays() const { return false; }
+  virtual std::uint64_t replay_count() { return 0; }
+  virtual void record_count(std::uint64_t /*count*/) {}
+
+  CheckpointedRegion* outer() const { return outer_; }
+
+ private:
+  // The region around this one. It outlives this region, because regions are on the stack.
+  CheckpointedRegion* outer_;
+};
+
 /// Thrown to leave a recomputation that has all needed tensors. It is not a std::exception, so that
 /// handlers in the function do not catch it.
 struct StopRecomputation {};
@@ -389,8 +548,6 @@ class Replay final : public CheckpointedRegion {
     }
   }
 
-  /// Stores the next tensor that autograd saves. Throws StopRecomputation after the last needed
-  /// tensor.
   void pack(const at::Tensor& tensor) {
     const std::size_t index = packed_++;
     // The recomputation saves more tensors than the forward. This is allowed only for a backward
@@ -415,8 +572,6 @@ class Replay final : public CheckpointedRegion {
       throw StopRecomputation{};
     }
   }
-  /// Must be called when the function has returned. Throws Error if the function saved too few
-  /// tensors.
   void finish() {
     TESSERA_CHECK(packed_ >= tensors_.size(), "checkpoint: the recomputation saved ", packed_,
                   " tensors for backward, but the forward saved ", tensors_.size(),
@@ -424,7 +579,9 @@ class Replay final : public CheckpointedRegion {
   }
   RecomputedTensors take() { return std::move(tensors_); }
 
-  std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() override;
+  std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() override {
+    return std::make_unique<Kept>(*this);
+  }
   bool replays() const override { return true; }
   std::uint64_t replay_count() override {
     TESSERA_CHECK(next_count_ < frame_.counts_.size(),
@@ -433,9 +590,24 @@ class Replay final : public CheckpointedRegion {
                   frame_.counts_.size(), "; the checkpointed function must do the same both times");
     return frame_.counts_[next_count_++];
   }
-  void record_count(std::uint64_t) override {}
 
  private:
+  /// A saved tensor of the recomputation. Backward never uses the graph of the recomputation, so
+  /// this class simply stores the tensor.
+  class Kept final : public tessera::detail::SavedVariableHooks {
+   public:
+    explicit Kept(Replay& replay) : replay_(replay) {}
+    void call_pack_hook(const at::Tensor& tensor) override {
+      tensor_ = tensor.detach();
+      replay_.pack(tensor);
+    }
+    at::Tensor call_unpack_hook() override { return tensor_; }
+
+   private:
+    Replay& replay_;
+    at::Tensor tensor_;
+  };
+
   Frame& frame_;
   RecomputedTensors tensors_;
   // How much of the forward's records the recomputation has read: number of saved tensors, and
@@ -446,35 +618,11 @@ class Replay final : public CheckpointedRegion {
   std::optional<OperatorModeScope> mode_;
 };
 
-namespace {
-
-/// A saved tensor of the recomputation. Backward never uses the graph of the recomputation, so this
-/// class simply stores the tensor.
-class Kept final : public tessera::detail::SavedVariableHooks {
- public:
-  explicit Kept(Replay& replay) : replay_(replay) {}
-  void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = tensor.detach();
-    replay_.pack(tensor);
-  }
-  at::Tensor call_unpack_hook() override { return tensor_; }
-
- private:
-  Replay& replay_;
-  at::Tensor tensor_;
-};
-
-}  // namespace
-
-std::unique_ptr<tessera::detail::SavedVariableHooks> Replay::hooks() {
-  return std::make_unique<Kept>(*this);
-}
-
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
   // The inputs are unpacked before the state is restored, because unpacking may run an outer
   // region's recomputation in its own state.
-  const ThreadState::Restored restored(thread_state_);
+  const RestoredThread restored(thread_state_);
   Replay replay(*this);
   CheckpointCounts* counts = options_.counts.get();
   if (counts != nullptr) {
@@ -483,7 +631,6 @@ RecomputedTensors Frame::recompute() {
   try {
     rerun_(inputs);
     replay.finish();
-    // All needed tensors exist, so the rest of the function need not run.
   } catch (const StopRecomputation&) {
     if (counts != nullptr) {
       ++counts->early_stops;
@@ -496,22 +643,54 @@ RecomputedTensors Frame::recompute() {
   return tensors;
 }
 
-}  // namespace tessera::nn::detail
+class CheckpointedForward final : public CheckpointedRegion {
+ public:
+  CheckpointedForward(std::shared_ptr<Frame> frame, std::span<at::Tensor* const> inputs)
+      : frame_(std::move(frame)) {
+    if (frame_->options().policy) {
+      operators_.emplace(
+          frame_->operators(), frame_->options(), [this] { return frame_->packed(); }, inputs);
+      mode_.emplace(*operators_);
+    }
+  }
+  void finish() { frame_->finish(); }
 
-namespace tessera::nn {
+  std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() override {
+    return std::make_unique<Placeholder>(frame_);
+  }
+  void record_count(std::uint64_t count) override { frame_->record_count(count); }
 
-// The checkpointed regions of each thread, and their hooks in autograd's engine.
+ private:
+  /// The object that autograd saves in place of a tensor: a reference to the frame, and the
+  /// tensor's number in it.
+  class Placeholder final : public tessera::detail::SavedVariableHooks {
+   public:
+    explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
+    ~Placeholder() override {
+      if (index_) {
+        // When the graph node is destroyed, recomputations need not save this tensor any more.
+        frame_->release(*index_);
+      }
+    }
+    void call_pack_hook(const at::Tensor& tensor) override { index_ = frame_->pack(tensor); }
+    at::Tensor call_unpack_hook() override { return frame_->unpack(index_.value()); }
 
-namespace detail {
+   private:
+    std::shared_ptr<Frame> frame_;
+    std::optional<std::size_t> index_;
+  };
+
+  std::shared_ptr<Frame> frame_;
+  std::optional<RecordOperators> operators_;
+  std::optional<OperatorModeScope> mode_;
+};
+
+// The hooks of regions and of StandInGradient nodes in autograd's engine.
+
 namespace {
 
-using tessera::detail::BackwardCall;
 using tessera::detail::Edge;
-using tessera::detail::RunBackward;
 using tessera::detail::variable_list;
-
-// Each thread has its own list of regions, because backward recomputes on autograd's threads.
-thread_local CheckpointedRegion* innermost_here = nullptr;
 
 /// The innermost region that is a recomputation. Regions inside it use the counts that its forward
 /// recorded.
@@ -541,28 +720,44 @@ bool installs_engine() {
   return tessera::detail::install_engine({.hooks = &hooks_here, .execute = &execute});
 }
 
-}  // namespace
-
-CheckpointedRegion::CheckpointedRegion() : outer_(std::exchange(innermost_here, this)) {}
-CheckpointedRegion::~CheckpointedRegion() {
-  innermost_here = outer_;
-}
-CheckpointedRegion* CheckpointedRegion::innermost() {
-  return innermost_here;
-}
-
+/// Installs the hooks; only the first call in a process has an effect. Throws Error if an autograd
+/// engine other than libtorch's is installed (as Python does), which would not call the hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // Checked because the hooks would not be called if Python's engine had replaced libtorch's
-    // engine.
     TESSERA_CHECK(installs_engine(),
                   "activation checkpointing needs its own autograd engine, but this process "
                   "has replaced libtorch's already (Python does); checkpoint there instead");
   });
 }
 
-}  // namespace detail
+}  // namespace
+
+CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
+                                                 std::span<at::Tensor* const> inputs, Rerun rerun) {
+  // Without gradients nothing is saved, so checkpointed inference has no overhead.
+  if (!c10::GradMode::is_enabled()) {
+    return;
+  }
+  install_engine();
+  if (options.counts != nullptr) {
+    ++options.counts->regions;
+  }
+  forward_ = std::make_unique<CheckpointedForward>(
+      std::make_shared<Frame>(options, inputs, std::move(rerun)), inputs);
+}
+
+CheckpointedRegionScope::~CheckpointedRegionScope() = default;
+
+void CheckpointedRegionScope::finish() {
+  if (forward_ != nullptr) {
+    forward_->finish();
+  }
+}
+
+}  // namespace tessera::nn::detail
+
+namespace tessera::nn {
 
 void ask_stand_ins() {
   static std::once_flag once;
@@ -577,8 +772,7 @@ std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
   // Regions inside the recomputation record the count too, for their own recomputations.
-  for (auto* region = detail::CheckpointedRegion::innermost(); region != replay;
-       region = region->outer()) {
+  for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }
   return count;

@@ -1,7 +1,7 @@
 // Runs libtorch's profiler, and adds profiler ranges for the modules of a model.
 
 #include "tessera/observe/profile.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 
 #include <ATen/record_function.h>
 
@@ -12,7 +12,10 @@
 
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/devices.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/internals/detail/graph.h"
+#include "tessera/internals/detail/threads.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::observe {
 

@@ -29,12 +29,11 @@
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/calls.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/dropout.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/visit_modules.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "verify_parts.h"
 
 namespace tessera::observe {

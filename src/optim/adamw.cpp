@@ -2,9 +2,7 @@
 
 #include "tessera/optim/adamw.h"
 
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <string>
@@ -19,7 +17,6 @@
 namespace tessera::optim {
 namespace {
 
-/// Whether beta is in [0, 1); false for NaN.
 bool is_fraction(double beta) {
   return beta >= 0.0 && beta < 1.0;
 }
@@ -110,7 +107,8 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                    .step = batch.steps[i]});
     if (is_narrow(all.back().exp_avg)) {
       const std::size_t index = batch.shards[i];
-      detail::RandomPlace place = detail::own_place(parameters()[index]->persistent());
+      tessera::detail::RandomPlace place =
+          tessera::detail::own_place(parameters()[index]->persistent());
       all.back().place = std::move(place.elements);
       all.back().local_sizes = std::move(place.local_sizes);
       all.back().stream = moment_stream(*parameters()[index], index);

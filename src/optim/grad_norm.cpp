@@ -1,21 +1,14 @@
 // Gradient norms and clipping, for plain and distributed parameters. The norm stays on the device;
 // the host waits only if it must check the value.
 
-#include "grad_norm.h"
-#include "tessera/optim/detail/nonfinite.h"
+#include "tessera/optim/clip_grad.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -27,7 +20,6 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/optim/clip_grad.h"
 
 namespace tessera::optim {
 namespace {
@@ -287,7 +279,6 @@ at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
   return value;
 }
 
-/// The device on which the joint mesh communicates; without a mesh, the device of the parameters.
 c10::Device home(const GradTerms& terms) {
   c10::Device first = terms.device.value_or(c10::kCPU);
   if (!terms.joint || terms.joint.size() == 1) {
@@ -309,7 +300,6 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
   return kernels::clip_norm_on_cuda(squares, max_norm.value_or(1.0));
 }
 
-/// Computes the norm by operators of libtorch instead of the kernels of this library.
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
   // Plain gradients are the same on every rank, so their term is added after the reduction;
@@ -352,7 +342,6 @@ namespace {
 // one rank to all ranks, so FSDP records for each rank whether its gradient was finite before the
 // reduction.
 
-/// A list of parameter names, of which the first three are shown.
 class Names {
  public:
   void add(const nn::ParameterSlot& slot) {
@@ -373,8 +362,6 @@ bool is_nonfinite(const at::Tensor& gradient) {
   return gradient.defined() && !local_tensor(gradient).isfinite().all().item<bool>();
 }
 
-/// Collects the texts `own` of all ranks. The result maps each text to the ranks that have the
-/// text.
 std::map<std::string, std::vector<int>> of_all_ranks(const DeviceMesh& joint,
                                                      const std::string& own) {
   if (!joint || joint.size() == 1) {
@@ -450,7 +437,6 @@ void check(const NormOptions& options) {
                 "-norm of gradients is invalid; p must be above 0 (infinity for the largest)");
 }
 
-/// The local gradients, the norm over all ranks, and the clip factor.
 std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
     const std::vector<nn::SlotPtr>& parameters, double max_norm, const NormOptions& options) {
   TESSERA_CHECK(max_norm >= 0.0, "clip_grad_norm_ to a norm of ", max_norm,
@@ -474,8 +460,8 @@ at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptio
   return checked_norm(collect_grads(parameters, options), parameters, options).rounded;
 }
 
-std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
-                               const NormOptions& options) {
+std::string detail::describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
+                                       const NormOptions& options) {
   const comm::CallerScope caller("describe_nonfinite");
   const c10::AutoGradMode no_grad(false);
   return nonfinite_text(collect_grads(parameters, options).joint, parameters);

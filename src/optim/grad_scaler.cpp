@@ -15,7 +15,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "grad_norm.h"
 #include "local_shards.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"

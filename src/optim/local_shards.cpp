@@ -1,10 +1,8 @@
 #include "local_shards.h"
 
+#include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/as_strided.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -15,7 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/gradients.h"
+#include "tessera/nn/detail/slots.h"
 
 namespace tessera::optim {
 namespace {

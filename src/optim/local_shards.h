@@ -1,13 +1,16 @@
-// Local shards for optimizers and norms: their gradients, their state, and which shards are
-// adjacent in memory.
+// Local shards for optimizers and norms: their gradients, their state, which shards are adjacent in
+// memory, and which gradients this rank includes in a norm.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tessera/export.h"
+#include "tessera/kernels/detail/lists.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/optim/clip_grad.h"
 
@@ -58,6 +61,45 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 /// Returns `state`, which has the sizes of the local tensor of `parameter`, as a tensor with the
 /// layout of the parameter.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
+
+/// The local shard of a parameter that a step updates.
+struct ShardUpdate {
+  std::size_t index;     ///< index of the parameter in Optimizer::parameters()
+  std::size_t group;     ///< index of the parameter's optimizer group
+  at::Tensor parameter;  ///< the parameter's local tensor, without autograd
+  at::Tensor gradient;   ///< the local gradient; undefined if the parameter has no gradient
+};
+
+/// The factor by which a step multiplies all gradients (Optimizer::step): a number, or a plain 0-d
+/// tensor on a device.
+struct GradientFactor {
+  double number = 1.0;  ///< the factor, if `tensor` is undefined
+  at::Tensor tensor = {};
+};
+
+/// The gradients of some parameters on one rank, grouped by how a norm includes them.
+struct GradTerms {
+  /// All local gradients. Tensors that are adjacent in memory are joined in all lists of GradTerms.
+  std::vector<at::Tensor> locals;
+  /// Every gradient is in one of three lists: plain gradients, which are equal on every rank; local
+  /// tensors that this rank includes in the norm; and copies that another rank includes.
+  std::vector<at::Tensor> plain, owned, copies;
+  /// The mesh of all ranks that have distributed parameters; undefined if all parameters are plain.
+  DeviceMesh joint;
+  /// The device of the first parameter; nullopt without parameters.
+  std::optional<c10::Device> device;
+};
+
+/// Collects the gradients of `parameters`. Reduces gradients that are pending sums, which is
+/// collective over their meshes. The joint mesh is options.over, by default the largest root mesh.
+/// Throws Error if the joint mesh does not contain the other meshes.
+GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
+
+/// The p-norm of all gradients, the same on every rank of the joint mesh, and the factor that clips
+/// the gradients to `max_norm` (undefined without max_norm). Both are plain 0-d tensors. One
+/// all-reduce.
+kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
+                                  std::optional<double> max_norm = std::nullopt);
 
 }  // namespace tessera::optim
 TESSERA_API_FOR_TEST_END

@@ -2,38 +2,83 @@
 // sent to one rank, in the type compute_dtype.
 
 #include "tessera/optim/muon.h"
-#include "shard_update.h"
 #include "tessera/comm/detail/scopes.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <utility>
 
 #include "local_shards.h"
-#include "matrix_exchange.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/embedding.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::optim {
+
+/// The layout and sizes of a distributed matrix.
+struct SpreadMatrix {
+  LayoutPtr layout = nullptr;
+  std::int64_t rows = 0, columns = 0;
+  friend bool operator==(const SpreadMatrix&, const SpreadMatrix&) = default;
+};
+
+/// Exchanges matrices for work that needs them unsharded. Assigns each matrix to one rank of the
+/// mesh, its owner, so that the work (rows * columns * min(rows, columns) for each matrix) is
+/// balanced. Sends the shards to the owners, and sends the results back. Along a mesh dimension
+/// that replicates, the owner receives the shards of its own replica, and the result goes to all
+/// replicas.
+class MatrixExchange {
+ public:
+  /// Assigns the matrices to owners. Not collective: each rank computes the same assignment.
+  MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix> matrices);
+
+  const std::vector<SpreadMatrix>& matrices() const { return matrices_; }
+
+  using Work = std::function<at::Tensor(std::size_t matrix, const at::Tensor& whole)>;
+  /// Exchanges the matrices. `locals`: this rank's shard of each matrix, all of one type. Calls
+  /// `work` for each matrix that this rank owns; `work` returns a tensor of the same sizes and
+  /// type. Returns this rank's shard of each result. Collective over the mesh: two all-to-alls.
+  /// Each element is sent once to the owner, and each element of the result once to each rank that
+  /// has the element.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& locals, const Work& work) const;
+
+ private:
+  struct RankShard {
+    std::vector<std::int64_t> sizes;
+    std::vector<Box> boxes;
+    std::int64_t numel = 0;
+    bool sent = false;  ///< whether this copy is sent to the rank that owns the matrix
+  };
+  bool sends(std::size_t matrix, std::int64_t rank) const;
+  RankShard part(std::size_t matrix, std::int64_t rank) const;
+  std::vector<at::Tensor> gather(const std::vector<at::Tensor>& locals) const;
+  std::vector<at::Tensor> scatter(const std::vector<at::Tensor>& wholes,
+                                  const std::vector<at::Tensor>& locals) const;
+  at::Tensor exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
+                      const std::vector<std::int64_t>& from_ranks, const at::Tensor& like) const;
+
+  DeviceMesh mesh_;
+  std::vector<SpreadMatrix> matrices_;
+  std::vector<std::int64_t> owners_;  ///< for each matrix: the index in the mesh of its owner
+  std::int64_t self_;
+  std::vector<bool> sends_;
+  std::vector<std::size_t> owned_;  ///< matrices that this rank owns
+  /// For each matrix in owned_: the parts of all ranks.
+  std::vector<std::vector<RankShard>> parts_;
+};
+
 namespace {
 
-/// The work on a matrix: the multiply-adds of one Newton-Schulz step, up to a constant factor.
 double work_of(const SpreadMatrix& matrix) {
   const auto rows = static_cast<double>(matrix.rows);
   const auto columns = static_cast<double>(matrix.columns);
@@ -87,8 +132,6 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
   }
 }
 
-/// The part of a matrix that `rank`, an index in the mesh, has. The result depends only on the
-/// layout.
 MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t rank) const {
   const SpreadMatrix& m = matrices_[matrix];
   const std::array<std::int64_t, 2> sizes{m.rows, m.columns};
@@ -136,7 +179,6 @@ at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& 
   return output;
 }
 
-/// Returns the matrices that this rank owns, unsharded, from the shards of all ranks.
 std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
@@ -178,7 +220,6 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
   return wholes;
 }
 
-/// Returns this rank's part of every result. The owners of the matrices send the results.
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
@@ -224,7 +265,6 @@ std::vector<at::Tensor> MatrixExchange::run(const std::vector<at::Tensor>& local
 
 namespace {
 
-/// Whether a matrix must be exchanged: whether it is distributed over more than one rank.
 bool needs_exchange(const at::Tensor& parameter) {
   return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh.size() > 1;
 }
@@ -279,7 +319,6 @@ at::Tensor newton_schulz(const at::Tensor& matrix, const std::array<double, 3>& 
   return tall ? x.t() : x;
 }
 
-/// Whether the module wraps a libtorch Embedding (nn::Hooked, nn::adopt).
 bool holds_embedding(const nn::ModuleBase* module) {
   const auto* const holder = dynamic_cast<const nn::detail::AdoptsModule*>(module);
   if (holder == nullptr) {
@@ -290,7 +329,6 @@ bool holds_embedding(const nn::ModuleBase* module) {
          dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&held) != nullptr;
 }
 
-/// Whether any owner of the slot is an embedding; tied weights have several owners.
 bool is_embedding(const nn::ParameterSlot& slot) {
   return std::ranges::any_of(slot.owners(), [](const nn::ParameterSlot::Owner& owner) {
     return dynamic_cast<const nn::Embedding*>(owner.module) != nullptr ||
@@ -305,8 +343,6 @@ class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
 
-  // Whether a matrix of type `dtype` on `mesh` belongs to this exchange. All matrices of an
-  // exchange have one type, because they are sent in one buffer.
   bool takes(const DeviceMesh& mesh, c10::ScalarType dtype) const {
     return mesh_ == mesh && dtype_ == dtype;
   }
@@ -382,8 +418,6 @@ bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }
 
-/// Updates the momentum with the gradient, and returns the tensor to be orthogonalised, in
-/// compute_dtype.
 at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
   const MuonOptions& o = options(shard.group);
   const at::Tensor& momentum = state_of(shard.index).tensors[0];

@@ -8,12 +8,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <memory>
 #include <numbers>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "local_shards.h"
 #include "tessera/core/detail/environment.h"
@@ -23,7 +21,6 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/optim/lr_schedule.h"
 
 namespace tessera::optim {
 namespace {
@@ -98,7 +95,8 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
     return;
   }
   const std::shared_ptr<Compared> lists = compared_lists(*parameters.front());
-  if (lists != nullptr && lists->lengths.contains(parameters.size()) && !detail::debug_checks()) {
+  if (lists != nullptr && lists->lengths.contains(parameters.size()) &&
+      !tessera::detail::debug_checks()) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
@@ -106,7 +104,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   for (const DeviceMesh& root : roots.meshes) {
     if (!options.over && root.size() > 1 && root.contains_this_rank()) {
       nn::detail::check_copies(
-          detail::peers_of(root), gradients_of(parameters, root, root == roots.largest),
+          tessera::detail::peers_of(root), gradients_of(parameters, root, root == roots.largest),
           {.what = what, .distinct_along = options.distinct_along, .root = root});
     }
   }
@@ -118,7 +116,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
 /// Compares copies of gradients between ranks at the first step. A flag saves later steps the
 /// search for the record of compared lists.
 void Optimizer::check_copies() {
-  if (!compared_ || detail::debug_checks()) {
+  if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
     compared_ = true;
   }

@@ -4,16 +4,11 @@
 // memory are updated as one tensor, if this gives the same bits.
 
 #include "tessera/optim/slot_optimizer.h"
-#include "shard_update.h"
 
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/view_as_real.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -21,7 +16,6 @@
 
 #include "local_shards.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
 
@@ -151,8 +145,6 @@ void SlotOptimizer::update_batch(const Batch& /*batch*/, std::size_t /*group*/) 
   fail("an optimizer overrides neither update_batch() nor update_shards(); override one of them");
 }
 
-/// Makes all checks of a step, and returns the shards that the step updates, with gradients and
-/// state.
 std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   check_rates();
   std::vector<ShardUpdate> shards;
@@ -205,7 +197,6 @@ std::vector<StateTensor> SlotOptimizer::state() {
   return list;
 }
 
-/// Reads the step counters if their versions have changed. Waits for the device only after a load.
 void SlotOptimizer::read_counters() {
   for (State& state : states_) {
     if (state.step.defined() && tessera::detail::writes_of(state.step) != state.writes) {
@@ -214,7 +205,6 @@ void SlotOptimizer::read_counters() {
   }
 }
 
-/// Records the versions of the step counters, so that later writes by other code are detected.
 void SlotOptimizer::note_counters() {
   for (State& state : states_) {
     state.writes = state.step.defined() ? tessera::detail::writes_of(state.step) : 0;
@@ -228,8 +218,6 @@ namespace {
 /// vectors, and each thread processes such a multiple.
 constexpr std::int64_t kCacheLine = 16;
 
-/// Joins `count` tensors that are adjacent in memory, beginning with `first`. A single tensor is
-/// returned without a view.
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
 }
@@ -248,7 +236,6 @@ void mark_changed(std::span<const ShardUpdate> run) {
   }
 }
 
-/// The key of a batch: device, parameter type, and type of the state.
 using BatchKind = std::tuple<c10::DeviceType, c10::ScalarType, c10::ScalarType>;
 
 BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& states) {
@@ -257,7 +244,6 @@ BatchKind kind_of(const at::Tensor& parameter, const std::vector<at::Tensor>& st
           c10::toRealValueType(state.scalar_type())};
 }
 
-/// Whether the kernel can update the shard in place.
 bool in_place(const ShardUpdate& shard) {
   return shard.parameter.is_contiguous() &&
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
@@ -320,8 +306,6 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   std::ranges::for_each(runs, mark_changed);
 }
 
-/// Updates a batch. Passes the factor to the kernel, or multiplies the gradients before the kernel
-/// runs.
 void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
                                       const GradientFactor& factor) {
   const at::TensorOptions options =

@@ -7,19 +7,16 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <iostream>
 #include <system_error>
 #include <utility>
-#include <vector>
 
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
@@ -87,7 +84,6 @@ optim::GradScaler::State scaler_state(const Json& saved) {
           .overflows_since_change = saved.at("overflows_since_change")};
 }
 
-/// Runs `work` on rank 0; a failure is an Error on all ranks.
 void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
   const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
   comm::run_or_fail_together(*group, c10::kCPU, [&] {

@@ -1,17 +1,13 @@
 // Metrics and profiles of steps.
 
 #include "tessera/training/recording.h"
-#include "tessera/observe/detail/metrics_output.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iostream>
-#include <optional>
-#include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "tessera/core/detail/files.h"
@@ -90,7 +86,6 @@ void MetricLog::line(const std::string& text) {
 
 namespace {
 
-/// A rank's profile file: p.json for rank 0, p.rank3.json for rank 3.
 std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) {
   if (rank == 0) {
     return file;

@@ -2,12 +2,13 @@
 
 #include "tessera/training/step.h"
 #include "tessera/observe/detail/metrics_output.h"
-#include "tessera/optim/detail/nonfinite.h"
+#include "tessera/optim/clip_grad.h"
 
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,13 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/optim/clip_grad.h"
-#include "tessera/optim/optimizer.h"
 
 namespace tessera::training {
 namespace {
@@ -130,7 +128,6 @@ void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i)
   }
 }
 
-/// Runs forward and backward of all micro-batches, and returns this rank's loss.
 at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
                                 const LossFunction& loss_of) {
   const double divisor =
@@ -158,7 +155,7 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {
     return;
   }
-  std::string found = optim::describe_nonfinite(parameters);
+  std::string found = optim::detail::describe_nonfinite(parameters);
   if (found.empty()) {
     found = "all gradients are finite";
     found += std::isnan(result.loss) ? ", as for a mean over no samples" : "";
@@ -178,7 +175,6 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-/// Copies loss and norm to the host, for which the host waits for the device.
 void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMesh& data_mesh,
                   StepResult& result) {
   const at::Tensor figures =
@@ -217,7 +213,6 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
   }
 }
 
-/// All model parameters, trained or not, and other parameters that the optimizer updates.
 std::vector<nn::SlotPtr> parameters_of(const TrainState& state) {
   std::vector<nn::SlotPtr> parameters = optim::slots_of(state.model);
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
@@ -306,46 +301,15 @@ observe::StepMetrics StepMeter::end(const TrainState& state, const StepResult& r
   return metrics;
 }
 
-namespace {
-
-/// Sets a model to eval mode; the destructor restores the previous mode, also if the loss function
-/// throws.
-class EvalMode {
- public:
-  explicit EvalMode(nn::ModuleBase& model) : model_(model), was_training_(model.is_training()) {
-    model_.eval();
-  }
-  ~EvalMode() { model_.train(was_training_); }
-  EvalMode(const EvalMode&) = delete;
-  EvalMode& operator=(const EvalMode&) = delete;
-
- private:
-  nn::ModuleBase& model_;
-  bool was_training_;
-};
-
-/// Exchanges the weights with the averaged weights of an Ema; the destructor restores the weights,
-/// also after an exception.
-class Swapped {
- public:
-  explicit Swapped(optim::Ema& ema) : ema_(ema) { ema_.swap(); }
-  ~Swapped() { ema_.swap(); }
-  Swapped(const Swapped&) = delete;
-  Swapped& operator=(const Swapped&) = delete;
-
- private:
-  optim::Ema& ema_;
-};
-
-}  // namespace
-
 std::optional<double> evaluate(nn::ModuleBase& model, const DeviceMesh& data_mesh,
                                std::int64_t batches,
                                const std::function<at::Tensor(std::int64_t batch)>& loss,
                                const std::function<bool()>& stop) {
   TESSERA_CHECK(batches > 0, "evaluate: ", batches, " batches; give 1 or more");
   const c10::NoGradGuard no_grad;
-  const EvalMode mode(model);
+  const auto restore =
+      c10::make_scope_exit([&model, trains = model.is_training()] { model.train(trains); });
+  model.eval();
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
     sum += mean_over(loss(i), data_mesh).item<double>();
@@ -362,7 +326,8 @@ void with_averaged_weights(optim::Optimizer& optimizer, const std::function<void
     body();
     return;
   }
-  const Swapped averages(*ema);
+  ema->swap();
+  const auto restore = c10::make_scope_exit([ema] { ema->swap(); });
   body();
 }
 

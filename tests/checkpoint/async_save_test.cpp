@@ -18,7 +18,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/child.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/parallelize.h"

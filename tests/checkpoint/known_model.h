@@ -6,8 +6,8 @@
 #include <map>
 
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/nn/child.h"
-#include "tessera/nn/embedding.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"

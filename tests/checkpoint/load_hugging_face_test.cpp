@@ -16,7 +16,6 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/memory.h"

@@ -9,7 +9,6 @@
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/detail/nonfinite.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
@@ -315,7 +314,7 @@ TEST(NonfiniteGradient, NamesTheRanksAndTheParametersOnEveryRank) {
   }
   RunSharded(2, [](Rank& rank, ShardedModel& model) {
     local_loss(model, rank).backward();
-    EXPECT_EQ(optim::describe_nonfinite(optim::slots_of(model)), "");
+    EXPECT_EQ(optim::detail::describe_nonfinite(optim::slots_of(model)), "");
   });
 }
 

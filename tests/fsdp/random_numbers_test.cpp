@@ -12,6 +12,8 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/files.h"
 

@@ -4,8 +4,8 @@
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::fsdp::units {
 

@@ -37,13 +37,11 @@
 #include "tessera/dtensor/local_map.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/dropout.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::fuzz {

@@ -31,7 +31,6 @@
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/parallelize.h"

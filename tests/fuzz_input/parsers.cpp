@@ -25,7 +25,6 @@
 #include "tessera/core/error.h"
 #include "tessera/data/detail/tokenizers.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama_config.h"
 
 namespace tessera::fuzz_input {
@@ -69,7 +68,7 @@ std::filesystem::path write_input(const std::string& name, const std::string& by
 
 /// config.json of a model.
 void parse_config(const std::string& text) {
-  const models::LlamaConfig config = models::parse_config(text, "config.json");
+  const models::LlamaConfig config = models::detail::parse_config(text, "config.json");
   models::count_parameters(config);
   models::check_tensor_parallel(config, 2);
 }

@@ -17,7 +17,7 @@
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/kernels/detail/lists.h"
-#include "tessera/nn/attention_kernel.h"
+#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
@@ -211,7 +211,8 @@ INSTANTIATE_TEST_SUITE_P(
         Function{"attention_in_a_window",
                  {{1, 2, 20, 8}, {1, 2, 20, 8}, {1, 2, 20, 8}},
                  [](const auto& x) {
-                   return attention(x[0], x[1], x[2], false, causal_mask(20, 5, x[0].device()));
+                   return attention(x[0], x[1], x[2], false,
+                                    detail::causal_mask(20, 5, x[0].device()));
                  }}),
     [](const auto& info) { return info.param.name; });
 

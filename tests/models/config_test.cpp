@@ -1,11 +1,7 @@
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string>
 
-#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/tokenizer.h"
 #include "testing/errors.h"
@@ -25,7 +21,7 @@ Json Valid() {
 }
 
 LlamaConfig Parse(const Json& json) {
-  return parse_config(json.dump(), "config.json");
+  return detail::parse_config(json.dump(), "config.json");
 }
 
 Json With(const char* key, Json value) {
@@ -199,7 +195,7 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
     SCOPED_TRACE(bad.key);
     EXPECT_ERROR(Parse(With(bad.key, bad.value)), bad.message);
   }
-  EXPECT_ERROR(parse_config("{", "x.json"), "x.json is not a JSON object");
+  EXPECT_ERROR(detail::parse_config("{", "x.json"), "x.json is not a JSON object");
   Json mistral = With("model_type", "mistral");
   mistral["num_key_value_heads"] = 6;
   mistral["attention_bias"] = true;
@@ -242,7 +238,7 @@ TEST(Config, IsReadAtBoundedCostFromAnUntrustedFile) {
   std::filesystem::resize_file(folder / "large", std::uintmax_t{1} << 40);
   EXPECT_ERROR(read_config(folder / "large"), "more than the 10000000 that");
   const std::string deep = R"({"rope_scaling":)" + std::string(1'000'000, '[');
-  EXPECT_ERROR(parse_config(deep, "x.json"), "nested deeper than 16 levels");
+  EXPECT_ERROR(detail::parse_config(deep, "x.json"), "nested deeper than 16 levels");
 }
 
 TEST(ParseConfig, SplitsHeadsOverRanksAndCopiesKeyValueHeadsWhereThereAreFewer) {

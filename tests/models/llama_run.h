@@ -1,10 +1,6 @@
 #pragma once
 
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <functional>
 #include <map>
@@ -12,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/models/detail/parse_config.h"
+#include "tessera/models/llama_config.h"
 #include "tessera/tessera.hpp"
 #include "testing/values.h"
 
@@ -48,7 +44,7 @@ struct Part {
 };
 
 inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
-  auto model = std::make_shared<Llama>(parse_config(shape.config, "test"), shape.sequence);
+  auto model = std::make_shared<Llama>(detail::parse_config(shape.config, "test"), shape.sequence);
   nn::init_weights(*model, 7);
   return model;
 }

@@ -1,23 +1,13 @@
 // A Llama with documents, split sequences, few key-value heads, and in generation, compared with
 // one rank.
 
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>
-#include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <vector>
 
 #include "models/llama_run.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/models/detail/parse_config.h"
 #include "tessera/models/llama.h"
+#include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/initialization.h"
 #include "testing/errors.h"
@@ -46,7 +36,7 @@ struct PackedRun {
 };
 
 std::shared_ptr<Llama> make_packed_llama(const PackedRun& run) {
-  LlamaConfig config = parse_config(kPacked.config, "test");
+  LlamaConfig config = detail::parse_config(kPacked.config, "test");
   config.sliding_window = run.window;
   const auto model = std::make_shared<Llama>(config, kPacked.sequence);
   nn::init_weights(*model, 7);
@@ -123,7 +113,7 @@ struct MaskCounter final : OperatorMode {
 };
 
 TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
-  LlamaConfig config = parse_config(kPacked.config, "test");
+  LlamaConfig config = detail::parse_config(kPacked.config, "test");
   for (const std::int64_t window : {0, 20}) {
     config.sliding_window = window;
     Llama model(config, 400);
@@ -146,7 +136,7 @@ constexpr Shape kSplitShape{
         "max_position_embeddings": 16})",
     6, 24};
 
-/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how they compute.
+/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how they compute. Without "cp" if it is 1.
 struct SplitMesh {
   std::int64_t replicas, dp, cp, tp;
   bool sequence_parallel = true;
@@ -157,7 +147,7 @@ struct SplitMesh {
 };
 
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
-  LlamaConfig config = parse_config(kSplitShape.config, "test");
+  LlamaConfig config = detail::parse_config(kSplitShape.config, "test");
   config.sliding_window = c.window;
   if (c.documents) {
     config.rope.scaling = {};
@@ -195,6 +185,9 @@ double step_of_rows(Llama& model, const SplitMesh& c, std::int64_t first, std::i
 }
 
 DeviceMesh split_mesh(const Rank& rank, const SplitMesh& c) {
+  if (c.cp == 1) {
+    return rank.mesh({c.dp, c.tp}, {"dp", "tp"});
+  }
   return c.replicas > 1
              ? rank.mesh({c.replicas, c.dp, c.cp, c.tp}, {"dp_replicate", "dp", "cp", "tp"})
              : rank.mesh({c.dp, c.cp, c.tp}, {"dp", "cp", "tp"});
@@ -216,7 +209,9 @@ TEST_P(SplitSequencesOn, HaveTheLossAndGradientsOfOneRank) {
     const std::int64_t rows = kSplitShape.batch / batches.size();
     const std::int64_t first = batches.local_rank() * rows;
     at::Tensor mean = at::full({1}, step_of_rows(*model, c, first, first + rows), c10::kDouble);
-    data_mesh(mesh).flatten().group().all_reduce(mean, ReduceOp::kAvg)->wait();
+    if (const DeviceMesh data = data_mesh(mesh).flatten(); data.size() > 1) {
+      data.group().all_reduce(mean, ReduceOp::kAvg)->wait();
+    }
     EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
     testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
   });
@@ -231,7 +226,10 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitMesh{1, 2, 2, 2, true, ActivationMemory::kAll, 5},
                       SplitMesh{1, 1, 2, 4, true, ActivationMemory::kInputs, 0, true},
                       SplitMesh{2, 1, 2, 1, true, ActivationMemory::kAll, 0, false, true},
-                      SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true}));
+                      SplitMesh{1, 3, 2, 1, true, ActivationMemory::kAll, 9, true},
+                      // Fewer key-value heads than tensor-parallel ranks, whole sequences.
+                      SplitMesh{1, 1, 1, 4}, SplitMesh{1, 1, 1, 8, false},
+                      SplitMesh{1, 2, 1, 4, true, ActivationMemory::kInputs}));
 
 TEST_ON_RANKS(SplitSequences, AreRefusedWithACache, 2) {
   const SplitMesh c{1, 1, 2, 1};
@@ -244,21 +242,9 @@ TEST_ON_RANKS(SplitSequences, AreRefusedWithACache, 2) {
 
 using testing::full_tensor;
 
-constexpr Shape kTwoKvHeads{
-    R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
-        "attention_bias": true})",
-    2, 9};
-
-std::shared_ptr<Llama> make_double() {
-  const auto model = make_llama(kTwoKvHeads);
-  model->to(c10::kDouble);
-  return model;
-}
-
 TEST_ON_MESH(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank, {1, 4}, {"dp", "tp"}) {
-  const auto alone = make_llama(kTwoKvHeads);
-  const auto model = testing::made_on_meta<Llama>(alone->config(), kTwoKvHeads.sequence);
+  const auto alone = make_llama(kSplitShape);
+  const auto model = testing::made_on_meta<Llama>(alone->config(), kSplitShape.sequence);
   parallelize(*model, mesh, {});
   nn::to_empty(*model, c10::kCPU);
   nn::init_weights(*model, 7);
@@ -269,44 +255,11 @@ TEST_ON_MESH(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank, {1, 4}, {"dp", "t
   }
 }
 
-/// Sizes of the mesh ("dp", "tp"), and what is kept for backward.
-struct KvMesh {
-  std::int64_t dp, tp;
-  bool sequence_parallel;
-  ActivationMemory activations = ActivationMemory::kAll;
-};
-
-class FewKeyValueHeadsOn : public ::testing::TestWithParam<KvMesh> {};
-
-TEST_P(FewKeyValueHeadsOn, HaveTheGradientsOfOneRank) {
-  const KvMesh& c = GetParam();
-  const auto alone = make_double();
-  const double loss = accumulate(*alone, kTwoKvHeads, {}, 0);
-  RunRanks(static_cast<int>(c.dp * c.tp), [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({c.dp, c.tp}, {"dp", "tp"});
-    const auto model = make_double();
-    parallelize(*model, mesh,
-                {.sequence_parallel = c.sequence_parallel, .activations = c.activations});
-    const StrictScope strict;
-    const Part part{.part = mesh["dp"].local_rank(), .parts = c.dp};
-    at::Tensor mean = at::full({1}, accumulate(*model, kTwoKvHeads, part, 0), c10::kDouble);
-    if (c.dp > 1) {
-      mesh["dp"].group().all_reduce(mean, ReduceOp::kAvg)->wait();
-    }
-    EXPECT_NEAR(mean.item<double>(), loss, 1e-10);
-    testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Meshes, FewKeyValueHeadsOn,
-                         ::testing::Values(KvMesh{1, 4, true}, KvMesh{1, 8, false},
-                                           KvMesh{2, 4, true, ActivationMemory::kInputs}));
-
 LlamaConfig SmallConfig() {
-  return parse_config(R"({"vocab_size": 61, "hidden_size": 64, "intermediate_size": 40,
+  return detail::parse_config(R"({"vocab_size": 61, "hidden_size": 64, "intermediate_size": 40,
                           "num_hidden_layers": 2, "num_attention_heads": 4,
                           "num_key_value_heads": 4, "initializer_range": 0.1})",
-                      "test");
+                              "test");
 }
 
 class Generation : public ::testing::Test {

@@ -1,34 +1,15 @@
 // nn::Hooked and nn::adopt on one rank: names, members, initial values, refusals.
 
-#include "tessera/nn/hooked.h"
-
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/parameterlist.h>
-#include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformer.h>
-#include <torch/nn/modules/transformercoder.h>
-#include <torch/nn/modules/transformerlayer.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <cmath>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "nn/graphs.h"
 #include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/child.h"
-#include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
+#include "tessera/nn/containers.h"
 #include "testing/errors.h"
 #include "testing/models.h"
 #include "testing/module_values.h"
@@ -71,9 +52,6 @@ TORCH_MODULE(Forgotten);
 }  // namespace
 
 template <>
-inline constexpr std::array kSlotMembers<ScaleImpl>{
-    SlotMember<ScaleImpl>{"scale", &ScaleImpl::scale}};
-template <>
 inline constexpr std::array<SlotMember<ForgottenImpl>, 0> kSlotMembers<ForgottenImpl>{};
 
 namespace {
@@ -100,35 +78,6 @@ TEST(Hooked, FindsWeightAndBiasOfStockModules) {
   EXPECT_EQ(count(Hooked<torch::nn::GroupNorm>(torch::nn::GroupNormOptions(1, 4))), 2U);
   EXPECT_EQ(count(Hooked<torch::nn::Bilinear>(torch::nn::BilinearOptions(2, 2, 2))), 2U);
   EXPECT_EQ(count(Hooked<torch::nn::Embedding>(torch::nn::EmbeddingOptions(4, 2))), 1U);
-}
-
-TEST(Hooked, ASwapReachesTheHeldModuleAndGradientsTheSlot) {
-  Hooked<torch::nn::Linear> module(torch::nn::LinearOptions(2, 2).bias(false));
-  module.slot("weight")->set(at::eye(2).requires_grad_());
-  const at::Tensor x = at::randn({4, 2});
-  EXPECT_EQUAL(module(x), x);
-  module(at::ones({1, 2})).sum().backward();
-  EXPECT_EQUAL(module.slot("weight")->get().grad(), at::ones({2, 2}));
-}
-
-TEST(Hooked, HoldsAUsersModule) {
-  Hooked<Scale> module;
-  module.slot("scale")->set(at::full({2}, 3.0));
-  EXPECT_EQUAL(module(at::ones({2})), at::full({2}, 3.0));
-}
-
-TEST(Hooked, ReachesParametersOfNestedModules) {
-  const auto options = torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12);
-  const Hooked<torch::nn::TransformerEncoderLayer> module(options);
-  const torch::nn::TransformerEncoderLayer stock(options);
-  auto found = testing::names_of(module.named_slots());
-  auto expected = stock->named_parameters().keys();
-  std::ranges::sort(found);
-  std::ranges::sort(expected);
-  EXPECT_EQ(found, expected);
-  const Hooked<torch::nn::TransformerEncoder> stack(torch::nn::TransformerEncoderOptions(stock, 2));
-  EXPECT_EQ(stack.named_slots().size(), 2 * found.size());
-  EXPECT_EQ(stack.named_slots().back().first.substr(0, 9), "layers.1.");
 }
 
 TEST(Hooked, ComputesWithWhatIsPutIntoNestedSlots) {

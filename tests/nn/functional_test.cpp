@@ -3,11 +3,8 @@
 #include "tessera/nn/functional.h"
 #include "tessera/dtensor/detail/transfers.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/core/error.h"
 #include "testing/distributed.h"
 
 namespace tessera::nn {

@@ -2,17 +2,10 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/core/Tensor.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/recomputation.h"
+#include "tessera/nn/detail/records.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 

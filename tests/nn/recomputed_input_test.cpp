@@ -1,12 +1,7 @@
 // What a product keeps of inputs that are computed again: results of RMS norms and of silu_mul.
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <functional>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "nn/graphs.h"
 #include "tessera/dtensor/operator_mode.h"
@@ -198,20 +193,6 @@ TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
 }
 
 TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
-  const auto second = [](auto product) {
-    return [product](const Tensors& v) {
-      const at::Tensor y = product(silu_mul(v[0], v[1]), v[2], at::Tensor()).square().sum();
-      return torch::autograd::grad({y}, {v[2]}, {}, /*retain_graph=*/true,
-                                   /*create_graph=*/true)[0]
-          .square();
-    };
-  };
-  const Tensors values{normal_values({5, 6}, 1), normal_values({5, 6}, 2),
-                       normal_values({4, 6}, 3)};
-  expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
-}
-
-TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptNormOfASum) {
   const auto second = [](const Function& function) {
     return [function](const Tensors& v) {
       return torch::autograd::grad({function(v).square().sum()}, {v[2]}, {}, /*retain_graph=*/true,
@@ -219,9 +200,14 @@ TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptNormOfASum) {
           .square();
     };
   };
-  const Tensors values = values_for_norm_of_sum(at::kDouble);
-  expect_close(results_of(second(with_norm_of_sum), values),
-               results_of(second(with_kept_norm_of_sum), values));
+  const auto with_kept_silu = [](const Tensors& v) {
+    return libtorchs(silu_mul(v[0], v[1]), v[2]);
+  };
+  const Tensors silu{normal_values({5, 6}, 1), normal_values({5, 6}, 2), normal_values({4, 6}, 3)};
+  expect_close(results_of(second(with_silu), silu), results_of(second(with_kept_silu), silu));
+  const Tensors sum = values_for_norm_of_sum(at::kDouble);
+  expect_close(results_of(second(with_norm_of_sum), sum),
+               results_of(second(with_kept_norm_of_sum), sum));
 }
 
 /// The names of this library's operators.
@@ -292,29 +278,16 @@ TEST(RecomputedInput, OfSiluMulServesTwoBackwards) {
 }
 
 TEST(RecomputedInput, IsLeftToACheckpoint) {
-  const testing::Counted counted;
-  expect_equal_bits(
-      [&](const Tensors& v) {
-        return checkpoint(
-            counted.options,
-            [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& first,
-               const at::Tensor& second) { return with_norm({x, weight, first, second}); },
-            v[0], v[1], v[2], v[3]);
-      },
-      with_kept_norm, values_for_norm());
-  // The norm keeps three, the products two each, mul() two.
-  EXPECT_EQ(counted->packed, 9);
-}
-
-TEST(RecomputedInput, OfASumIsLeftToACheckpoint) {
-  const testing::Counted counted;
-  expect_equal_bits(
-      [&](const Tensors& v) {
-        return checkpoint(
-            counted.options, [](const Tensors& inputs) { return with_norm_of_sum(inputs); }, v);
-      },
-      with_kept_norm_of_sum, values_for_norm_of_sum());
-  EXPECT_EQ(counted->packed, 9);
+  const auto expect_left = [](const Function& function, const Function& kept, const Tensors& v) {
+    const testing::Counted counted;
+    expect_equal_bits(
+        [&](const Tensors& inputs) { return checkpoint(counted.options, function, inputs); }, kept,
+        v);
+    // The norm keeps three, the products two each, mul() two.
+    EXPECT_EQ(counted->packed, 9);
+  };
+  expect_left(with_norm, with_kept_norm, values_for_norm());
+  expect_left(with_norm_of_sum, with_kept_norm_of_sum, values_for_norm_of_sum());
 }
 
 /// The tensors are laid out as in tensor parallelism without a split sequence.

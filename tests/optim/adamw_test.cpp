@@ -1,11 +1,16 @@
-#include "tessera/optim/adamw.h"
+// AdamW and SGD compared with libtorch, the shards that they update, and moments in bf16.
 
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
+#include <functional>
 #include <tuple>
 
+#include "optim/local_shards.h"
 #include "optim/parameters.h"
 #include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+#include "tessera/optim/adamw.h"
 
 namespace tessera::optim {
 namespace {
@@ -13,75 +18,93 @@ namespace {
 const AdamWOptions kOptions{
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 
-at::Tensor initial(std::size_t i) {
-  return normal_values(kSizes[i], 100 + static_cast<std::int64_t>(i));
-}
+using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 
-at::Tensor gradient(std::size_t i, int step) {
-  return normal_values(kSizes[i], 1000 * (step + 1) + static_cast<std::int64_t>(i));
-}
-
-/// Four steps of libtorch's AdamW on plain tensors.
-std::vector<at::Tensor> expected() {
+/// Four steps by libtorch and by ours. Complex numbers are updated as pairs of real ones.
+template <class Ours, class Reference, class Options, class ReferenceOptions>
+void expect_as_libtorch(const Place& place, bool is_complex, const Options& options,
+                        const ReferenceOptions& reference_options) {
+  const auto ours = [is_complex](const at::Tensor& pairs) {
+    return is_complex ? at::view_as_complex(pairs) : pairs;
+  };
   std::vector<at::Tensor> parameters;
+  std::vector<nn::SlotPtr> slots;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    parameters.push_back(initial(i).clone().requires_grad_());
+    parameters.push_back(values_of(i, 0, is_complex).requires_grad_());
+    slots.push_back(place(ours(values_of(i, 0, is_complex)), i));
   }
-  torch::optim::AdamW reference(parameters, torch::optim::AdamWOptions(kOptions.lr)
-                                                .betas({kOptions.beta1, kOptions.beta2})
-                                                .eps(kOptions.eps)
-                                                .weight_decay(kOptions.weight_decay));
-  for (int step = 0; step < 4; ++step) {
+  Reference reference(parameters, reference_options);
+  Ours optimizer(slots, options);
+  for (std::uint64_t step = 0; step < 4; ++step) {
     for (std::size_t i = 0; i < kSizes.size(); ++i) {
-      parameters[i].mutable_grad() = gradient(i, step);
+      parameters[i].mutable_grad() = values_of(i, 100 * (step + 1), is_complex);
+      set_grad(slots[i], ours(values_of(i, 100 * (step + 1), is_complex)));
     }
     reference.step();
-  }
-  return parameters;
-}
-
-void run(const std::vector<nn::SlotPtr>& slots) {
-  AdamW optimizer(slots, kOptions);
-  for (int step = 0; step < 4; ++step) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      set_grad(slots[i], gradient(i, step));
-    }
     optimizer.step();
   }
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    const at::Tensor found = full_tensor(slots[i]->get());
+    EXPECT_CLOSE(is_complex ? at::view_as_real(found) : found, parameters[i].detach(), 1e-5, 1e-6)
+        << i;
+  }
+  for (const StateTensor& state : optimizer.state()) {
+    if (state.name != "step") {
+      EXPECT_EQ(state.tensor.sizes(), state.slot->persistent().sizes());
+      EXPECT_EQ(state.tensor.is_complex(), is_complex);
+    }
+  }
 }
 
-void expect_as_reference(const std::vector<nn::SlotPtr>& slots) {
-  const std::vector<at::Tensor> parameters = expected();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_CLOSE(slots[i]->get(), parameters[i].detach(), 1e-6, 1e-7) << i;
+/// Plain, and on one and two mesh dimensions: shards of 7 and 3 rows over 4 ranks, of 1 row (three
+/// empty shards), replicated ones, and one on a submesh.
+template <class Ours, class Reference, class Options, class ReferenceOptions>
+void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
+  const auto expect = [&](const Place& place, bool is_complex) {
+    expect_as_libtorch<Ours, Reference>(place, is_complex, options, reference_options);
+  };
+  for (const bool is_complex : {false, true}) {
+    expect([](const at::Tensor& tensor, std::size_t) { return slot_of(tensor); }, is_complex);
+    RunOnMesh({4}, {"dp"}, [&](const DeviceMesh& mesh) {
+      expect(
+          [&](const at::Tensor& tensor, std::size_t i) {
+            return slot_of(tensor, mesh, {i == 3 ? Placement(Replicate{}) : Shard{0}});
+          },
+          is_complex);
+    });
   }
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    const std::vector<Placements> placements{
+        {Shard{0}, Shard{0}}, {Shard{0}, Replicate{}}, {Shard{0}, Shard{1}}};
+    expect(
+        [&](const at::Tensor& tensor, std::size_t i) {
+          return i == 3 ? slot_of(tensor, mesh["tp"], {Shard{1}})
+                        : slot_of(tensor, mesh, placements[i]);
+        },
+        /*is_complex=*/false);
+  });
 }
 
 TEST(AdamW, AgreesWithLibtorch) {
-  std::vector<nn::SlotPtr> slots;
-  for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    slots.push_back(slot_of(initial(i)));
+  expect_as_libtorch<AdamW, torch::optim::AdamW>(kOptions,
+                                                 torch::optim::AdamWOptions(kOptions.lr)
+                                                     .betas({kOptions.beta1, kOptions.beta2})
+                                                     .eps(kOptions.eps)
+                                                     .weight_decay(kOptions.weight_decay));
+}
+
+TEST(Sgd, AgreesWithLibtorch) {
+  const std::vector<SgdOptions> cases{
+      {.lr = 0.1},
+      {.lr = 0.1, .weight_decay = 0.2},
+      {.lr = 0.1, .momentum = 0.9},
+      {.lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.2}};
+  for (const SgdOptions& options : cases) {
+    expect_as_libtorch<Sgd, torch::optim::SGD>(options, torch::optim::SGDOptions(options.lr)
+                                                            .momentum(options.momentum)
+                                                            .nesterov(options.nesterov)
+                                                            .weight_decay(options.weight_decay));
   }
-  run(slots);
-  expect_as_reference(slots);
-}
-
-// Shards of 7 and 3 rows over 4 ranks, of 1 row (three empty shards), a replicated one.
-TEST_ON_MESH(AdamW, AgreesOnShardsOfOneMeshDimension, {4}, {"dp"}) {
-  std::vector<nn::SlotPtr> slots{
-      slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
-      slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})};
-  run(slots);
-  expect_as_reference(slots);
-}
-
-TEST_ON_MESH(AdamW, AgreesOnShardsOfTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
-  std::vector<nn::SlotPtr> slots{slot_of(initial(0), mesh, {Shard{0}, Shard{0}}),
-                                 slot_of(initial(1), mesh, {Shard{0}, Replicate{}}),
-                                 slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                                 slot_of(initial(3), mesh["tp"], {Shard{1}})};
-  run(slots);
-  expect_as_reference(slots);
 }
 
 TEST_ON_MESH(AdamW, ReducesAPendingGradient, {2}, {"tp"}) {
@@ -117,13 +140,13 @@ TEST(AdamW, UpdatesATiedParameterOnce) {
 }
 
 TEST_ON_MESH(AdamW, FollowsASlotThatIsShardedLater, {2}, {"dp"}) {
-  const nn::SlotPtr slot = slot_of(initial(0));
+  const nn::SlotPtr slot = slot_of(values_of(0, 0));
   AdamW optimizer({slot}, kOptions);
-  slot->set(slot_of(initial(0), mesh, {Shard{0}})->get());
-  set_grad(slot, gradient(0, 0));
+  slot->set(slot_of(values_of(0, 0), mesh, {Shard{0}})->get());
+  set_grad(slot, values_of(0, 100));
   optimizer.step();
-  const nn::SlotPtr reference = slot_of(initial(0));
-  set_grad(reference, gradient(0, 0));
+  const nn::SlotPtr reference = slot_of(values_of(0, 0));
+  set_grad(reference, values_of(0, 100));
   AdamW({reference}, kOptions).step();
   EXPECT_CLOSE(slot->get(), reference->get().detach());
 }
@@ -180,6 +203,343 @@ TEST(AdamW, UpdatesParametersOfSeveralTypes) {
   AdamW({wide, narrow}, kOptions).step();
   EXPECT_NEAR(wide->get()[0].item<double>(), 1.0 - 1e-2 - 1e-3, 1e-7);
   EXPECT_NEAR(narrow->get()[0].item<double>(), 0.989, 4e-3);
+}
+
+TEST(MergeAdjoining, JoinsNeighboursInMemory) {
+  const at::Tensor buffer = at::arange(12, at::kFloat);
+  const std::vector<at::Tensor> runs =
+      merge_adjoining({buffer.narrow(0, 0, 6).view({2, 3}), buffer.narrow(0, 6, 4), at::ones({2})});
+  ASSERT_EQ(runs.size(), 2U);
+  EXPECT_EQUAL(runs[0], buffer.narrow(0, 0, 10));
+  EXPECT_EQ(runs[0].const_data_ptr(), buffer.const_data_ptr());
+  EXPECT_EQUAL(runs[1], at::ones({2}));
+}
+
+TEST(MergeAdjoining, KeepsPiecesApartThatHaveAGapOrDifferInOrderOrType) {
+  const at::Tensor buffer = at::arange(12, at::kFloat);
+  const at::Tensor first = buffer.narrow(0, 0, 4);
+  EXPECT_EQ(merge_adjoining({first, buffer.narrow(0, 5, 4)}).size(), 2U);
+  EXPECT_EQ(merge_adjoining({buffer.narrow(0, 4, 4), first}).size(), 2U);
+  EXPECT_EQ(merge_adjoining({first, buffer.view(at::kInt).narrow(0, 4, 4)}).size(), 2U);
+  EXPECT_EQ(
+      merge_adjoining({buffer.narrow(0, 0, 6).view({2, 3}).t(), buffer.narrow(0, 6, 4)}).size(),
+      2U);
+}
+
+TEST(ZerosBeside, BeginAtMultiplesOfSixteenBytes) {
+  const std::vector<std::int64_t> sizes{171, 1, 0, 4096, 3, 16};
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    std::vector<at::Tensor> tensors;
+    for (const std::int64_t size : sizes) {
+      tensors.push_back(at::empty({size}));
+    }
+    const std::vector<at::Tensor> zeros =
+        zeros_beside(tensors, std::vector<c10::ScalarType>(tensors.size(), dtype));
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(zeros[i].const_data_ptr()) % 16, 0U) << sizes[i];
+      EXPECT_EQUAL(zeros[i], at::zeros({sizes[i]}, dtype));
+      EXPECT_TRUE(zeros[i].storage().is_alias_of(zeros[0].storage()));
+    }
+  }
+  const std::vector<at::Tensor> multiples =
+      zeros_beside({at::empty({32}), at::empty({5})}, {at::kFloat, at::kFloat});
+  EXPECT_TRUE(adjoins(multiples[0], multiples[1]));
+  const std::vector<at::Tensor> counters = counters_beside(multiples);
+  EXPECT_TRUE(adjoins(counters[0], counters[1]));
+}
+
+/// A module, because the random bits of bf16 moments depend on the names of parameters.
+struct Parameters : nn::Module<Parameters> {
+  explicit Parameters(const std::vector<std::int64_t>& sizes) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      register_slot("parameter" + std::to_string(i),
+                    normal_values({sizes[i]}, static_cast<std::int64_t>(i)));
+    }
+  }
+};
+
+/// A checkpoint gets the elements of each tensor, without the gaps between tensors.
+TEST(AdamW, UpdatesShardsOfAnySizeAsItDoesAlone) {
+  for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {
+    const std::vector<std::int64_t> sizes{171, 1, 4096};
+    const Parameters module(sizes);
+    std::vector<nn::SlotPtr> slots;
+    for (const auto& [name, slot] : module.named_slots()) {
+      slots.push_back(slot);
+    }
+    AdamW together(slots, {.moment_dtype = moments});
+    for (const nn::SlotPtr& slot : slots) {
+      set_grad(slot, normal_values(slot->get().sizes().vec(), 9));
+    }
+    std::vector<at::Tensor> before;
+    for (const nn::SlotPtr& slot : slots) {
+      before.push_back(slot->get().detach().clone());
+    }
+    together.step();
+    const std::vector<StateTensor> state = together.state();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const at::Tensor updated = slots[i]->get().detach().clone();
+      slots[i]->get().detach().copy_(before[i]);
+      set_grad(slots[i], normal_values({sizes[i]}, 9));
+      AdamW alone({slots[i]}, {.moment_dtype = moments});
+      alone.step();
+      EXPECT_EQUAL(slots[i]->get().detach(), updated);
+      for (std::size_t j = 0; j < 3; ++j) {
+        EXPECT_EQUAL(state[3 * i + j].tensor, alone.state()[j].tensor) << i << " " << j;
+      }
+    }
+  }
+}
+
+/// Two parameters one after another in one buffer, as FSDP lays them out.
+std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
+  const auto slot = [](const at::Tensor& tensor) {
+    return std::make_shared<nn::ParameterSlot>(tensor.detach().requires_grad_(), true);
+  };
+  return {slot(buffer.narrow(0, 0, 6).view({2, 3})), slot(buffer.narrow(0, 6, 4))};
+}
+
+// A step of one of them alone, whose counters then differ; gradients that lie apart and together.
+TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor buffer = normal_values({10}, 0).to(dtype);
+    const std::vector<nn::SlotPtr> reference{slot_of(buffer.narrow(0, 0, 6).view({2, 3})),
+                                             slot_of(buffer.narrow(0, 6, 4))};
+    const std::vector<nn::SlotPtr> slots = neighbours(buffer);
+    AdamW optimizer(slots, {.lr = 0.1});
+    AdamW expected(reference, {.lr = 0.1});
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor grads = normal_values({10}, step + 1).to(dtype);
+      for (const auto* list : {&slots, &reference}) {
+        const at::Tensor own = grads.clone();
+        (*list)[0]->get().mutable_grad() = own.narrow(0, 0, 6).view({2, 3});
+        (*list)[1]->get().mutable_grad() = own.narrow(0, 6, 4);
+        if (step == 1) {
+          (*list)[0]->get().mutable_grad().reset();
+        }
+        if (step == 2) {
+          (*list)[1]->get().mutable_grad() = grads.narrow(0, 6, 4).clone();
+        }
+      }
+      optimizer.step();
+      expected.step();
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_CLOSE(slots[i]->get().detach(), reference[i]->get().detach(), 1e-6) << i;
+    }
+  }
+}
+
+// Autograd must notice that a parameter changed which a backward still needs.
+TEST(AdamW, ChangesTheVersionsOfNeighbours) {
+  const std::vector<nn::SlotPtr> slots = neighbours(normal_values({10}, 0));
+  const at::Tensor loss = slots[1]->get().square().sum();
+  const at::Tensor grads = normal_values({10}, 1);
+  slots[0]->get().mutable_grad() = grads.narrow(0, 0, 6).view({2, 3});
+  slots[1]->get().mutable_grad() = grads.narrow(0, 6, 4);
+  AdamW(slots, {.lr = 0.1}).step();
+  EXPECT_THROWN(std::exception, loss.backward(), "modified by an inplace operation");
+}
+
+const AdamWOptions kNarrow{.lr = 1e-2,
+                           .beta1 = 0.9,
+                           .beta2 = 0.95,
+                           .weight_decay = 0.1,
+                           .moment_dtype = at::kBFloat16,
+                           .seed = 3};
+
+std::vector<nn::SlotPtr> plain_slots() {
+  std::vector<nn::SlotPtr> slots;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    slots.push_back(slot_of(values_of(i, 100)));
+  }
+  return slots;
+}
+
+void run(AdamW& optimizer, int first, int last) {
+  for (int step = first; step < last; ++step) {
+    for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
+      set_grad(optimizer.parameters()[i], values_of(i, 1000 * (step + 1)));
+    }
+    optimizer.step();
+  }
+}
+
+/// Parameters and state after four steps, whole.
+std::vector<at::Tensor> results(const std::vector<nn::SlotPtr>& slots) {
+  AdamW optimizer(slots, kNarrow);
+  run(optimizer, 0, 4);
+  std::vector<at::Tensor> all;
+  for (const nn::SlotPtr& slot : slots) {
+    all.push_back(full_tensor(slot->get()));
+  }
+  for (const StateTensor& state : optimizer.state()) {
+    all.push_back(full_tensor(state.tensor));
+  }
+  return all;
+}
+
+void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQUAL(found[i], expected[i]) << i;
+  }
+}
+
+TEST(NarrowMoments, AreBf16AndCountersAreNot) {
+  AdamW optimizer(plain_slots(), kNarrow);
+  run(optimizer, 0, 1);
+  for (const StateTensor& state : optimizer.state()) {
+    EXPECT_EQ(state.tensor.scalar_type(), state.name == "step" ? at::kFloat : at::kBFloat16);
+  }
+}
+
+// Shards of 7 and 3 rows over 2 and 4 ranks, of 1 row (empty shards), a replicated one.
+TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
+  const std::vector<at::Tensor> expected = results(plain_slots());
+  for (const int ranks : {2, 4}) {
+    RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
+      expect_equal(results({slot_of(values_of(0, 100), mesh, {Shard{0}}),
+                            slot_of(values_of(1, 100), mesh, {Shard{0}}),
+                            slot_of(values_of(2, 100), mesh, {Shard{1}}),
+                            slot_of(values_of(3, 100), mesh, {Replicate{}})}),
+                   expected);
+    });
+  }
+}
+
+TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
+  const std::vector<at::Tensor> expected = results(plain_slots());
+  expect_equal(results({slot_of(values_of(0, 100), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(values_of(1, 100), mesh, {Shard{0}, Replicate{}}),
+                        slot_of(values_of(2, 100), mesh, {Shard{0}, Shard{1}}),
+                        slot_of(values_of(3, 100), mesh["tp"], {Shard{1}})}),
+               expected);
+}
+
+/// Three dimensions, the last two of which are split: rows that are neither consecutive nor equally
+/// far apart.
+TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) {
+  const at::Tensor values = normal_values({3, 5, 7}, 1);
+  const at::Tensor grad = normal_values({3, 5, 7}, 2);
+  const auto after = [&](const nn::SlotPtr& slot) {
+    AdamW optimizer({slot}, kNarrow);
+    set_grad(slot, grad);
+    optimizer.step();
+    return full_tensor(optimizer.state().front().tensor);
+  };
+  const at::Tensor expected = after(slot_of(values));
+  EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
+}
+
+/// The mean over many elements with one gradient is that of fp32 moments. Rounded to the nearest,
+/// squares with a decay of 0.999 would stay where they are.
+TEST(NarrowMoments, AreRightInTheMean) {
+  const auto mean_of = [](c10::ScalarType type, std::size_t which) {
+    const nn::SlotPtr slot = slot_of(at::zeros({20000}));
+    AdamW optimizer({slot}, {.lr = 1e-3, .moment_dtype = type});
+    for (int step = 0; step < 50; ++step) {
+      set_grad(slot, at::full({20000}, step < 10 ? 1.0 : 0.7));
+      optimizer.step();
+    }
+    return optimizer.state()[which].tensor.to(at::kDouble).mean().item<double>();
+  };
+  for (const std::size_t which : {0, 1}) {
+    const double wide = mean_of(at::kFloat, which);
+    EXPECT_NEAR(mean_of(at::kBFloat16, which), wide, 5e-4 * wide) << which;
+  }
+}
+
+/// A regression: the loss falls as with fp32 moments.
+TEST(NarrowMoments, TrainAsWideOnes) {
+  const at::Tensor x = normal_values({256, 16}, 1);
+  const at::Tensor y = x.matmul(normal_values({16, 4}, 2));
+  const auto losses = [&](c10::ScalarType type) {
+    const nn::SlotPtr slot = slot_of(normal_values({16, 4}, 3));
+    AdamW optimizer({slot}, {.lr = 3e-2, .beta2 = 0.95, .moment_dtype = type});
+    std::vector<double> all;
+    for (int step = 0; step < 150; ++step) {
+      const at::Tensor loss = (x.matmul(slot->get()) - y).square().mean();
+      all.push_back(loss.item<double>());
+      optimizer.zero_grad();
+      loss.backward();
+      optimizer.step();
+    }
+    return all;
+  };
+  const std::vector<double> wide = losses(at::kFloat);
+  const std::vector<double> narrow = losses(at::kBFloat16);
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    EXPECT_NEAR(narrow[i], wide[i], 0.02 * wide[i] + 1e-3) << i;
+  }
+  EXPECT_LT(narrow.back(), 0.02 * narrow.front());
+}
+
+TEST(NarrowMoments, ContinueBitForBit) {
+  const std::vector<nn::SlotPtr> slots = plain_slots();
+  AdamW optimizer(slots, kNarrow);
+  run(optimizer, 0, 2);
+
+  std::vector<nn::SlotPtr> copies;
+  for (const nn::SlotPtr& slot : slots) {
+    copies.push_back(slot_of(slot->get().detach()));
+  }
+  AdamW resumed(copies, kNarrow);
+  const std::vector<StateTensor> from = optimizer.state();
+  const std::vector<StateTensor> to = resumed.state();
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    at::Tensor(to[i].tensor).copy_(from[i].tensor);
+  }
+  run(optimizer, 2, 4);
+  run(resumed, 2, 4);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_EQUAL(slots[i]->get().detach(), copies[i]->get().detach()) << i;
+  }
+}
+
+TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
+  const nn::SlotPtr narrow = slot_of(at::ones({9}, at::kBFloat16));
+  const nn::SlotPtr single = slot_of(at::ones({9}));
+  const nn::SlotPtr wide = slot_of(at::ones({9}, at::kDouble));
+  const nn::SlotPtr complex = slot_of(at::ones({9}, at::kComplexFloat));
+  AdamW optimizer({narrow, single, wide, complex}, kNarrow);
+  for (const nn::SlotPtr& slot : optimizer.parameters()) {
+    set_grad(slot, at::ones({9}, slot->get().options()));
+  }
+  optimizer.step();
+  const std::vector<StateTensor> state = optimizer.state();
+  EXPECT_EQ(state[0].tensor.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(state[3].tensor.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(state[6].tensor.scalar_type(), at::kDouble);
+  EXPECT_EQ(state[9].tensor.scalar_type(), at::kComplexFloat);
+  EXPECT_NEAR(narrow->get()[0].item<double>(), 0.989, 4e-3);
+  EXPECT_NEAR(single->get()[0].item<double>(), 0.989, 1e-6);
+  EXPECT_NEAR(at::real(complex->get()[0]).item<double>(), 0.989, 1e-6);
+}
+
+/// Neighbours in a module have other numbers, and a parameter the same in another order of them.
+TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
+  nn::Linear module(64, 64);
+  module.named_slots();  // names them
+  const auto squares_of = [&](std::vector<nn::SlotPtr> slots, std::size_t which) {
+    AdamW optimizer(std::move(slots), kNarrow);
+    for (const nn::SlotPtr& slot : optimizer.parameters()) {
+      slot->set(at::ones(slot->get().sizes()).requires_grad_());
+      set_grad(slot, at::full(slot->get().sizes(), 1.1));
+    }
+    optimizer.step();
+    return optimizer.state()[3 * which + 1].tensor.clone();
+  };
+  const nn::SlotPtr weight = module.slot("weight");
+  const nn::SlotPtr bias = module.slot("bias");
+  const at::Tensor first = squares_of({weight, bias}, 0);
+  EXPECT_EQUAL(first, squares_of({bias, weight}, 1));
+  EXPECT_FALSE(first[0].equal(squares_of({weight, bias}, 1)));
+}
+
+TEST(NarrowMoments, OtherTypesAreRefused) {
+  EXPECT_ERROR(AdamW(std::vector<nn::SlotPtr>{slot_of(at::ones({2}))}, {.moment_dtype = at::kHalf}),
+               "moments in Half");
 }
 
 }  // namespace

@@ -1,29 +1,27 @@
-// What all optimizers share: groups, rates, state, narrow parameters, several as one.
+// What all optimizers share, OptimizerList, Ema, Sgd, and schedules of the rate.
 
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_sign.h>
-#include <ATen/ops/full.h>
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "optim/parameters.h"
-#include "tessera/nn/child.h"
-#include "tessera/nn/embedding.h"
+#include "parameters.h"
+#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "tessera/optim/lr_schedule.h"
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/slot_optimizer.h"
+#include "testing/errors.h"
 
 namespace tessera::optim {
 namespace {
@@ -408,66 +406,6 @@ TEST(OptimizerExample, StepsByTheSignOfTheGradient) {
 namespace tessera::optim {
 namespace {
 
-const std::vector<SgdOptions> kCases{
-    {.lr = 0.1},
-    {.lr = 0.1, .weight_decay = 0.2},
-    {.lr = 0.1, .momentum = 0.9},
-    {.lr = 0.1, .momentum = 0.9, .nesterov = true, .weight_decay = 0.2}};
-
-at::Tensor initial(std::size_t i) {
-  return normal_values(kSizes[i], static_cast<std::int64_t>(i));
-}
-
-at::Tensor gradient(std::size_t i, int step) {
-  return normal_values(kSizes[i], 100 * (step + 1) + static_cast<std::int64_t>(i));
-}
-
-/// Three steps by libtorch and by ours.
-void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, const SgdOptions& options) {
-  std::vector<at::Tensor> parameters;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    parameters.push_back(initial(i).requires_grad_());
-  }
-  torch::optim::SGD reference(parameters, torch::optim::SGDOptions(options.lr)
-                                              .momentum(options.momentum)
-                                              .nesterov(options.nesterov)
-                                              .weight_decay(options.weight_decay));
-  Sgd optimizer(slots, options);
-  for (int step = 0; step < 3; ++step) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      parameters[i].mutable_grad() = gradient(i, step);
-      set_grad(slots[i], gradient(i, step));
-    }
-    reference.step();
-    optimizer.step();
-  }
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_CLOSE(slots[i]->get(), parameters[i].detach(), 1e-6, 1e-6) << i;
-  }
-}
-
-TEST(Sgd, AgreesWithLibtorch) {
-  for (const SgdOptions& options : kCases) {
-    expect_as_libtorch({slot_of(initial(0)), slot_of(initial(1))}, options);
-  }
-}
-
-TEST_ON_MESH(Sgd, AgreesOnShardsOfOneMeshDimension, {4}, {"dp"}) {
-  for (const SgdOptions& options : kCases) {
-    expect_as_libtorch(
-        {slot_of(initial(0), mesh, {Shard{0}}), slot_of(initial(1), mesh, {Shard{0}}),
-         slot_of(initial(2), mesh, {Shard{0}}), slot_of(initial(3), mesh, {Replicate{}})},
-        options);
-  }
-}
-
-TEST_ON_MESH(Sgd, AgreesOnShardsOfTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
-  expect_as_libtorch({slot_of(initial(0), mesh, {Shard{0}, Shard{0}}), slot_of(initial(1)),
-                      slot_of(initial(2), mesh, {Shard{0}, Shard{1}}),
-                      slot_of(initial(3), mesh["tp"], {Shard{1}})},
-                     kCases.back());
-}
-
 // Sums in fp16 would stay at 1: each step is below half of its spacing there.
 TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {
   const nn::SlotPtr slot = slot_of(at::ones({1}, at::kHalf));
@@ -499,102 +437,14 @@ TEST(Sgd, Refusals) {
   EXPECT_ERROR(optimizer.step(), "made without momentum, which a group got since");
 }
 
-}  // namespace
-}  // namespace tessera::optim
-
-// Complex parameters are updated and clipped as PyTorch does: by their real and imaginary parts,
-// and by their absolute values.
-namespace tessera::optim {
-namespace complex_test {
-
-/// As pairs of real numbers.
-at::Tensor pairs(const std::vector<std::int64_t>& sizes, int seed) {
-  std::vector<std::int64_t> all = sizes;
-  all.push_back(2);
-  return normal_values(all, seed);
-}
-
-at::Tensor value(std::size_t i) {
-  return pairs(kSizes[i], static_cast<int>(i));
-}
-
-at::Tensor gradient(std::size_t i, int step) {
-  return pairs(kSizes[i], 100 * (step + 1) + static_cast<int>(i));
-}
-
-/// Three steps of libtorch's optimizer on the pairs.
-template <class Reference, class Options>
-std::vector<at::Tensor> trained_pairs(const Options& options) {
-  std::vector<at::Tensor> parameters;
-  for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    parameters.push_back(value(i).clone().requires_grad_());
-  }
-  Reference reference(parameters, options);
-  for (int step = 0; step < 3; ++step) {
-    for (std::size_t i = 0; i < kSizes.size(); ++i) {
-      parameters[i].mutable_grad() = gradient(i, step);
-    }
-    reference.step();
-  }
-  return parameters;
-}
-
-using MakeSlot = std::function<nn::SlotPtr(const at::Tensor&)>;
-
-template <class Ours, class Options>
-void expect_trained(const MakeSlot& make, const Options& options,
-                    const std::vector<at::Tensor>& expected) {
-  std::vector<nn::SlotPtr> slots;
-  for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    slots.push_back(make(at::view_as_complex(value(i))));
-  }
-  Ours optimizer(slots, options);
-  for (int step = 0; step < 3; ++step) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      set_grad(slots[i], at::view_as_complex(gradient(i, step)));
-    }
-    optimizer.step();
-  }
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const at::Tensor full = full_tensor(slots[i]->get()).detach();
-    ASSERT_EQ(full.scalar_type(), at::kComplexFloat);
-    EXPECT_CLOSE(at::view_as_real(full), expected[i].detach(), 1e-5, 1e-6) << i;
-  }
-  for (const StateTensor& state : optimizer.state()) {
-    if (state.name != "step") {
-      EXPECT_EQ(state.tensor.sizes(), state.slot->persistent().sizes());
-      EXPECT_TRUE(state.tensor.is_complex());
-    }
-  }
-}
-
-/// Plain, and as shards of 4 ranks, some of them empty.
-template <class Ours, class Reference, class Options, class ReferenceOptions>
-void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
-  const std::vector<at::Tensor> expected = trained_pairs<Reference>(reference_options);
-  expect_trained<Ours>([](const at::Tensor& tensor) { return slot_of(tensor); }, options, expected);
-  RunOnMesh({4}, {"dp"}, [&](const DeviceMesh& mesh) {
-    expect_trained<Ours>(
-        [&](const at::Tensor& tensor) { return slot_of(tensor, mesh, {Shard{0}}); }, options,
-        expected);
-  });
-}
-
-TEST(ComplexParameters, AreUpdatedByAdamWAsPairsOfRealOnes) {
-  expect_as_libtorch<AdamW, torch::optim::AdamW>(
-      AdamWOptions{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1},
-      torch::optim::AdamWOptions(1e-2).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
-}
-
-TEST(ComplexParameters, AreUpdatedBySgdAsPairsOfRealOnes) {
-  expect_as_libtorch<Sgd, torch::optim::SGD>(
-      SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.2},
-      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.2));
+/// Complex values of the sizes kSizes[i].
+at::Tensor complex_values(std::size_t i, std::uint64_t seed) {
+  return at::view_as_complex(values_of(i, seed, /*is_complex=*/true));
 }
 
 TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
-  const nn::SlotPtr slot = slot_of(at::view_as_complex(value(0)));
-  slot->persistent().mutable_grad() = at::view_as_complex(gradient(0, 0)).conj();
+  const nn::SlotPtr slot = slot_of(complex_values(0, 0));
+  slot->persistent().mutable_grad() = complex_values(0, 100).conj();
   const at::Tensor expected =
       slot->persistent().detach().sub(slot->persistent().grad().resolve_conj(), 0.5);
   Sgd({slot}, {.lr = 0.5}).step();
@@ -605,8 +455,7 @@ TEST(ComplexParameters, HaveTheirGradientIfConjugatedLazily) {
 double norm_of_absolutes(double p) {
   double sum = 0;
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    const at::Tensor squares = gradient(i, 0).to(at::kDouble).square().sum(-1);
-    const at::Tensor absolutes = squares.sqrt();
+    const at::Tensor absolutes = complex_values(i, 100).abs().to(at::kDouble);
     sum = std::isinf(p) ? std::max(sum, absolutes.max().item<double>())
                         : sum + absolutes.pow(p).sum().item<double>();
   }
@@ -617,20 +466,192 @@ TEST_ON_MESH(ComplexParameters, AreClippedByTheirAbsoluteValues, {4}, {"dp"}) {
   for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
     std::vector<nn::SlotPtr> slots;
     for (std::size_t i = 0; i < kSizes.size(); ++i) {
-      slots.push_back(slot_of(at::view_as_complex(value(i)), mesh, {Shard{0}}));
-      set_grad(slots[i], at::view_as_complex(gradient(i, 0)));
+      slots.push_back(slot_of(complex_values(i, 0), mesh, {Shard{0}}));
+      set_grad(slots[i], complex_values(i, 100));
     }
     const double norm = norm_of_absolutes(p);
     EXPECT_NEAR(clip_grad_norm_(slots, 0.5, {.norm_type = p}).item<double>(), norm, 1e-5 * norm);
     const at::Tensor clipped = full_tensor(slots[0]->persistent().grad());
-    EXPECT_CLOSE(at::view_as_real(clipped), gradient(0, 0).mul(0.5 / norm), 1e-4, 1e-6);
+    EXPECT_CLOSE(clipped, complex_values(0, 100).mul(0.5 / norm), 1e-4, 1e-6);
   }
 }
 
 TEST(ComplexParameters, AreNotForMuon) {
-  const std::vector<nn::SlotPtr> slots{slot_of(at::view_as_complex(value(0)))};
+  const std::vector<nn::SlotPtr> slots{slot_of(complex_values(0, 0))};
   EXPECT_ERROR(Muon(slots, {}), "Muon", "ComplexFloat", "AdamW");
 }
 
-}  // namespace complex_test
+TEST(Ema, IsTheAverageOnUnevenShards) {
+  constexpr double kDecay = 0.8;
+  RunOnMesh({3}, {"dp"}, [](const DeviceMesh& mesh) {
+    for (const std::vector<std::int64_t>& sizes : kSizes) {
+      const nn::SlotPtr slot = slot_of(normal_values(sizes, 1), mesh, {Shard{0}});
+      const nn::SlotPtr frozen = slot_of(normal_values(sizes, 2), mesh, {Shard{0}});
+      frozen->persistent().set_requires_grad(false);
+      Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, frozen}, SgdOptions{.lr = 0.5}),
+              kDecay);
+      at::Tensor expected = normal_values(sizes, 1);
+      for (int step = 0; step < 3; ++step) {
+        set_grad(slot, normal_values(sizes, 10 + static_cast<std::uint64_t>(step)));
+        ema.step();
+        ema.zero_grad();
+        expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
+      }
+      const at::Tensor last = full_tensor(slot->persistent()).clone();
+      // Only of what is trained, and in the parameter's layout.
+      const std::vector<StateTensor> state = ema.state();
+      ASSERT_EQ(state.size(), 1u);
+      EXPECT_EQ(state[0].name, "ema");
+      EXPECT_EQ(sharding_spec(state[0].tensor), sharding_spec(slot->persistent()));
+      EXPECT_CLOSE(state[0].tensor, expected, 1e-5, 1e-6);
+      ema.swap();
+      EXPECT_CLOSE(slot->persistent(), expected, 1e-5, 1e-6);
+      ema.swap();
+      EXPECT_EQUAL(slot->persistent(), last);
+    }
+  });
+}
+
+TEST(Ema, ContinuesFromALoadedState) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+  {
+    const c10::NoGradGuard no_grad;
+    ema.state()[0].tensor.fill_(5);
+  }
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_EQUAL(ema.state()[0].tensor, at::full({3}, 2.5));
+}
+
+/// A checkpoint without averages fills the parameters after state() was asked for.
+TEST(Ema, BeginsWithTheParametersOfTheFirstStep) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+  EXPECT_EQUAL(ema.state()[0].tensor, at::ones({3}));
+  slot->persistent().detach().fill_(5);
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_EQUAL(ema.state()[0].tensor, at::full({3}, 4.5));
+}
+
+TEST(Ema, RefusesStepsAndItsStateWhileSwapped) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{}), 0.5);
+  ema.swap();
+  for (const char* part : {"while the parameters are the averages", "call swap() again first"}) {
+    EXPECT_ERROR(ema.step(), part);
+    EXPECT_ERROR(ema.step(at::ones({}, at::kDouble)), part);
+    EXPECT_ERROR(ema.state(), part);
+  }
+  ema.swap();
+  EXPECT_EQ(ema.state().size(), 1U);
+}
+
+TEST(Ema, ChecksAllParametersBeforeItSwapsTheFirst) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}));
+  const nn::SlotPtr narrow = slot_of(at::ones({3}, at::kBFloat16));
+  Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot, narrow}, SgdOptions{.lr = 1}), 0.5);
+  set_grad(slot, at::ones({3}));
+  ema.step();
+  EXPECT_ERROR(ema.swap(), "narrower than its average");
+  EXPECT_EQUAL(slot->persistent(), at::zeros({3}));
+  EXPECT_EQ(ema.state().size(), 2U);
+}
+
+TEST(Ema, Refusals) {
+  const nn::SlotPtr slot = slot_of(at::ones({3}, at::kBFloat16));
+  const auto sgd = std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{});
+  EXPECT_ERROR(Ema(sgd, 1.0), "decay 1", "[0, 1)");
+  EXPECT_ERROR(Ema(nullptr, 0.5), "null optimizer");
+  Ema ema(sgd, 0.5);
+  EXPECT_ERROR(ema.swap(), "narrower than its average");
+  {
+    const nn::SlotPtr slot = slot_of(at::ones({3}));
+    Ema ema(std::make_shared<Sgd>(std::vector<nn::SlotPtr>{slot}, SgdOptions{.lr = 1}), 0.5);
+    EXPECT_EQ(ema.state().size(), 1U);
+    slot->set(at::ones({2}).requires_grad_());  // as fully_shard does
+    set_grad(slot, at::ones({2}));
+    EXPECT_ERROR(ema.step(), "has sizes [2] on cpu but had [3] on cpu when its average began");
+    EXPECT_EQUAL(slot->persistent(), at::ones({2}));
+  }
+}
+
+/// A schedule, and its factors at some steps.
+struct Row {
+  const char* name;
+  LrScheduleOptions options;
+  std::vector<std::pair<int, double>> factors;
+};
+
+TEST(LrSchedule, HasItsFactors) {
+  const std::vector<Row> rows{
+      {"warms up without a step at 0",
+       {.schedule = Schedule::kConstant, .warmup = 3, .steps = 10},
+       {{0, 1.0 / 3}, {1, 2.0 / 3}, {2, 1}, {3, 1}}},
+      {"constant",
+       {.schedule = Schedule::kConstant, .warmup = 0, .steps = 10},
+       {{0, 1}, {5, 1}, {9, 1}, {10, 1}, {1000, 1}}},
+      {"linear",
+       {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12},
+       {{2, 1}, {7, 0.5}, {11, 0.1}, {12, 0}}},
+      {"cosine",
+       {.schedule = Schedule::kCosine, .warmup = 0, .steps = 8},
+       {{0, 1}, {2, 0.8535533905932737}, {4, 0.5}, {6, 0.1464466094067263}, {8, 0}}},
+      {"a warm-up as long as the run",
+       {.schedule = Schedule::kCosine, .warmup = 5, .steps = 5},
+       {{3, 0.8}, {5, 0}}},
+      {"warm-up, stable, decay",
+       {.schedule = Schedule::kWsd, .warmup = 2, .steps = 20, .decay_ratio = 0.2},
+       {{0, 0.5}, {2, 1}, {16, 1}, {17, 0.75}, {19, 0.25}, {20, 0}}},
+      {"to the smallest rate",
+       {.schedule = Schedule::kLinear, .warmup = 2, .steps = 12, .min_factor = 0.1},
+       {{0, 0.5}, {7, 0.55}, {12, 0.1}, {100, 0.1}}}};
+  for (const Row& row : rows) {
+    for (const auto& [step, factor] : row.factors) {
+      EXPECT_NEAR(LrSchedule(row.options).factor(step), factor, 1e-15) << row.name << " " << step;
+    }
+  }
+}
+
+TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
+  ::testing::internal::CaptureStderr();
+  const LrSchedule schedule(
+      {.schedule = Schedule::kWsd, .warmup = 6, .steps = 10, .decay_ratio = 0.8});
+  EXPECT_CONTAINS(::testing::internal::GetCapturedStderr(),
+                  "of 10 steps falls in the last 8, but its warm-up takes the first 6; "
+                  "it falls in the last 4");
+  EXPECT_DOUBLE_EQ(schedule.factor(5), 1);
+  EXPECT_DOUBLE_EQ(schedule.factor(6), 1);
+  EXPECT_DOUBLE_EQ(schedule.factor(7), 0.75);
+  EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
+}
+
+TEST(LrSchedule, Refusals) {
+  EXPECT_ERROR(LrSchedule({.decay_ratio = 1.5}), "decay_ratio 1.5");
+  EXPECT_ERROR(LrSchedule({.min_factor = -0.5}), "min_factor -0.5", "from 0 to 1");
+  EXPECT_ERROR(LrSchedule({.warmup = -1, .steps = 5}), "with a warm-up of -1");
+  EXPECT_ERROR(LrSchedule({.steps = -5}), "a schedule of -5 steps");
+}
+
+// A run of no steps may have one, but no step may be taken at a rate of 0 unnoticed.
+TEST(LrSchedule, NeedsTheRunsStepsUnlessConstant) {
+  EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
+  for (const Schedule schedule : {Schedule::kLinear, Schedule::kCosine, Schedule::kWsd}) {
+    const LrSchedule unset({.schedule = schedule, .warmup = 2});
+    EXPECT_ERROR(unset.factor(0), "needs the number of the run's steps",
+                 "LrScheduleOptions::steps");
+  }
+  EXPECT_ERROR(LrSchedule({.schedule = Schedule::kWsd}).factor(1), "step 1 of a wsd schedule");
+  EXPECT_ERROR(LrSchedule(LrScheduleOptions{}).factor(-1), "the rate of step -1");
+}
+
+TEST(ParseSchedule, KnowsItsNames) {
+  EXPECT_EQ(parse_schedule("constant"), Schedule::kConstant);
+  EXPECT_EQ(parse_schedule("linear"), Schedule::kLinear);
+  EXPECT_EQ(parse_schedule("cosine"), Schedule::kCosine);
+  EXPECT_ERROR(parse_schedule("cosin"), "schedule 'cosin'");
+}
+
+}  // namespace
 }  // namespace tessera::optim

@@ -8,6 +8,15 @@ namespace tessera::testing {
 /// Sizes of parameters that 2, 3 or 4 ranks divide unevenly, or not at all.
 inline const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {3}, {1, 4}, {8, 2}};
 
+/// Values of the sizes kSizes[i]. Complex ones are given as pairs of real numbers.
+inline at::Tensor values_of(std::size_t i, std::uint64_t seed, bool is_complex = false) {
+  std::vector<std::int64_t> sizes = kSizes[i];
+  if (is_complex) {
+    sizes.push_back(2);
+  }
+  return normal_values(sizes, seed + i);
+}
+
 inline nn::SlotPtr slot_of(const at::Tensor& tensor) {
   return std::make_shared<nn::ParameterSlot>(tensor.clone().requires_grad_(), true);
 }
@@ -39,5 +48,6 @@ using testing::kSizes;
 using testing::normal_values;
 using testing::set_grad;
 using testing::slot_of;
+using testing::values_of;
 
 }  // namespace tessera::optim

@@ -7,7 +7,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/planning/plan.h"

@@ -17,7 +17,6 @@
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/context_parallel.h"
 #include "tessera/nn/lora.h"

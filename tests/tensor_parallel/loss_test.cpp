@@ -6,8 +6,8 @@
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/nn/embedding.h"
-#include "tessera/nn/norm.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"

@@ -2,13 +2,10 @@
 // parameters.
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/child.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/meta_device.h"
-#include "tessera/nn/norm.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"

@@ -22,11 +22,10 @@
 #include <vector>
 
 #include "tessera/nn/containers.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
-#include "tessera/nn/norm.h"
 
 // Models of libtorch's own modules, written as libtorch's documents have it. Two and three ranks do
 // not divide their sizes.

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/meta_device.h"
+#include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
 #include "testing/values.h"
 

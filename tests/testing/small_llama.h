@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/embedding.h"
 #include "tessera/nn/functional.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/norm.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::testing {

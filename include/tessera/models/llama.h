@@ -10,7 +10,7 @@
 
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/detail/kv_cache.h"
+#include "tessera/models/detail/positions.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/causal_attention.h"
@@ -60,18 +60,15 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   ///
   /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
   /// where a document begins, else one more than the previous token's. A token then attends only to
-  /// its own document. The host reads the positions, and waits for a GPU to do so. With context
-  /// parallelism, `tokens` are this rank's part of each sequence, `positions` are those of all
-  /// tokens, and a cache is not supported.
+  /// its own document. The host reads the positions, and waits for a GPU to do so, unless
+  /// `documents` were already computed from them. With context parallelism, `tokens` are this
+  /// rank's part of each sequence, `positions` are those of all tokens, and a cache is not
+  /// supported.
   ///
   /// Throws Error beyond max_sequence positions, and for `positions` together with a cache or with
   /// rotary angles that depend on the length of the text.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
-                     const at::Tensor& positions = {});
-  /// Maps tokens to logits, like forward() without `documents`, for `documents` that were already
-  /// computed from `positions`. The host then does not read the positions.
-  at::Tensor forward(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
-                     const nn::DocumentsPtr& documents);
+                     const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
   /// Returns the loss of the logits of `tokens`. Computes head and loss together, without all
   /// logits in memory (linear_cross_entropy).
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "tessera/export.h"
-#include "tessera/models/detail/rope.h"
+#include "tessera/models/detail/positions.h"
 
 TESSERA_API_BEGIN
 namespace tessera::models {
@@ -46,6 +46,14 @@ struct LlamaConfig {
 /// every setting that would change the computation and is not implemented (another activation,
 /// architecture or rope scaling, quantized weights).
 LlamaConfig read_config(const std::filesystem::path& file);
+namespace detail {
+
+/// Reads the text of a config.json, and throws the errors of read_config(). `origin`: the name of
+/// the text in error messages.
+LlamaConfig parse_config(const std::string& text, const std::string& origin);
+
+}  // namespace detail
+
 /// Throws Error unless the heads can be split over `tp` ranks, and the key-value heads can either
 /// be split or each be copied to the same number of ranks.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp);

@@ -9,10 +9,9 @@
 #include "tessera/export.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/context_parallel.h"
-#include "tessera/nn/fused_linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/norm.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {
@@ -113,6 +112,14 @@ class Attention : public Module<Attention> {
                                         ///< set; replaces query_, key_ and value_
   std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< norms of queries and keys, used if qk_norm is set
 };
+
+namespace detail {
+
+/// `options` with kv_heads and head_dim filled in. Throws Error for options that Attention's
+/// constructor refuses.
+AttentionOptions completed(AttentionOptions options);
+
+}  // namespace detail
 
 }  // namespace tessera::nn
 TESSERA_API_END

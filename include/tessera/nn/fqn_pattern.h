@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "tessera/export.h"
@@ -27,6 +29,24 @@ namespace tessera::nn {
 ///
 /// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
+
+namespace detail {
+
+/// The FQN of a child `name` of the module `parent`: "layers.0" and "mlp" make "layers.0.mlp".
+std::string join_fqn(const std::string& parent, const std::string& name);
+
+/// Renames `fqn` by the pair of patterns {from, to}. Returns nullopt if `fqn` does not match
+/// `from`; otherwise returns `to`, with its n-th wildcard replaced by the text that the n-th
+/// wildcard in `from` matched. If several matches are possible, each wildcard but the last matches
+/// as little as possible.
+///   {"blocks.*.mlp.fc[12].*", "layers.*.fc[12].*"}   "blocks.3.mlp.fc1.bias" ->
+///   "layers.3.fc1.bias"
+/// Throws Error unless both patterns have the same wildcards in the same order; `from` may have
+/// additional wildcards at the end. Thread safe.
+std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
+                                       std::string_view fqn);
+
+}  // namespace detail
 
 }  // namespace tessera::nn
 TESSERA_API_END

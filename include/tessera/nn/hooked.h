@@ -8,7 +8,7 @@
 #include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/deferred_bias.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
 

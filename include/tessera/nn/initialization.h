@@ -8,12 +8,26 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/detail/no_copy.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {
+
+/// While a MetaDevice object exists, this thread creates new parameters on the meta device: sizes
+/// and types without storage. Factory functions that are called without a device also create
+/// tensors on the meta device. Scopes may nest. torch.device("meta").
+class MetaDevice : tessera::detail::NoCopy {
+ public:
+  /// Whether this thread is inside the scope of a MetaDevice object.
+  static bool active() { return tessera::detail::makes_meta_tensors(); }
+
+ private:
+  tessera::detail::MetaFactoryGuard factories_;
+};
 
 /// A function that writes the initial values of a tensor, plain or distributed. Random numbers must
 /// depend only on `key` and on the index of an element in the global tensor. The functions of

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/nn/detail/deferred_bias.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/module.h"
 
@@ -40,11 +39,10 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   /// `product`.
   at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
   /// Makes later calls of forward(x) compute `product` instead of aten::linear. For parallel
-  /// styles. Not collective; every rank must set the same product.
-  void set_product(LinearProduct product) { set_product(std::move(product), nullptr); }
-  /// Like the other set_product(). `together` creates the object that computes several such
-  /// products of one x. If `together` is nullptr, linear_products() calls this module separately.
-  void set_product(LinearProduct product, detail::MakeLinearProducts together) {
+  /// styles. Not collective; every rank must set the same product. `together` creates the object
+  /// that computes several such products of one x. If `together` is nullptr, linear_products()
+  /// calls this module separately.
+  void set_product(LinearProduct product, detail::MakeLinearProducts together = nullptr) {
     product_ = std::move(product);
     together_ = together;
   }

@@ -11,7 +11,7 @@
 #include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/detail/slot_role.h"
+#include "tessera/nn/detail/records.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {

@@ -15,7 +15,6 @@
 #include "tessera/nn/module.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/grad_scaler.h"
-#include "tessera/optim/lr_schedule.h"
 #include "tessera/optim/optimizer.h"
 
 TESSERA_API_BEGIN

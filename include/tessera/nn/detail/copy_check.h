@@ -2,15 +2,58 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/export.h"
+#include "tessera/internals/detail/tensors.h"
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
+
+// The shards of a parameter must be parts of one tensor, or be generated from one seed. Their
+// values do not show this, so the ranks compare the origin of their shards: the tensor that was
+// split, or the seed.
+
+/// The origins of the parameters that a module owns itself. Attached to that module.
+struct Origins {
+  struct Origin {
+    std::int64_t number = 0;  ///< number that identifies the origin; never 0
+    /// The tensor of which the shard is a part, or that was filled from a seed.
+    tessera::detail::TensorIdentity tensor = nullptr;
+    std::uint64_t version = 0;  ///< version of `tensor` when the origin was recorded; a later write
+                                ///< to `tensor` changes its version
+  };
+  std::unordered_map<const ParameterSlot*, Origin> of;
+};
+
+std::int64_t origin_of_seed(std::uint64_t seed);
+/// A hash of a few elements along each dimension. Independent random numbers differ in all of these
+/// elements.
+std::int64_t origin_of_values(at::Tensor whole);
+
+/// Records the origin of the slot's persistent tensor.
+void note_origin(const ParameterSlot& slot, std::int64_t number);
+/// The origin of the slot's values. 0 if this rank has no shard, or if the values were written
+/// after the origin was recorded, for example by a load.
+std::int64_t origin_of(const ParameterSlot& slot);
+
+/// Compares origins between ranks. Returns a message such as "the shards of ... on rank 0 and rank
+/// 2 are parts of different tensors"; an empty text means that all origins are equal. All ranks of
+/// the mesh pass the same parameters as pairs (name for messages, origin). Collective, between the
+/// hosts. Throws Error, on all ranks, if ranks pass different numbers of parameters.
+std::string different_origins(const DeviceMesh& mesh,
+                              const std::vector<std::pair<std::string, std::int64_t>>& origins);
+
+/// A version number of `tensor`, which grows with each write to `tensor` or its local tensor that
+/// autograd sees. 0 for a tensor that was made in inference mode.
+std::uint64_t written_version(const at::Tensor& tensor);
 
 // Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a
 // parameter that only a tensor-parallel plan distributes, over mesh["tp"], has one copy per

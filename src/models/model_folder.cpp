@@ -1,19 +1,149 @@
+// The files of a model folder: config.json, the tokenizer, and the tokens that begin and end texts.
+
 #include "tessera/models/llama_config.h"
-#include "tessera/models/detail/parse_config.h"
+#include "tessera/models/tokenizer.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <initializer_list>
 #include <map>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
-#include "config_reader.h"
+#include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/data/detail/tokenizers.h"
 
 namespace tessera::models {
 namespace {
+
+/// An upper limit far above the size of any real file, because the file may come from an untrusted
+/// source.
+constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
+
+/// Parses a JSON object. The nesting depth is limited to what configurations need, because error
+/// messages quote values.
+nlohmann::json parse_object(const std::string& text, const std::string& origin) {
+  try {
+    const std::size_t begin = text.find_first_not_of(" \t\r\n");
+    const std::string_view object =
+        std::string_view(text).substr(begin == std::string::npos ? 0 : begin);
+    tessera::detail::check_strict_json(object, {.depth = 16});
+    return nlohmann::json::parse(object);
+  } catch (const Error& error) {
+    fail(origin, " is not a JSON object (", error.what(), "); expected a Hugging Face config.json");
+  }
+}
+
+class ConfigReader {
+ public:
+  ConfigReader(const nlohmann::json& json, const std::string& origin)
+      : json_(json), origin_(origin) {}
+
+  bool names(const char* key) const { return json_.contains(key); }
+  // Whether config.json has the key with a value other than null. Hugging Face writes null for "not
+  // set".
+  bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
+
+  std::int64_t positive(const char* key) const {
+    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing; a model's config.json needs it");
+    return checked_positive(key, json_.at(key));
+  }
+
+  std::int64_t positive_or(const char* key, std::int64_t otherwise) const {
+    return has(key) ? checked_positive(key, json_.at(key)) : otherwise;
+  }
+
+  double number(const char* key) const {
+    TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing, but other keys need it");
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_number() && value.get<double>() > 0, origin_, ": \"", key, "\" is ",
+                  value.dump(), "; it must be a positive number");
+    return value.get<double>();
+  }
+
+  double number_or(const char* key, double otherwise) const {
+    return has(key) ? number(key) : otherwise;
+  }
+
+  /// The number of a key; 0 if the key is missing or null, which mean "none".
+  double number_or_zero(const char* key) const {
+    return has(key) && json_.at(key) != 0 ? number(key) : 0;
+  }
+
+  std::string text(const char* key) const {
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_string(), origin_, ": \"", key, "\" is ", value.dump(),
+                  "; it must be a text");
+    return value.get<std::string>();
+  }
+
+  bool flag_or(const char* key, bool otherwise) const {
+    if (!has(key)) {
+      return otherwise;
+    }
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_boolean(), origin_, ": \"", key, "\" is ", value.dump(),
+                  "; it must be true or false");
+    return value.get<bool>();
+  }
+
+  /// The token or tokens of a key: a number, or an array of numbers.
+  std::vector<std::int64_t> tokens(const char* key, std::int64_t vocabulary) const {
+    if (!has(key)) {
+      return {};
+    }
+    const nlohmann::json& value = json_.at(key);
+    std::vector<std::int64_t> ids;
+    for (const nlohmann::json& id : value.is_array() ? value : nlohmann::json::array({value})) {
+      TESSERA_CHECK(id.is_number_unsigned() &&
+                        id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary),
+                    origin_, ": \"", key, "\" is ", value.dump(), "; tokens are numbers below ",
+                    vocabulary);
+      ids.push_back(id.get<std::int64_t>());
+    }
+    return ids;
+  }
+
+  /// Throws Error unless `key` is absent, null, or one of the allowed values.
+  void only(const char* key, std::initializer_list<nlohmann::json> allowed,
+            const char* feature) const {
+    if (!has(key)) {
+      return;
+    }
+    for (const nlohmann::json& value : allowed) {
+      if (json_.at(key) == value) {
+        return;
+      }
+    }
+    fail(origin_, ": \"", key, "\" is ", json_.at(key).dump(), ", but ", feature,
+         " not implemented; use a model without it");
+  }
+
+  const nlohmann::json& at(const char* key) const { return json_.at(key); }
+  const std::string& origin() const { return origin_; }
+
+ private:
+  // Sizes must be below 2^31, so that the product of two sizes fits into 64 bits.
+  std::int64_t checked_positive(const char* key, const nlohmann::json& value) const {
+    TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
+                      value.get<std::int64_t>() < (std::int64_t{1} << 31),
+                  origin_, ": \"", key, "\" is ", value.dump(), "; it must be a positive integer");
+    return value.get<std::int64_t>();
+  }
+
+  const nlohmann::json& json_;
+  const std::string& origin_;
+};
 
 using Json = nlohmann::json;
 
@@ -59,7 +189,6 @@ void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("is_causal", {true}, "attention to later tokens is");
 }
 
-/// Throws Error unless the settings of single layers agree with the window of all layers.
 void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   if (!reader.has("layer_types")) {
     return;
@@ -171,7 +300,6 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   return s;
 }
 
-/// Reads "rope_scaling" or "rope_parameters", which have the same keys.
 Rope read_rope_object(const ConfigReader& reader, const char* key) {
   const Json& object = reader.at(key);
   TESSERA_CHECK(object.is_object(), reader.origin(), ": \"", key, "\" is ", object.dump(),
@@ -222,8 +350,6 @@ std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& s
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
 
-/// Throws Error unless grouped-query attention can assign equally many query heads to each
-/// key-value head.
 void check_heads(const LlamaConfig& c, const std::string& origin) {
   TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
                 ": num_attention_heads ", c.num_attention_heads,
@@ -234,7 +360,7 @@ void check_heads(const LlamaConfig& c, const std::string& origin) {
 
 }  // namespace
 
-LlamaConfig parse_config(const std::string& text, const std::string& origin) {
+LlamaConfig detail::parse_config(const std::string& text, const std::string& origin) {
   const Json json = parse_object(text, origin);
   const ConfigReader reader(json, origin);
   const Architecture& architecture = architecture_of(reader);
@@ -288,10 +414,9 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin) {
   return c;
 }
 
-/// The bytes of the file are read as they are, because exports write the text unchanged.
 LlamaConfig read_config(const std::filesystem::path& file) {
-  return parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
-                      file.string());
+  return detail::parse_config(files::read_file(file, "a Hugging Face config.json", kMaxConfigBytes),
+                              file.string());
 }
 
 /// Each rank computes attention of whole heads, and all ranks must have equally many heads.
@@ -313,9 +438,10 @@ std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp) {
 
 std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t copies = key_value_copies(config, tp);
-  return copies == 1 ? ""
-                     : detail::concat("key-value heads: ", config.num_key_value_heads, " on ", tp,
-                                      " tensor-parallel ranks, each on ", copies, " of them");
+  return copies == 1
+             ? ""
+             : tessera::detail::concat("key-value heads: ", config.num_key_value_heads, " on ", tp,
+                                       " tensor-parallel ranks, each on ", copies, " of them");
 }
 
 /// The parameters are counted from the sizes in the configuration, because no rank may have the
@@ -333,6 +459,125 @@ ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t block = attention + mlp + 2 * c.hidden_size;
   const std::int64_t head = c.tie_word_embeddings ? 0 : embedding;
   return {embedding + c.num_hidden_layers * block + c.hidden_size + head, embedding};
+}
+
+namespace {
+
+constexpr std::int64_t kByteVocabulary = 256;
+
+/// A tokenizer with more tokens than the model. encode() throws Error for a text with a token that
+/// the model's embedding lacks.
+class LimitedTokenizer final : public data::Tokenizer {
+ public:
+  LimitedTokenizer(data::TokenizerPtr all, std::int64_t limit)
+      : all_(std::move(all)), limit_(limit) {}
+
+  std::int64_t vocabulary() const override { return limit_; }
+  std::vector<std::int64_t> encode(std::string_view text) const override {
+    return checked(all_->encode(text));
+  }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    return all_->decode(tokens);
+  }
+  std::vector<std::int64_t> begin_tokens() const override { return checked(all_->begin_tokens()); }
+  std::vector<std::int64_t> end_tokens() const override { return checked(all_->end_tokens()); }
+  std::optional<bool> begins_texts() const override { return all_->begins_texts(); }
+
+ private:
+  std::vector<std::int64_t> checked(std::vector<std::int64_t> ids) const {
+    for (const std::int64_t id : ids) {
+      TESSERA_CHECK(id < limit_, "the tokenizer has ", all_->vocabulary(),
+                    " tokens, but the model's vocabulary is ", limit_,
+                    ", and a text has the token ", id,
+                    "; pass the tokenizer that it was trained with");
+    }
+    return ids;
+  }
+
+  data::TokenizerPtr all_;
+  std::int64_t limit_;
+};
+
+}  // namespace
+
+std::string tokenizer_file(const std::string& file, const std::filesystem::path& folder) {
+  const std::filesystem::path path = file.empty() ? folder : std::filesystem::path(file);
+  if (!std::filesystem::is_directory(path)) {
+    return file;
+  }
+  // If the folder has no tokenizer, the path is returned unchanged, and opening the path throws the
+  // error.
+  return data::find_tokenizer(path).value_or(file);
+}
+
+/// A model with 256 tokens is assumed to use bytes. In other models, byte values would be ids of
+/// unrelated tokens.
+data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
+                                  const LlamaConfig& config, bool new_to_text) {
+  const std::string found = tokenizer_file(file, folder);
+  TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == kByteVocabulary,
+                "no tokenizer was passed, and no tokenizer.json or tokenizer.model is beside the "
+                "model, so that a text is read as bytes, but the model's vocabulary is ",
+                config.vocab_size, "; pass the tokenizer of the model or of the tokens");
+  data::TokenizerPtr tokenizer =
+      found.empty() ? data::byte_tokenizer() : data::open_tokenizer(found);
+  return tokenizer->vocabulary() <= config.vocab_size
+             ? tokenizer
+             : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
+}
+
+/// generation_config.json takes precedence: for chat models generation_config.json is newer than
+/// config.json.
+SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
+  const std::string of_model = (folder / "config.json").string();
+  const std::filesystem::path file = folder / "generation_config.json";
+  const std::string of_generation = file.string();
+  const nlohmann::json model = parse_object(config.json, of_model);
+  const nlohmann::json generation =
+      std::filesystem::exists(file)
+          ? parse_object(
+                files::read_file(file, "a Hugging Face generation_config.json", kMaxConfigBytes),
+                of_generation)
+          : nlohmann::json::object();
+  const auto tokens = [&](const char* key) {
+    const ConfigReader reader(generation, of_generation);
+    return (reader.has(key) ? reader : ConfigReader(model, of_model))
+        .tokens(key, config.vocab_size);
+  };
+  const std::vector<std::int64_t> begin =
+      config.begins_texts ? tokens("bos_token_id") : std::vector<std::int64_t>{};
+  TESSERA_CHECK(begin.size() <= 1, folder.string(), ": \"bos_token_id\" has ", begin.size(),
+                " tokens; a text begins with one");
+  return {begin, tokens("eos_token_id")};
+}
+
+SpecialTokens special_tokens_of(const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / "config.json";
+  if (folder.empty() || !std::filesystem::exists(file)) {
+    return {};
+  }
+  return read_special_tokens(folder, read_config(file));
+}
+
+std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
+                                       const SpecialTokens& special) {
+  std::vector<std::int64_t> end;
+  if (tokenizer != nullptr) {
+    end = tokenizer->end_tokens();
+  }
+  if (end.empty() && !special.end.empty()) {
+    end = {special.end.front()};
+  }
+  return end;
+}
+
+std::vector<std::int64_t> text_begin(const data::Tokenizer& tokenizer,
+                                     const SpecialTokens& special) {
+  const std::optional<bool> begins = tokenizer.begins_texts();
+  if (!begins) {
+    return special.begin;
+  }
+  return *begins ? tokenizer.begin_tokens() : std::vector<std::int64_t>{};
 }
 
 }  // namespace tessera::models

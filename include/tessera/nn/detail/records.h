@@ -1,0 +1,120 @@
+// What the layers of the library record about parameters, calls and recomputations.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/core/detail/layout_math.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::nn {
+
+/// The parts of a fused parameter, which files store as separate tensors. The fused module replaces
+/// several modules, and each part is the weight of one replaced module. The fused parameter has
+/// `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
+struct StoredParts {
+  /// One part of a fused parameter: the weight of a replaced module.
+  struct Part {
+    std::string module;     ///< name of the replaced module next to the fused module: "q_proj"
+    std::int64_t rows = 0;  ///< number of rows of the part in each group
+  };
+  std::vector<Part> parts;
+  std::int64_t groups = 1;
+};
+
+/// A part of a fused parameter, which files store as a separate tensor.
+struct NamedRows {
+  std::string name;  ///< name of the tensor in the files
+  PartRows rows;     ///< rows of the fused parameter that belong to the part
+};
+/// The parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts "layers.0.q.weight" and so
+/// on.
+std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored);
+
+/// Whether this thread is recomputing a part of a forward for backward.
+bool is_recomputing();
+
+/// Outside of recomputations, returns counter++. In the recomputation of a checkpointed region,
+/// returns the value that the corresponding call in forward returned, and does not change the
+/// counter. For modules whose state changes at every call, such as nn::Dropout.
+std::uint64_t replayed_count(std::uint64_t& counter);
+
+/// Counters of checkpointed regions, for tests. Several regions may share one object. Thread safe.
+struct CheckpointCounts {
+  std::atomic<std::int64_t> regions = 0;  ///< number of checkpointed forwards that ran
+  /// Number of tensors that forward replaced by placeholders.
+  std::atomic<std::int64_t> packed = 0;
+  std::atomic<std::int64_t> recomputations = 0;  ///< number of regions that backward ran again
+  std::atomic<std::int64_t> repacked = 0;     ///< number of tensors that recomputations made again
+  std::atomic<std::int64_t> early_stops = 0;  ///< number of recomputations that stopped early
+  // Counters that change only if there is an operator policy:
+  /// Number of operator calls in forward whose results were saved.
+  std::atomic<std::int64_t> kept_operators = 0;
+  /// Number of operator calls in a recomputation that returned saved results.
+  std::atomic<std::int64_t> replayed_operators = 0;
+  /// Number of operator calls that a recomputation ran again.
+  std::atomic<std::int64_t> recomputed_operators = 0;
+};
+
+class ModuleBase;
+
+/// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
+/// before the first training forward. Loss functions read this number to find out whether their
+/// rows are only a part of the batch.
+std::int64_t batch_ranks();
+void set_batch_ranks(std::int64_t ranks);
+
+/// Whether this thread has ever called a function that weights a mean over ranks by their numbers
+/// of rows.
+bool weighs_ranks();
+void note_weighing();
+
+/// The calls of a module around which a hook runs.
+enum class HookedCalls : std::uint8_t {
+  kForward,
+  kEveryMethod,  ///< the hook runs around forward, and around other methods that
+                 ///< Module::call_method calls
+};
+
+}  // namespace tessera::nn
+
+namespace tessera::nn::detail {
+
+/// Properties of a parameter that the layers of the library record (ParameterSlot::role).
+struct SlotRole {
+  /// Whether FSDP has gathered the parameter, so that its values are in memory a second time,
+  /// unsharded.
+  bool gathered = false;
+  /// For tensor parallelism: whether the parameter is replicated because no plan has named it. A
+  /// later plan may still shard the parameter.
+  bool replicated_by_default = false;
+  /// Whether the parameter belongs to an adapter (apply_lora). Tables of initialisers skip the
+  /// parameters of adapters.
+  bool of_adapter = false;
+  /// Whether saved sharded checkpoints and state dicts contain the parameter; false for buffers
+  /// that are not persistent.
+  bool saved = true;
+  /// Set if files store the parameter as separate parts. Initialization draws the same numbers for
+  /// the parts as for separate parameters.
+  std::optional<StoredParts> stored_parts = {};
+};
+
+/// A text that is added to the message of an error in a module's call, for example "unit
+/// 'layers.0'". The layer that provides the text, such as FSDP, attaches a CallContext to the
+/// module.
+struct CallContext {
+  std::function<std::string()> text;
+};
+
+/// Number of nested module calls on this thread: 1 in the outermost call, 0 outside of calls.
+int call_depth();
+/// The module of this thread's outermost call; nullptr if no module call is in progress.
+const ModuleBase* outermost_call();
+
+}  // namespace tessera::nn::detail
+TESSERA_API_END

@@ -1,0 +1,173 @@
+// The layers Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/dtensor/random.h"
+#include "tessera/export.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
+
+TESSERA_API_BEGIN
+namespace tessera::nn {
+
+/// Looks up rows of a table: indices (...) int64 -> (..., embedding_dim). weight: (num_embeddings,
+/// embedding_dim), initially normal(0, 1).
+///
+/// With a distributed weight the result is distributed on the same mesh. Weight Shard(0), sharded
+/// over the vocabulary, gives Partial: each rank contributes the rows of its shard, and zeros for
+/// other rows. Weight Shard(1) gives Shard(-1). forward does not communicate, and throws Error for
+/// the arguments that nn::embedding refuses. The comment of nn::embedding describes the gradient.
+class Embedding : public Module<Embedding> {
+ public:
+  Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);
+  at::Tensor forward(const at::Tensor& indices);
+  void reset_parameters(const InitContext& init) override;
+
+  std::int64_t num_embeddings() const { return num_embeddings_; }
+  std::int64_t embedding_dim() const { return embedding_dim_; }
+
+  Parameter weight;
+
+ private:
+  std::int64_t num_embeddings_;
+  std::int64_t embedding_dim_;
+};
+
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in fp32, or
+/// in fp64 for fp64 inputs. (..., size) -> (..., size). weight: (size), initially ones. Zhang &
+/// Sennrich 2019.
+///
+/// forward does not communicate. Throws Error for other sizes and for layouts that nn::rms_norm
+/// refuses. The comment of nn::rms_norm describes the gradients.
+class RMSNorm : public Module<RMSNorm> {
+ public:
+  explicit RMSNorm(std::int64_t size, double eps = 1e-5);
+  at::Tensor forward(const at::Tensor& x);
+  /// Returns the norm of x + residual, and the sum x + residual, which is the residual of the
+  /// transformer block's next norm (nn::add_rms_norm).
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
+  void reset_parameters(const InitContext& init) override;
+
+  double eps() const { return eps_; }
+
+  Parameter weight;
+
+ private:
+  double eps_;
+};
+
+/// Options of a LayerNorm.
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool bias = true;
+};
+
+/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) -> (...,
+/// size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
+///
+/// forward is aten::layer_norm. With distributed tensors, forward and backward communicate as the
+/// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
+/// exceptions for other sizes.
+class LayerNorm : public Module<LayerNorm> {
+ public:
+  explicit LayerNorm(std::int64_t size, LayerNormOptions options = {});
+  at::Tensor forward(const at::Tensor& x);
+  void reset_parameters(const InitContext& init) override;
+
+  Parameter weight;
+  Parameter bias;  ///< the bias; undefined for a LayerNorm without bias
+
+ private:
+  std::int64_t size_;
+  double eps_;
+};
+
+/// In training, zeroes each element with probability p and scales the others by 1/(1-p). The result
+/// has the sizes, type and layout of x. The gradient uses the mask of the forward. Outside of
+/// training, or for p = 0, the result is x itself, and the call is not counted.
+///
+/// The mask depends on the module's key, the number of calls so far and the element's index in the
+/// global tensor. The mask is therefore the same on every mesh, and different in each module.
+/// init_weights or set_key sets the key; otherwise the first call derives it from the module's
+/// name. In the forward of a model with fully_shard, the global tensor includes the rows of all
+/// data-parallel ranks, which compare their row counts when the forward begins; otherwise nothing
+/// is communicated (docs/random.md). Thread safety: one thread at a time, because calls are
+/// counted.
+class Dropout : public Module<Dropout> {
+ public:
+  /// Throws Error unless 0 <= p < 1.
+  explicit Dropout(double p = 0.5);
+  /// Throws Error if x is a pending sum (Partial), and if x is plain and its part of the global
+  /// tensor is unknown. Also throws if this module has neither a key nor a name: this happens if it
+  /// is called in another module's forward but is not registered in any module.
+  at::Tensor forward(const at::Tensor& x);
+  void reset_parameters(const InitContext& init) override;
+
+  /// The module's random key; nullopt if no key was set and the module has not been called yet.
+  const std::optional<RandomKey>& key() const { return key_; }
+  void set_key(RandomKey key) { key_ = key; }
+  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
+  /// activation checkpointing does so automatically.
+  std::uint64_t calls() const { return calls_; }
+  void set_calls(std::uint64_t calls) { calls_ = calls; }
+
+ private:
+  double p_;
+  std::optional<RandomKey> key_;
+  std::uint64_t calls_ = 0;
+};
+
+/// One of the Linears that a FusedLinear replaces.
+struct FusedPart {
+  std::string name;  ///< name of the replaced Linear in files: "q_proj"
+  std::int64_t out_features = 0;
+};
+
+/// Options of a FusedLinear.
+struct FusedLinearOptions {
+  bool bias = true;
+  /// The weight's rows are divided into this number of equal groups, each with an equal share of
+  /// every part. For grouped-query attention, set `groups` to the number of key and value heads. A
+  /// group is then one key head, one value head and the query heads that use this key head, and
+  /// tensor-parallel ranks get whole groups. With 1 group, the weight has all rows of the first
+  /// part, then all rows of the second part, and so on.
+  std::int64_t groups = 1;
+};
+
+/// Several Linears of the same input, fused into one larger product: query, key and value, or gate
+/// and up. Files store the parts under their own names (load_hugging_face):
+///
+///   nn::FusedLinear qkv(dim, {{"q_proj", heads * size}, {"k_proj", kv_heads * size},
+///                             {"v_proj", kv_heads * size}}, {.bias = false, .groups = kv_heads});
+///   const std::vector<at::Tensor> parts = qkv.split(qkv(x));  // q, k, v
+///
+/// For tensor parallelism use fused_colwise_parallel. FSDP treats the weight like any parameter.
+/// The order of rows is that of linear_qkv in Megatron-LM.
+class FusedLinear : public Linear {
+ public:
+  /// Throws Error if `groups` does not divide a part's out_features.
+  FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
+              FusedLinearOptions options = {});
+
+  /// Splits a result of forward into its parts, (..., out_features) each. If `output` is only this
+  /// rank's share of the result, the function returns this rank's shares of the parts. The parts
+  /// are views if `groups` is 1.
+  std::vector<at::Tensor> split(const at::Tensor& output) const;
+
+  const std::vector<FusedPart>& parts() const { return parts_; }
+  std::int64_t groups() const { return groups_; }
+
+ private:
+  std::vector<FusedPart> parts_;
+  std::int64_t groups_;
+};
+
+}  // namespace tessera::nn
+TESSERA_API_END

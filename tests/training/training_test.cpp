@@ -1,0 +1,760 @@
+// Training: steps on meshes, compared with one rank that uses libtorch's calls alone; evaluation,
+// stops, metrics and recordings; and the saved checkpoints of a run.
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "tessera/dtensor/random.h"
+#include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/containers.h"
+#include "tessera/nn/initialization.h"
+#include "tessera/nn/linear.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/tensor_parallel/parallelize.h"
+#include "tessera/tensor_parallel/styles.h"
+#include "tessera/training/checkpointer.h"
+#include "tessera/training/recording.h"
+#include "tessera/training/step.h"
+#include "testing/errors.h"
+#include "testing/files.h"
+#include "testing/ranks.h"
+#include "testing/values.h"
+
+namespace tessera::testing {
+
+// A small model with sizes that no mesh divides, its rows and its training run.
+
+struct Mlp : nn::Module<Mlp> {
+  /// Returns the mean over rows and columns.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
+    return at::mse_loss((*down)(at::tanh((*up)(x))), y);
+  }
+  nn::Child<nn::Linear> up{*this, "up", 7, 11}, down{*this, "down", 11, 3};
+};
+
+/// The rows of a step, of all ranks together.
+constexpr std::int64_t kBatch = 12;
+
+/// Rows [first, first + count) of a step: (x, y).
+inline std::pair<at::Tensor, at::Tensor> rows_of(std::int64_t step, std::int64_t first,
+                                                 std::int64_t count) {
+  const at::Tensor x = uniform_values({kBatch, 7}, 100.0 + static_cast<double>(step));
+  const at::Tensor y = uniform_values({kBatch, 3}, 200.0 + static_cast<double>(step));
+  return {x.slice(0, first, first + count), y.slice(0, first, first + count)};
+}
+
+/// An Mlp on a mesh ("dp", "tp"), with its optimizer and state.
+class MlpRun {
+ public:
+  MlpRun(const Rank& rank, std::int64_t dp, std::int64_t tp, const fsdp::Options& options = {})
+      : mesh(rank.mesh({dp, tp}, {"dp", "tp"})), model(std::make_shared<Mlp>()) {
+    if (tp > 1) {
+      tensor_parallel::parallelize_module(*model, mesh["tp"],
+                                          {{"up", tensor_parallel::colwise_parallel()},
+                                           {"down", tensor_parallel::rowwise_parallel()}});
+    }
+    fsdp::fully_shard(*model, mesh["dp"], options);
+    nn::init_weights(*model, /*seed=*/3);
+    optimizer = std::make_unique<optim::AdamW>(*model, optim::AdamWOptions{.lr = 1e-2});
+    state = std::make_unique<training::TrainState>(
+        training::TrainState{.model = *model, .optimizer = *optimizer});
+  }
+
+  /// The loss of this rank's part of a micro-batch of the next step.
+  at::Tensor loss(std::int64_t i, std::int64_t micro_batches = 1) {
+    const std::int64_t own = kBatch / mesh.size("dp");
+    const std::int64_t count = own / micro_batches;
+    const auto [x, y] = rows_of(state->step, mesh.local_rank("dp") * own + i * count, count);
+    return (*model)(x, y);
+  }
+  training::StepResult step(training::StepOptions options = {}) {
+    options.batch = kBatch;
+    return training::step(*state, mesh["dp"], options,
+                          [&](std::int64_t i) { return loss(i, options.accumulate); });
+  }
+  /// All parameters in one vector, whole. Collective.
+  at::Tensor weights() const {
+    std::vector<at::Tensor> all;
+    for (const auto& [name, slot] : model->named_slots()) {
+      all.push_back(full_tensor(slot->persistent()).detach().flatten().clone());
+    }
+    return at::cat(all);
+  }
+
+  DeviceMesh mesh;
+  std::shared_ptr<Mlp> model;
+  std::unique_ptr<optim::AdamW> optimizer;
+  std::unique_ptr<training::TrainState> state;
+};
+
+namespace {
+
+using training::StepOptions;
+using training::StepResult;
+
+constexpr std::int64_t kSteps = 4;
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  at::Tensor weights;
+};
+
+/// Trains on one rank without training::step().
+Outcome on_one_rank() {
+  Outcome outcome;
+  Mlp model;
+  nn::init_weights(model, /*seed=*/3);
+  optim::AdamW optimizer(model, {.lr = 1e-2});
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const auto [x, y] = rows_of(step, 0, kBatch);
+    const at::Tensor loss = model(x, y);
+    loss.backward();
+    outcome.norms.push_back(optim::clip_grad_norm_(optimizer.parameters(), 0.1).item<double>());
+    outcome.losses.push_back(loss.item<double>());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  std::vector<at::Tensor> all;
+  for (const auto& [name, slot] : model.named_slots()) {
+    all.push_back(slot->get().detach().flatten());
+  }
+  outcome.weights = at::cat(all);
+  return outcome;
+}
+
+void expect_one_ranks_steps(MlpRun& run, const StepOptions& options) {
+  const Outcome one = on_one_rank();
+  for (std::int64_t i = 0; i < kSteps; ++i) {
+    const auto index = static_cast<std::size_t>(i);
+    const StepResult result = run.step(options);
+    EXPECT_NEAR(result.loss, one.losses[index], 1e-6);
+    EXPECT_NEAR(result.grad_norm, one.norms[index], 1e-6);
+    EXPECT_EQ(run.state->step, i + 1);
+    EXPECT_EQ(run.state->samples, (i + 1) * kBatch);
+  }
+  EXPECT_TRUE(run.weights().allclose(one.weights, 1e-4, 1e-6));
+}
+
+TEST(StepTest, EqualsOneRanksStepOnAMeshAndWithMicroBatches) {
+  struct Row {
+    std::int64_t dp, tp;
+    StepOptions options;
+    fsdp::Options units{};
+  };
+  for (const Row& row :
+       {Row{2, 2, {.max_norm = 0.1}}, Row{2, 1, {.accumulate = 3, .max_norm = 0.1}},
+        Row{2,
+            2,
+            {.accumulate = 2, .sync_each_micro_batch = false, .max_norm = 0.1},
+            {.reshard_after_forward = false}}}) {
+    SCOPED_TRACE(row.options.accumulate);
+    RunRanks(static_cast<int>(row.dp * row.tp), [&](Rank& rank) {
+      MlpRun run(rank, row.dp, row.tp, row.units);
+      expect_one_ranks_steps(run, row.options);
+    });
+  }
+}
+
+TEST(StepTest, SumsMicroBatchesThatCountForThemselves) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1), other(rank, 2, 1);
+    const double loss = run.step({.accumulate = 2}).loss;
+    const StepResult summed =
+        training::step(*other.state, other.mesh["dp"],
+                       {.batch = kBatch, .accumulate = 2, .mean_of_micro_batches = false},
+                       [&](std::int64_t i) { return other.loss(i, 2) / 2; });
+    EXPECT_EQ(summed.loss, loss);
+    EXPECT_TRUE(other.weights().equal(run.weights()));
+  });
+}
+
+TEST(StepTest, TheScheduleSetsTheRate) {
+  RunRanks(1, [](Rank& rank) {
+    MlpRun run(rank, 1, 1);
+    const at::Tensor before = run.weights();
+    const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
+    EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.25);
+    // The first update of Adam has the size of the learning rate.
+    EXPECT_NEAR((run.weights() - before).abs().max().item<double>(), 1e-2 / 4, 1e-4);
+    EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
+  });
+}
+
+TEST(StepTest, LeavesOutAStepWhoseScaledGradientsOverflow) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    run.state->scaler = optim::GradScaler({.init_scale = std::numeric_limits<float>::max()});
+    const at::Tensor before = run.weights();
+    const StepResult result = run.step();
+    EXPECT_TRUE(result.skipped);
+    EXPECT_EQ(result.loss_scale, std::numeric_limits<float>::max());
+    EXPECT_TRUE(run.weights().equal(before));
+    EXPECT_EQ(run.state->step, 1);
+  });
+}
+
+TEST(StepTest, ALossThatIsNotFiniteOnOneRankIsAnErrorOnAll) {
+  const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
+    MlpRun run(rank, 2, 2);
+    run.step();
+    const double factor =
+        run.mesh.local_rank("dp") == 1 ? std::numeric_limits<double>::infinity() : 1;
+    training::step(*run.state, run.mesh["dp"], {.advice_not_finite = "look at the data"},
+                   [&](std::int64_t i) { return run.loss(i) * factor; });
+  });
+  for (const std::string& error : errors) {
+    EXPECT_CONTAINS(error, "step 2: the loss is inf and the gradient norm", "parameter '",
+                    "; look at the data");
+  }
+}
+
+TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    run.step();
+    const auto values = [&] {
+      std::vector<at::Tensor> all{run.weights()};
+      for (const optim::StateTensor& each : run.state->optimizer.state()) {
+        all.push_back(local_tensor(each.tensor).clone().flatten());
+      }
+      return at::cat(all);
+    };
+    const at::Tensor before = values();
+    EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
+                                [&](std::int64_t i) { return run.loss(i) * std::nan(""); }),
+                 "step 2: the loss is nan");
+    EXPECT_TRUE(values().equal(before));
+    EXPECT_EQ(run.state->step, 1);
+    run.step();
+    EXPECT_TRUE(run.weights().isfinite().all().item<bool>());
+  });
+}
+
+TEST(StepTest, SoDoTheyWithLossScaling) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    run.state->scaler = optim::GradScaler({.init_scale = 8});
+    run.step();
+    const at::Tensor before = run.weights();
+    const double added = rank.rank() == 1 ? std::nan("") : 0;
+    EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
+                                [&](std::int64_t i) { return run.loss(i) + added; }),
+                 "step 2: the loss is nan", "a mean over no samples");
+    EXPECT_TRUE(run.weights().equal(before));
+    run.step();
+    EXPECT_FALSE(run.weights().equal(before));
+  });
+}
+
+/// The optimizer updates only a part of the model; the other gradients must be cleared too.
+TEST(StepTest, LeavesNoGradientsOfOthers) {
+  RunRanks(1, [](Rank& rank) {
+    MlpRun run(rank, 1, 1);
+    optim::AdamW optimizer(*run.model->down, {.lr = 0});
+    training::TrainState state{.model = *run.model, .optimizer = optimizer};
+    const auto norm = [&] {
+      return training::step(state, run.mesh["dp"], {}, [&](std::int64_t i) { return run.loss(i); })
+          .grad_norm;
+    };
+    EXPECT_EQ(norm(), norm());
+  });
+}
+
+TEST(StepTest, TakesTheMeshOfHsdp) {
+  RunRanks(4, [](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({2, 2}, {"replicas", "dp"});
+    Mlp model;
+    fsdp::fully_shard(model, mesh);
+    nn::init_weights(model, /*seed=*/3);
+    optim::AdamW optimizer(model, {.lr = 1e-2});
+    training::TrainState state{.model = model, .optimizer = optimizer};
+    const StepResult result = training::step(state, mesh, {.max_norm = 0.1}, [&](std::int64_t) {
+      const auto [x, y] = rows_of(0, rank.rank() * kBatch / 4, kBatch / 4);
+      return model(x, y);
+    });
+    EXPECT_NEAR(result.loss, on_one_rank().losses[0], 1e-6);
+    EXPECT_NEAR(result.grad_norm, on_one_rank().norms[0], 1e-6);
+  });
+}
+
+/// Runs a step whose loss function throws at a micro-batch, and then another step.
+void expect_nothing_left(const StepOptions& options, const fsdp::Options& units) {
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1, units), expected(rank, 2, 1, units);
+    EXPECT_THROWN(std::runtime_error,
+                  training::step(*run.state, run.mesh["dp"], options,
+                                 [&](std::int64_t i) {
+                                   return i == 1 ? throw std::runtime_error("bad batch")
+                                                 : run.loss(i, options.accumulate);
+                                 }),
+                  "bad batch");
+    EXPECT_EQ(run.step().grad_norm, expected.step().grad_norm);
+    EXPECT_TRUE(run.weights().equal(expected.weights()));
+  });
+}
+
+TEST(StepTest, ALossFunctionThatThrowsLeavesNoGradientsAndTheUnitsReducing) {
+  expect_nothing_left({.batch = kBatch, .accumulate = 2}, {});
+  expect_nothing_left({.batch = kBatch, .accumulate = 2, .sync_each_micro_batch = false},
+                      {.reshard_after_forward = false});
+}
+
+TEST(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank&, const DeviceMesh& mesh) {
+    Mlp model;
+    nn::init_weights(model, /*seed=*/3);
+    optim::AdamW optimizer(model, {});
+    training::TrainState state{.model = model, .optimizer = optimizer};
+    const auto rows = rows_of(0, 0, 4);
+    const auto step = [&] {
+      return training::step(state, mesh["dp"], {.batch = 8},
+                            [&](std::int64_t) { return model(rows.first, rows.second); });
+    };
+    EXPECT_ERROR(step(),
+                 "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
+                 "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
+    // A tensor-parallel plan reduces nothing over dp.
+    tensor_parallel::parallelize_module(model, mesh["tp"],
+                                        {{"up", tensor_parallel::colwise_parallel()},
+                                         {"down", tensor_parallel::rowwise_parallel()}});
+    EXPECT_ERROR(step(), "of 2 ranks");
+    fsdp::replicate(model, mesh["dp"]);
+    EXPECT_GT(step().grad_norm, 0);
+  });
+}
+
+TEST(StepTest, NamesWhatIsWrongWithTheOptionsOrTheLoss) {
+  RunRanks(1, [](Rank& rank) {
+    MlpRun run(rank, 1, 1);
+    const auto step = [&](const StepOptions& options, const training::LossFunction& loss) {
+      training::step(*run.state, run.mesh["dp"], options, loss);
+    };
+    const auto loss = [&](std::int64_t i) { return run.loss(i); };
+    const auto returns = [&](const std::function<at::Tensor(const at::Tensor&)>& change) {
+      return
+          [&step, &run, change] { step({}, [&](std::int64_t i) { return change(run.loss(i)); }); };
+    };
+    const auto meta = [](const at::Tensor& x) { return x.to(at::kMeta); };
+    expect_refusals({
+        {"accumulate", [&] { step({.accumulate = 0}, loss); }, {"step 1", "accumulate is 0"}},
+        {"batch", [&] { step({.batch = 0}, loss); }, {"batch 0"}},
+        {"no function", [&] { step({}, nullptr); }, {"loss function is empty"}},
+        {"undefined", returns([](auto&) { return at::Tensor(); }), {"micro-batch 0", "undefined"}},
+        {"sizes", returns([](auto& x) { return x.expand({2}); }), {"micro-batch 0", "[2]"}},
+        {"detached", returns([](auto& x) { return x.detach(); }), {"micro-batch 0", "detached"}},
+        {"meta", returns(meta), {"micro-batch 0", "meta device"}},
+    });
+    EXPECT_EQ(run.state->step, 0);
+  });
+}
+
+TEST(StepTest, MeanOverTakesADistributedLossWhole) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
+    const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
+    for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
+      // The Partial sum of two equal terms is twice each term.
+      const bool sums = placement == Placement(Partial{});
+      const at::Tensor loss =
+          DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
+      const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
+      EXPECT_FALSE(is_distributed(mean) || mean.requires_grad());
+      EXPECT_EQ(mean.item<double>(), sums ? 3.0 : 1.5) << rank.rank();
+    }
+    expect_refusals({
+        {"undefined", [&] { training::mean_over({}, mesh["dp"]); }, {"mean_over", "undefined"}},
+        {"sizes", [&] { training::mean_over(at::ones({2}), mesh["dp"]); }, {"mean_over", "[2]"}},
+        {"meta",
+         [&] { training::mean_over(at::ones({}, at::device(at::kMeta)), mesh["dp"]); },
+         {"mean_over", "meta device"}},
+    });
+  });
+}
+
+TEST(StepTest, AnErrorOfLibtorchOnOneRankNamesTheStepAndTheRank) {
+  const std::vector<std::string> errors = ErrorsOfRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    run.step();
+    training::step(*run.state, run.mesh["dp"], {}, [&](std::int64_t i) {
+      return rank.rank() == 1 ? at::mm(at::zeros({2, 3}), at::zeros({2, 3})) : run.loss(i);
+    });
+  });
+  EXPECT_CONTAINS(errors[1], "step 2, outside of forward and backward, rank 1: ", "mat1 and mat2");
+  EXPECT_FALSE(errors[0].empty());
+}
+
+/// The records in a file of JSON lines.
+std::vector<nlohmann::json> records_of(const std::filesystem::path& file) {
+  std::istringstream lines(ReadFile(file));
+  std::vector<nlohmann::json> records;
+  for (std::string line; std::getline(lines, line);) {
+    records.push_back(nlohmann::json::parse(line));
+  }
+  return records;
+}
+
+TEST(SameOptions, NameWhatOneRankHasOtherwise) {
+  RunRanks(3, [](Rank& rank) {
+    using training::check_same_options;
+    check_same_options(*rank.world(), {{"--lr", "0.1"}, {"--steps", "3"}});
+    const std::string own = rank.rank() == 2 ? "0.2" : "0.1";
+    EXPECT_ERROR(check_same_options(*rank.world(), {{"--a", "x"}, {"--lr", own}}),
+                 "rank 2 has --lr 0.2, but rank 0 has --lr 0.1; start all ranks with the same");
+    const std::string resume = rank.rank() == 1 ? "auto" : "";
+    EXPECT_ERROR(check_same_options(*rank.world(), {{"--resume", resume}}),
+                 "rank 1 has --resume auto, but rank 0 has no --resume");
+  });
+}
+
+TEST(EvaluationTest, IsTheMeanOverBatchesAndRanks) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    const auto loss = [&](std::int64_t batch) {
+      EXPECT_FALSE(run.model->is_training());
+      const auto [x, y] = rows_of(batch, rank.rank() * 6, 6);
+      return (*run.model)(x, y);
+    };
+    Mlp alone;
+    nn::init_weights(alone, /*seed=*/3);
+    double expected = 0;
+    for (std::int64_t batch = 0; batch < 3; ++batch) {
+      const auto [x, y] = rows_of(batch, 0, kBatch);
+      expected += alone(x, y).item<double>() / 3;
+    }
+    EXPECT_NEAR(training::evaluate(*run.model, run.mesh["dp"], 3, loss).value(), expected, 1e-6);
+    EXPECT_TRUE(run.model->is_training());
+  });
+}
+
+TEST(EvaluationTest, EndsWhenAskedToStop) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    int batches = 0;
+    const auto loss = [&](std::int64_t) { return run.loss(0); };
+    const auto stop = [&] { return ++batches == 2; };
+    EXPECT_FALSE(training::evaluate(*run.model, run.mesh["dp"], 9, loss, stop).has_value());
+    EXPECT_EQ(batches, 2);
+    EXPECT_TRUE(run.model->is_training());
+    EXPECT_ERROR(training::evaluate(*run.model, run.mesh["dp"], 0, loss), "0 batches");
+  });
+}
+
+TEST(EvaluationTest, IsDueEverySoManyStepsAndAtTheLast) {
+  const training::EvaluationOptions options{.every = 3, .steps = 7};
+  std::vector<std::int64_t> due;
+  for (std::int64_t step = 1; step <= 7; ++step) {
+    if (options.is_due(step)) {
+      due.push_back(step);
+    }
+  }
+  EXPECT_EQ(due, (std::vector<std::int64_t>{3, 6, 7}));
+  EXPECT_FALSE((training::EvaluationOptions{.steps = 7}.is_due(7)));
+}
+
+TEST(EvaluationTest, UsesTheAveragesAndRestoresTheWeights) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    const at::Tensor initial = run.weights();
+    optim::Ema ema(std::make_shared<optim::AdamW>(*run.model, optim::AdamWOptions{.lr = 1e-2}),
+                   0.5);
+    training::TrainState state{.model = *run.model, .optimizer = ema};
+    training::step(state, run.mesh["dp"], {}, [&](std::int64_t i) { return run.loss(i); });
+    const at::Tensor trained = run.weights();
+    training::with_averaged_weights(
+        ema, [&] { EXPECT_TRUE(run.weights().allclose((initial + trained) / 2)); });
+    EXPECT_TRUE(run.weights().equal(trained));
+    EXPECT_ERROR(training::with_averaged_weights(ema, [] { fail("no held-out data"); }),
+                 "no held-out data");
+    EXPECT_TRUE(run.weights().equal(trained));
+    training::with_averaged_weights(*run.optimizer,
+                                    [&] { EXPECT_TRUE(run.weights().equal(trained)); });
+  });
+}
+
+TEST(StopTest, IsRequestedOnAllRanksByOne) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
+    EXPECT_FALSE(training::stop_requested(false, mesh));
+    EXPECT_TRUE(training::stop_requested(rank.rank() == 2, mesh));
+  });
+}
+
+TEST(StepMeterTest, CountsTheTrafficOfItsStepAlone) {
+  RunRanks(2, [](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    training::StepMeter meter(rank.world(), "cpu");
+    std::vector<observe::StepMetrics> steps;
+    for (int i = 0; i < 3; ++i) {
+      meter.begin();
+      meter.data_ready();
+      const training::StepResult result = run.step();
+      steps.push_back(meter.end(*run.state, result, 1e-2));
+      EXPECT_EQ(steps.back().loss, result.loss);
+      EXPECT_EQ(steps.back().step, i + 1);
+      EXPECT_LE(steps.back().data_time_s, steps.back().step_time_s);
+    }
+    EXPECT_EQ(nlohmann::json::parse(observe::to_json(steps[1])).at("comm"),
+              nlohmann::json::parse(observe::to_json(steps[2])).at("comm"));
+    EXPECT_FALSE(steps[2].comm.empty());
+  });
+}
+
+observe::StepMetrics metrics_of(std::int64_t step, double loss = 0) {
+  observe::StepMetrics metrics;
+  metrics.step = step;
+  metrics.loss = loss;
+  return metrics;
+}
+
+TEST(MetricLogTest, ACheckpointsStallIsRecordedWithTheNextStepOrTheLast) {
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Rank& rank) {
+    training::MetricLog log({.metrics = folder / "metrics.jsonl", .steps = 2}, rank.world());
+    log.open(0);
+    log.write(metrics_of(1), 0);
+    log.stalled(0.25);
+    log.write(metrics_of(2), 0);
+    log.stalled(0.5);
+    log.end();
+  });
+  const std::vector<nlohmann::json> records = records_of(folder / "metrics.jsonl");
+  ASSERT_EQ(records.size(), 2U);
+  EXPECT_FALSE(records[0].contains("checkpoint_stall_s"));
+  EXPECT_EQ(records[1].at("checkpoint_stall_s"), 0.75);
+}
+
+TEST(MetricLogTest, AResumedRunKeepsTheStepsThatAreDone) {
+  const TemporaryFolder folder;
+  RunRanks(1, [&](Rank& rank) {
+    const training::MetricOptions options{.metrics = folder / "metrics.jsonl", .steps = 3};
+    {
+      training::MetricLog log(options, rank.world());
+      log.open(0);
+      log.write(metrics_of(1, 1), 0);
+      log.write(metrics_of(2, 2), 0);
+    }
+    training::MetricLog log(options, rank.world());
+    log.open(1);
+    log.write(metrics_of(2, 4), 0);
+  });
+  const std::vector<nlohmann::json> records = records_of(folder / "metrics.jsonl");
+  ASSERT_EQ(records.size(), 2U);
+  EXPECT_EQ(records[0].at("loss"), 1);
+  EXPECT_EQ(records[1].at("loss"), 4);
+}
+
+TEST(RecordingTest, ProfilesTheModulesAndOperatorsOfTheLastStep) {
+  const TemporaryFolder folder;
+  RunRanks(1, [&](Rank& rank) {
+    training::Recording recording({.profile = folder / "p.json", .steps = 2});
+    MlpRun run(rank, 1, 1);
+    recording.begin(*rank.world(), 0);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_FALSE(std::filesystem::exists(folder / "p.json"));
+      recording.run(*run.state, [&] {
+        run.step();
+        return observe::StepMetrics{};
+      });
+    }
+  });
+  EXPECT_CONTAINS(ReadFile(folder / "p.json"), "\"up: forward\"", "\"down: forward\"",
+                  "aten::addmm");
+}
+
+TEST(RecordingTest, AFileThatCannotBeWrittenIsNamedBeforeTheFirstStep) {
+  const TemporaryFolder folder;
+  RunRanks(1, [&](Rank& rank) {
+    training::Recording recording({.profile = folder.path(), .steps = 3});
+    EXPECT_ERROR(recording.begin(*rank.world(), 0), "can't write profile", "regular file");
+  });
+}
+
+using training::Checkpointer;
+using training::CheckpointOptions;
+using training::Resume;
+
+/// Trains up to step `last`, with checkpoints where they are due. Returns the losses.
+std::vector<double> train(MlpRun& run, Checkpointer& checkpoints, std::int64_t last) {
+  std::vector<double> losses;
+  while (run.state->step < last) {
+    losses.push_back(run.step().loss);
+    checkpoints.after_step(*run.state);
+  }
+  return losses;
+}
+
+/// Compares a run of six steps with a run that is resumed after the third.
+void expect_same_resumed(int ranks, std::int64_t dp, std::int64_t tp, bool async) {
+  const TemporaryFolder folder;
+  RunRanks(ranks, [&](Rank& rank) {
+    MlpRun whole(rank, dp, tp), first(rank, dp, tp), second(rank, dp, tp);
+    CheckpointOptions options{.folder = folder / "run", .every = 3, .steps = 6, .async = async};
+    std::vector<double> expected;
+    for (int step = 0; step < 6; ++step) {
+      expected.push_back(whole.step().loss);
+    }
+    {
+      Checkpointer checkpoints(options, rank.world());
+      EXPECT_FALSE(checkpoints.loads());
+      train(first, checkpoints, 3);
+      EXPECT_EQ(checkpoints.finish(*first.state), nullptr);
+    }
+    options.resume = Resume::kNewest;
+    Checkpointer checkpoints(options, rank.world());
+    EXPECT_TRUE(checkpoints.resumes());
+    checkpoints.load(*second.state);
+    EXPECT_EQ(second.state->step, 3);
+    EXPECT_EQ(second.state->samples, 3 * kBatch);
+    const std::vector<double> losses = train(second, checkpoints, 6);
+    EXPECT_EQ(losses, std::vector<double>(expected.begin() + 3, expected.end()));
+    EXPECT_TRUE(second.weights().equal(whole.weights()));
+    EXPECT_EQ(checkpoints.finish(*second.state), nullptr);
+  });
+}
+
+TEST(CheckpointerTest, AResumedRunIsBitEqual) {
+  expect_same_resumed(4, 2, 2, /*async=*/true);
+  expect_same_resumed(3, 3, 1, /*async=*/false);
+}
+
+TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1), resumed(rank, 2, 1);
+    CheckpointOptions options{.folder = folder / "run", .steps = 2};
+    run.state->scaler = resumed.state->scaler = optim::GradScaler({.init_scale = 8});
+    run.state->scaler.load_state({.scale = 4, .steps_since_overflow = 5});
+    set_random_state({.seed = 5, .calls = 7});
+    Checkpointer checkpoints(options, rank.world());
+    run.step();
+    run.step();
+    checkpoints.after_step(*run.state, {{"mine", 42}});
+    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
+    set_random_state({.seed = 1, .calls = 1});
+    options.resume = Resume::kAuto;
+    Checkpointer again(options, rank.world());
+    EXPECT_EQ(again.peek(*resumed.state).at("mine"), 42);
+    again.load(*resumed.state);
+    EXPECT_EQ(resumed.state->scaler.state(), run.state->scaler.state());
+    EXPECT_EQ(random_state().seed, 5U);
+    EXPECT_EQ(random_state().calls, 7U);
+  });
+}
+
+TEST(CheckpointerTest, SavesEverySoManyStepsAtTheLastAndWhenTheRunMustStop) {
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1), stopped(rank, 2, 1);
+    Checkpointer checkpoints({.folder = folder / "run", .every = 2, .steps = 5}, rank.world());
+    train(run, checkpoints, 5);
+    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
+    Checkpointer others({.folder = folder / "stopped", .every = 2, .steps = 5}, rank.world());
+    stopped.step();
+    EXPECT_FALSE(others.after_step(*stopped.state));
+    EXPECT_TRUE(others.after_step(*stopped.state, {}, /*stopped=*/true));
+    EXPECT_TRUE(std::filesystem::exists(folder / "stopped/step-00000001/manifest.json"));
+    EXPECT_EQ(others.finish(*stopped.state), nullptr);
+  });
+  for (const std::string step : {"step-00000002", "step-00000004", "step-00000005"}) {
+    EXPECT_TRUE(std::filesystem::exists(folder / "run" / step / "manifest.json")) << step;
+  }
+}
+
+TEST(CheckpointerTest, ARunBeginsOnlyWhereThereAreNoSteps) {
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    CheckpointOptions options{.folder = folder / "run", .steps = 1};
+    options.resume = Resume::kNewest;
+    EXPECT_ERROR(Checkpointer(options, rank.world()), "resume: '",
+                 "has no step that was saved whole");
+    options.resume = Resume::kAuto;
+    Checkpointer checkpoints(options, rank.world());
+    EXPECT_FALSE(checkpoints.loads());
+    train(run, checkpoints, 1);
+    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
+    options.resume = Resume::kNever;
+    EXPECT_ERROR(Checkpointer(options, rank.world()), "has steps of a run; pass resume");
+    options.names = {.program = "program", .dashes = "--"};
+    EXPECT_ERROR(Checkpointer(options, rank.world()), "--checkpoint: '", "pass --resume");
+  });
+}
+
+TEST(CheckpointerTest, OptionsThatMakeNoSenseAreRefusedAtOnce) {
+  RunRanks(1, [&](Rank& rank) {
+    const auto make = [&](CheckpointOptions options) { Checkpointer(options, rank.world()); };
+    EXPECT_ERROR(make({.steps = 5, .keep = 1}), "newest 1 checkpoints", "keep 2 or more");
+    EXPECT_ERROR(make({.every = -2, .steps = 5}), "every -2 steps", "0, one at the end");
+    EXPECT_ERROR(make({.steps = 5, .exclude = {"optimizer", "optimiser"}}),
+                 "exclude: 'optimiser' can't be left out; optimizer and data can");
+    make({.steps = 5, .keep = 2, .exclude = {"optimizer", "data"}});
+  });
+}
+
+TEST(CheckpointerTest, AnotherRunsWeightsBeginARun) {
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1), other(rank, 2, 1);
+    Checkpointer checkpoints({.folder = folder / "run", .steps = 2}, rank.world());
+    train(run, checkpoints, 2);
+    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
+    Checkpointer begins(
+        {.steps = 2, .initial_load = folder / "run", .exclude = {"optimizer", "data"}},
+        rank.world());
+    EXPECT_TRUE(begins.loads());
+    EXPECT_FALSE(begins.resumes());
+    begins.load(*other.state);
+    EXPECT_EQ(begins.loaded_step(), 2);
+    EXPECT_EQ(other.state->step, 0);
+    EXPECT_EQ(other.state->samples, 0);
+    EXPECT_TRUE(other.weights().equal(run.weights()));
+  });
+}
+
+TEST(CheckpointerTest, AStepOfAnotherProgramIsRefused) {
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    checkpoint::save(*rank.world(), folder / "foreign", 1,
+                     {*run.model, optim::named_state(*run.optimizer, *run.model)});
+    Checkpointer checkpoints({.steps = 2, .initial_load = folder / "foreign"}, rank.world());
+    EXPECT_ERROR(checkpoints.load(*run.state), "is not of training; take its weights");
+  });
+}
+
+TEST(CheckpointerTest, FinishThrowsTheErrorOfTheLastSave) {
+  const TemporaryFolder folder;
+  RunRanks(2, [&](Rank& rank) {
+    MlpRun run(rank, 2, 1);
+    Checkpointer checkpoints({.folder = folder / "run", .steps = 1}, rank.world());
+    run.step();
+    if (rank.rank() == 0) {
+      WriteFile(folder / "run", "no folder");
+    }
+    checkpoints.after_step(*run.state);
+    const std::exception_ptr failed = checkpoints.finish(*run.state);
+    ASSERT_NE(failed, nullptr);
+    EXPECT_ERROR(std::rethrow_exception(failed), "step-00000001' was not saved: ");
+  });
+}
+
+TEST(CheckpointerTest, TwoRunsCannotHaveOneFolder) {
+  const TemporaryFolder folder;
+  RunRanks(1, [&](Rank& rank) {
+    Checkpointer checkpoints({.folder = folder / "run"}, rank.world());
+    Checkpointer other({.folder = folder / "run"}, rank.world());
+    checkpoints.make_folder();
+    EXPECT_ERROR(other.make_folder(), "is in use by another run");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
