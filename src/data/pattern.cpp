@@ -24,8 +24,6 @@ constexpr std::size_t kMatchStepsOfByte = 16;
 /// The limit of the heap of PCRE2's interpreter, in KiB.
 constexpr std::uint32_t kHeapLimit = 64 * 1024;
 constexpr std::size_t kMaxPatternBytes = 100'000;
-/// The depth of nested character classes is limited, because reading them is recursive.
-constexpr int kMaxClassDepth = 16;
 
 // Elements of character classes, as in Oniguruma. PCRE2's own \s contains U+180E, and its \w
 // contains no marks.
@@ -34,10 +32,23 @@ constexpr std::string_view kSpace =
 constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 /// Characters that Oniguruma counts as \w only outside of a class.
 constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
-/// The character set of each escape letter, such as \s. The upper-case letter is the complement of
-/// the set.
-constexpr std::array<std::pair<char, std::string_view>, 4> kSets{
-    {{'s', kSpace}, {'w', kWord}, {'d', R"(\p{Nd})"}, {'h', "0-9a-fA-F"}}};
+
+/// The elements of a class that an escape letter of Oniguruma means.
+struct Escape {
+  char letter;
+  std::string_view elements;
+  bool is_set = false;  ///< whether the letter stands for a set of characters
+};
+constexpr std::array kEscapes{Escape{'s', kSpace, true},
+                              Escape{'S', R"(\S\x{180e})", true},
+                              Escape{'w', kWord, true},
+                              Escape{'d', R"(\p{Nd})", true},
+                              Escape{'D', R"(\P{Nd})", true},
+                              Escape{'h', "0-9a-fA-F", true},
+                              Escape{'v', R"(\x0b)"},
+                              Escape{'b', R"(\x08)"},
+                              Escape{'p', "p"},
+                              Escape{'P', "P"}};
 
 constexpr std::array<std::string_view, 7> kGroups{"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"};
 
@@ -90,7 +101,7 @@ class Translation {
           escape();
           break;
         case '[':
-          out_ += take_class().text();
+          copy_class();
           break;
         case '(':
           group();
@@ -106,31 +117,6 @@ class Translation {
   }
 
  private:
-  /// A character class. `plain`: elements that PCRE2 allows together in one class. `parts`: other
-  /// elements, each as an expression that matches one character.
-  struct Class {
-    std::string plain;
-    std::vector<std::string> parts;
-    std::string also = {};  ///< further expression that a character must match, after "&&"
-    bool negated = false;
-
-    bool is_plain() const { return parts.empty() && also.empty() && !plain.empty(); }
-    std::string text() const {
-      if (is_plain()) {
-        return (negated ? "[^" : "[") + plain + "]";
-      }
-      if (!negated && also.empty() && plain.empty() && parts.size() == 1) {
-        return parts[0];
-      }
-      std::string any = plain.empty() ? "" : "[" + plain + "]";
-      for (const std::string& part : parts) {
-        any += (any.empty() ? "" : "|") + part;
-      }
-      any = also + "(?:" + any + ")";
-      return negated ? "(?:(?!" + any + ")(?s:.))" : "(?:" + any + ")";
-    }
-  };
-
   void refuse_if(bool condition, std::string_view construct) const {
     TESSERA_CHECK(!condition, "the tokenizer's pattern '", printable(whole_), "' has '",
                   printable(construct), "', which is not implemented");
@@ -180,43 +166,34 @@ class Translation {
                          border("(?=", "(?!")}[special];
       return;
     }
-    Class set;
-    take_escape(set);
-    out_ += last_is_set_ ? set.text() : set.plain;
+    const std::string elements = take_elements();
+    out_ += last_is_set_ ? "[" + elements + "]" : elements;
   }
 
-  /// Adds an escape to a class.
-  void take_escape(Class& set) {
+  /// Takes an escape, and returns it as elements of a character class.
+  std::string take_elements() {
     refuse_if(rest_.size() < 2, "\\");
     const char kind = rest_[1];
-    for (const auto& [letter, elements] : kSets) {
-      if ((kind | 0x20) == letter) {
-        take(2);
-        last_is_set_ = true;
-        kind == letter ? void(set.plain += elements)
-                       : set.parts.push_back("[^" + std::string(elements) + "]");
-        return;
-      }
-    }
-    last_is_set_ = false;
     if ((kind == 'p' || kind == 'P') && rest_.substr(2).starts_with('{')) {
-      add_property(set);
-    } else if (kind == 'u' || kind == 'x') {
-      add_number(set);
-    } else if (kind == 'v' || kind == 'b' || kind == 'p' || kind == 'P') {
-      set.plain += kind == 'v' ? "\\x0b" : kind == 'b' ? "\\x08" : std::string(1, kind);
-      take(2);
-    } else {
-      refuse_if(std::isalnum(static_cast<unsigned char>(kind)) &&
-                    std::string_view("nrtfae").find(kind) == std::string::npos,
-                rest_.substr(0, 2));
-      set.plain += take(1);
-      set.plain += take(first_character(rest_).bytes);
+      return take_property();
     }
+    const auto* const known = std::ranges::find(kEscapes, kind, &Escape::letter);
+    last_is_set_ = known != kEscapes.end() && known->is_set;
+    if (known != kEscapes.end()) {
+      take(2);
+      return std::string(known->elements);
+    }
+    if (kind == 'u' || kind == 'x') {
+      return take_number();
+    }
+    refuse_if(std::isalnum(static_cast<unsigned char>(kind)) &&
+                  std::string_view("nrtfae").find(kind) == std::string::npos,
+              rest_.substr(0, 2));
+    return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
   /// PCRE2's \p{Han} includes script extensions, Oniguruma's does not.
-  void add_property(Class& set) {
+  std::string take_property() {
     const std::size_t end = rest_.find('}');
     refuse_if(end == std::string_view::npos, rest_.substr(0, 3));
     const bool inverted = rest_.substr(3).starts_with('^');
@@ -231,11 +208,11 @@ class Translation {
     refuse_if(!is_script && !is_known(name), rest_.substr(0, end + 1));
     last_is_set_ = true;
     take(end + 1);
-    set.plain += (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
+    return (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
   }
 
-  /// Adds the code point of \x1F, \x{1F600} or \u1F60 to a class.
-  void add_number(Class& set) {
+  /// Takes the code point of \x1F, \x{1F600} or \u1F60.
+  std::string take_number() {
     const bool braced = rest_.starts_with("\\x{");
     const std::size_t begin = braced ? 3 : 2;
     const std::size_t end = braced ? rest_.find('}') : rest_[1] == 'x' ? 4 : 6;
@@ -246,65 +223,46 @@ class Translation {
                   (rest_[1] == 'x' && !braced && digits[0] >= '8'),
               rest_.substr(0, 4));
     take(end + (braced ? 1 : 0));
-    set.plain += "\\x{" + digits + "}";
+    return "\\x{" + digits + "}";
   }
 
-  /// Reads the elements of a character class up to "]" or "&&".
-  Class take_items() {
-    Class set;
-    while (!rest_.empty() && rest_[0] != ']' && !rest_.starts_with("&&")) {
+  /// Copies a character class. Nested classes are united, as in Oniguruma.
+  void copy_class() {
+    copy(rest_.starts_with("[^") ? 2 : 1);
+    refuse_if(rest_.starts_with(']'), "[]");
+    bool ends_item = true;  // whether "-" is a literal here: after a set, and at the begin
+    for (int depth = 1; depth > 0;) {
+      TESSERA_CHECK(!rest_.empty(), "the tokenizer's pattern '", printable(whole_),
+                    "' is not a regular expression (a class without its ])");
+      for (const char* construct : {"&&", "[^", "-["}) {
+        refuse_if(rest_.starts_with(construct), construct);
+      }
       refuse_if(rest_.starts_with("[:"), rest_.substr(0, rest_.find(']') + 1));
-      bool is_set = true;
-      if (rest_[0] == '[') {
-        const Class inner = take_class();
-        if (inner.is_plain() && !inner.negated) {
-          set.plain += inner.plain;
-        } else {
-          set.parts.push_back(inner.text());
-        }
-      } else if (rest_[0] == '\\') {
-        take_escape(set);
-        is_set = last_is_set_;
-      } else {
-        is_set = false;
-        set.plain += take(first_character(rest_).bytes);
-      }
-      // After a set in a class, "-" is a literal.
-      if (is_set && rest_.starts_with('-')) {
+      const char next = rest_[0];
+      if (next == '[' || next == ']') {
         take(1);
-        set.plain += "\\-";
+        depth += next == '[' ? 1 : -1;
+        out_ += depth == 0 ? "]" : "";
+        refuse_if(next == '[' && rest_.starts_with(']'), "[]");
+        ends_item = true;
+      } else if (next == '-' && (ends_item || rest_.substr(1).starts_with(']'))) {
+        take(1);
+        out_ += "\\-";
+        ends_item = false;
+      } else if (next == '\\') {
+        out_ += take_elements();
+        ends_item = last_is_set_;
+      } else {
+        copy(first_character(rest_).bytes);
+        ends_item = false;
       }
     }
-    refuse_if(set.plain.empty() && set.parts.empty(), "[]");
-    return set;
-  }
-
-  /// Reads a character class. Nested classes are united; "&&" has lower precedence.
-  Class take_class() {
-    refuse_if(++depth_ > kMaxClassDepth, "[[");
-    take(1);
-    const bool negated = rest_.starts_with('^');
-    take(negated ? 1 : 0);
-    Class set = take_items();
-    while (rest_.starts_with("&&")) {
-      take(2);
-      const std::string also = set.also + "(?=" + Class{set.plain, set.parts}.text() + ")";
-      set = take_items();
-      set.also = also;
-    }
-    TESSERA_CHECK(!rest_.empty(), "the tokenizer's pattern '", printable(whole_),
-                  "' is not a regular expression (a class without its ])");
-    take(1);
-    --depth_;
-    set.negated = negated;
-    return set;
   }
 
   std::string_view whole_;
   std::string_view rest_;
   std::string out_;
   bool last_is_set_ = false;  ///< whether the last escape, such as \s, is a set of characters
-  int depth_ = 0;
 };
 
 /// The position of the first character of `text` that begins at `at` or later.
