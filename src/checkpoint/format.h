@@ -1,5 +1,5 @@
-// Shared parts of the file format: blocks of tensors, checksums of files, and validation of
-// safetensors headers. Used by readers, writers and manifests.
+// Shared parts of the file format: blocks of tensors, checksums of files, and types and names of
+// tensors. Used by readers, writers and manifests.
 
 #pragma once
 
@@ -9,17 +9,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <map>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/input_file.h"
@@ -98,40 +93,6 @@ class GranuleSums {
 };
 TESSERA_API_FOR_TEST_END
 
-/// A file whose bytes are verified against checksums while they are read. Thread safe.
-class CheckedFile {
- public:
-  /// `sums`: the checksum of each granule; if empty, nothing is verified. Throws Error if the
-  /// number of checksums does not fit the size of the file.
-  CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums);
-
-  const std::filesystem::path& path() const { return file_.path(); }
-  std::uint64_t size() const { return file_.size(); }
-  /// Reads whole granules. Throws Error, with the file and the offset, for bytes that do not match
-  /// their checksum.
-  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
-
- private:
-  /// A granule of which only a part was needed when it was read.
-  struct CachedGranule {
-    std::vector<std::byte> bytes;
-    std::uint64_t index = UINT64_MAX;
-  };
-
-  void read_granule(std::uint64_t index, std::span<std::byte> out) const;
-  void read_part(std::uint64_t index, std::uint64_t within, std::span<std::byte> out) const;
-  CachedGranule& cache_of_this_thread() const;
-  std::uint64_t bytes_of_granule(std::uint64_t index) const;
-
-  files::InputFile file_;
-  std::vector<std::uint32_t> sums_;
-  // The last granule that each thread has read. One granule is enough, because each thread reads
-  // short runs in ascending order. The mutex protects only the map, so that no thread waits for the
-  // reads of another thread.
-  mutable std::mutex mutex_;
-  mutable std::map<std::thread::id, CachedGranule> cache_;
-};
-
 /// A type of the safetensors format.
 struct SafetensorsDtype {
   std::string_view name;
@@ -165,28 +126,5 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 /// Parses a list of natural numbers, one for each dimension of a tensor. Also throws Error for more
 /// dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
-
-/// The limit that the reference implementation sets for the size of a header.
-inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
-
-struct SafetensorsHeader {
-  /// Tensors by name; offsets are from the start of the data.
-  std::map<std::string, TensorEntry> tensors;
-  std::map<std::string, std::string> metadata;
-};
-
-/// Parses and checks the header of a file with `data_bytes` bytes of data. Throws Error, with the
-/// name of the tensor, for everything that the format forbids.
-SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
-
-/// The header of a file to be written, padded with spaces to a multiple of 8 bytes, and the offset
-/// of each tensor's data (from the start of the data).
-struct HeaderPlan {
-  std::string json;
-  std::map<std::string, TensorEntry> tensors;
-  std::uint64_t data_bytes = 0;
-};
-HeaderPlan plan_header(std::vector<SafetensorsWriter::Item> items,
-                       const std::map<std::string, std::string>& metadata);
 
 }  // namespace tessera::checkpoint

@@ -25,7 +25,6 @@
 #include "format.h"
 #include "manifest.h"
 #include "ranks.h"
-#include "step_files.h"
 #include "step_folder.h"
 #include "stored_step.h"
 #include "tessera/checkpoint/checkpoint.h"

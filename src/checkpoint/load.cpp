@@ -26,7 +26,6 @@
 #include "objects.h"
 #include "parameters.h"
 #include "ranks.h"
-#include "step_files.h"
 #include "step_folder.h"
 #include "stored_step.h"
 #include "tessera/checkpoint/checkpoint.h"

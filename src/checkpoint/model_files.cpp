@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "format.h"
+#include "manifest.h"
 #include "model_files.h"
-#include "step_files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"

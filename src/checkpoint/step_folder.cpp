@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "manifest.h"
-#include "step_files.h"
 #include "step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"

@@ -1,4 +1,6 @@
 #include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -6,15 +8,16 @@
 #include <exception>
 #include <iterator>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "format.h"
 #include "manifest.h"
-#include "step_files.h"
 #include "stored_step.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
+#include "tessera/core/input_file.h"
 #include "tessera/internals/detail/threads.h"
 
 namespace tessera::checkpoint {
@@ -123,6 +126,37 @@ void PieceReads::run() {
     });
   }
   run_on_threads(static_cast<int>(threads), shares);
+}
+
+/// The size of the file is checked before the header: a file of another size is truncated, or is a
+/// different file.
+SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
+  const std::filesystem::path path = folder / record.name;
+  std::error_code error;
+  const auto found = std::filesystem::file_size(path, error);
+  if (error) {
+    throw detail::ReadError(
+        detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
+                       error.message(), ": copy the whole folder, or load another step"),
+        error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
+  }
+  if (found != record.bytes) {
+    const files::InputFile refuses_lfs_pointers(path, "a file of a step", Symlinks::kRefuse);
+  }
+  TESSERA_CHECK(found == record.bytes, "'", path.string(), "' has ", found,
+                " bytes, but the manifest says ", record.bytes,
+                ": copy it again, or load another step");
+  return SafetensorsFile(path, Symlinks::kRefuse, record.sums);
+}
+
+void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
+                 const ManifestChunk& chunk) {
+  const TensorEntry& entry = file.entry(name);
+  TESSERA_CHECK(entry.dtype_name == tensor.dtype && entry.sizes == chunk.sizes, "tensor '", name,
+                "' of '", file.path().string(), "' is ", entry.dtype_name,
+                fmt::format(" [{}], but the manifest says ", fmt::join(entry.sizes, ", ")),
+                tensor.dtype, fmt::format(" [{}]", fmt::join(chunk.sizes, ", ")),
+                ": copy the step again, or load another");
 }
 
 StoredStep::StoredStep(std::filesystem::path folder, Manifest manifest)

@@ -32,6 +32,14 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::checkpoint {
 
+/// Opens a file of a step. Throws Error for a file that is missing or of another size, and for a
+/// header whose bytes do not match their checksum.
+SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record);
+
+/// Throws Error unless `file` has the chunk of the tensor `name` that the manifest describes.
+void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
+                 const ManifestChunk& chunk);
+
 /// Limits of a read. The read buffer of each thread has at most one piece.
 struct ReadLimits {
   int threads = 4;

@@ -18,7 +18,6 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/model_files.h"
-#include "checkpoint/step_files.h"
 #include "fuzz_input/samples.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/crc32c.h"
