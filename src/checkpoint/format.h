@@ -60,11 +60,6 @@ at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offs
 /// Returns a view of the part of the local tensor that `box` describes.
 at::Tensor local_block(const at::Tensor& local, const Box& box);
 
-}  // namespace tessera::checkpoint
-TESSERA_API_FOR_TEST_END
-
-namespace tessera::checkpoint {
-
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
 
 /// The number of granules (1 MiB each) in a file of `bytes`; the last granule may be shorter.
@@ -77,7 +72,6 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
-TESSERA_API_FOR_TEST_BEGIN
 /// Computes the CRC-32C of each granule of a file that is written sequentially.
 class GranuleSums {
  public:
@@ -91,7 +85,6 @@ class GranuleSums {
   std::uint64_t bytes_ = 0;
   std::vector<std::uint32_t> sums_;
 };
-TESSERA_API_FOR_TEST_END
 
 /// A type of the safetensors format.
 struct SafetensorsDtype {
@@ -128,3 +121,4 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

@@ -94,11 +94,6 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder);
 /// leave holes.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
-}  // namespace tessera::checkpoint
-TESSERA_API_FOR_TEST_END
-
-namespace tessera::checkpoint {
-
 /// The overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
 /// `local_offset` of the result is relative to the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
@@ -107,3 +102,4 @@ std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> other_sizes);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

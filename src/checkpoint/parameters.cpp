@@ -14,6 +14,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/lora.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/visit_modules.h"
 
@@ -70,6 +71,16 @@ std::vector<NamedParameter> model_slots(const nn::ModuleBase& module) {
   std::vector<NamedParameter> slots = saved_slots(module);
   std::erase_if(slots, [&](const auto& each) { return adapters.contains(each.slot); });
   return slots;
+}
+
+nlohmann::json dropout_calls(const nn::ModuleBase& module) {
+  nlohmann::json calls = nlohmann::json::object();
+  nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& each) {
+    if (const auto* dropout = dynamic_cast<const nn::Dropout*>(&each)) {
+      calls[fqn] = dropout->calls();
+    }
+  });
+  return calls;
 }
 
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name) {

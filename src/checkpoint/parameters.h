@@ -51,6 +51,10 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
   return found->second;
 }
 
+/// The value of nn::Dropout::calls() for each Dropout in a module, by FQN; an empty object if there
+/// is no Dropout.
+nlohmann::json dropout_calls(const nn::ModuleBase& module);
+
 /// Throws Error for a parameter that is Partial or marked as different between ranks
 /// (set_distinct_along), because a file has one value for each name.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);

@@ -27,11 +27,6 @@ namespace tessera::checkpoint {
 /// that had not started are then skipped.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks);
 
-}  // namespace tessera::checkpoint
-TESSERA_API_FOR_TEST_END
-
-namespace tessera::checkpoint {
-
 /// Opens a file of a step. Throws Error for a file that is missing or of another size, and for a
 /// header whose bytes do not match their checksum.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record);
@@ -69,11 +64,6 @@ class PieceReads {
   std::vector<Piece> pieces_;
   std::int64_t bytes_ = 0;
 };
-
-}  // namespace tessera::checkpoint
-
-TESSERA_API_FOR_TEST_BEGIN
-namespace tessera::checkpoint {
 
 /// A step on disk, for reading. Requests are collected before reading, so that each file is opened
 /// only once, no matter how many ranks have written the step.
