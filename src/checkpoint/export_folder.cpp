@@ -16,9 +16,8 @@
 #include <system_error>
 #include <utility>
 
-#include "export_folder.h"
 #include "format.h"
-#include "model_files.h"
+#include "model_folder.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/atomic_file.h"

@@ -16,8 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "export_folder.h"
-#include "model_files.h"
+#include "model_folder.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/checkpoint/hugging_face.h"
@@ -36,6 +35,16 @@
 namespace tessera::checkpoint {
 namespace {
 
+/// A parameter, and the tensors that store the parameter in files.
+struct SentParameter {
+  nn::SlotPtr slot;
+  std::vector<StoredTensor> tensors;
+};
+
+/// The type in which floating-point values are written. nullopt: fp64 for fp64 values, and fp32 for
+/// all other values, because fp32 represents every 16-bit value exactly.
+using SentType = std::optional<c10::ScalarType>;
+
 c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
   const c10::ScalarType type = tensor.scalar_type();
   if (!c10::isFloatingType(type)) {
@@ -44,8 +53,7 @@ c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
   return dtype.value_or(type == c10::kDouble ? type : c10::kFloat);
 }
 
-}  // namespace
-
+/// Lists the parameters, each under its first name.
 std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters) {
   std::vector<SentParameter> sent;
   for (const NamedParameter& each : parameters) {
@@ -54,8 +62,9 @@ std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& param
   return sent;
 }
 
+/// The tensors to be written to files. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
-                                              SentType dtype) {
+                                              SentType dtype = {}) {
   std::vector<SafetensorsWriter::Item> items;
   for (const SentParameter& each : parameters) {
     check_one_value(*each.slot, each.tensors.front().name);
@@ -66,29 +75,43 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
   return items;
 }
 
-void Receiver::write(const std::string& name, std::span<const std::int64_t> offset,
-                     const at::Tensor& block) {
-  if (failure_) {
-    return;
-  }
-  try {
-    write_(name, offset, block);
-  } catch (...) {
-    failure_ = std::current_exception();
-  }
-}
+/// Writes tensors on rank 0. After a failed write, the receiver still accepts the remaining blocks,
+/// so that the sending ranks do not wait forever.
+class Receiver {
+ public:
+  using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
+                                   const at::Tensor& block)>;
+  explicit Receiver(Write write) : write_(std::move(write)) {}
 
-void Receiver::check() const {
-  if (failure_) {
-    std::rethrow_exception(failure_);
+  void write(const std::string& name, std::span<const std::int64_t> offset,
+             const at::Tensor& block) {
+    try {
+      if (!failure_) {
+        write_(name, offset, block);
+      }
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
   }
-}
 
-/// Sends parameters in the same order on every rank, because gather_blocks() is collective. If a
-/// rank fails (out of memory, for example), it aborts the other ranks, which would otherwise wait
-/// for the blocks of this rank.
+  /// Throws the error of the first failed write.
+  void check() const {
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
+  }
+
+ private:
+  Write write_;
+  std::exception_ptr failure_;
+};
+
+/// Sends the parameters to rank 0. `receiver` gets the parameters under the names of items_of(), in
+/// pieces of bounded size. Collective over `world`: parameters are sent in the same order on every
+/// rank. If a rank fails (out of memory, for example), it aborts the other ranks, which would
+/// otherwise wait for the blocks of this rank.
 void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
-              SentType dtype) {
+              SentType dtype = {}) {
   const auto group = all_ranks(world);
   try {
     for (const SentParameter& each : parameters) {
@@ -108,8 +131,6 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
     throw;
   }
 }
-
-namespace {
 
 /// The type of the weights that is written to the configuration: the widest type of the weights, so
 /// that readers that convert to this type lose nothing.

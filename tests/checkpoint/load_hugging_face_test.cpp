@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/model_files.h"
+#include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"
 #include "known_model.h"
 #include "safetensors_bytes.h"

@@ -6,8 +6,7 @@
 #include <span>
 #include <stdexcept>
 
-#include "checkpoint/export_folder.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"
 #include "known_model.h"
 #include "tessera/checkpoint/hugging_face.h"
