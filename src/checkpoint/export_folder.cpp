@@ -1,20 +1,13 @@
 #include <ATen/ops/isinf.h>
 #include <fmt/format.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
-#include <filesystem>
-#include <map>
 #include <random>
 #include <regex>
 #include <set>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "format.h"
 #include "model_folder.h"
@@ -22,7 +15,6 @@
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,11 +1,8 @@
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <iterator>
 #include <numeric>
 #include <utility>
-#include <vector>
 
 #include "format.h"
 #include "tessera/core/detail/crc32c.h"

@@ -1,44 +1,28 @@
 // Inspection of steps without ranks (describe, verify, compare), and the steps of a run.
 
 #include <ATen/ATen.h>
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <limits>
-#include <map>
 #include <random>
 #include <set>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "format.h"
-#include "manifest.h"
 #include "ranks.h"
 #include "step_folder.h"
 #include "stored_step.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
-
 namespace {
+
+using nlohmann::json;
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
 /// The largest number of elements in a block. Limited in addition to the bytes, because comparisons
@@ -407,15 +391,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Calls `look` on rank 0 and returns the text that it returns, broadcast to all ranks.
-std::string text_of_first_rank(comm::World& world, const std::function<std::string()>& look) {
+/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+json of_first_rank(comm::World& world, const std::function<json()>& look) {
   std::string text;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
-      text = look();
+      text = look().dump();
     }
   });
-  return comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text);
+  return json::parse(
+      comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
+}
+
+/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+template <class T>
+std::optional<T> optional_of_first_rank(comm::World& world,
+                                        const std::function<std::optional<T>()>& look) {
+  const json found = of_first_rank(world, [&] {
+    const std::optional<T> own = look();
+    return own ? json(*own) : json();
+  });
+  return found.is_null() ? std::nullopt : std::optional(found.get<T>());
 }
 
 /// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
@@ -437,31 +433,17 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// Calls `look` on rank 0 and returns the step that it returns, broadcast to all ranks.
-std::optional<std::int64_t> step_of_first_rank(
-    comm::World& world, const std::function<std::optional<std::int64_t>()>& look) {
-  std::int64_t found = -1;
-  run_or_fail_on_all(world, [&] {
-    if (world.rank() == 0) {
-      found = look().value_or(-1);
-    }
-  });
-  const std::int64_t step =
-      comm::gather_values(*all_ranks(world), c10::Device(world.options().device), {found})[0][0];
-  return step < 0 ? std::nullopt : std::optional(step);
-}
-
 }  // namespace
 
 std::string new_run_id(comm::World& world) {
-  return text_of_first_rank(world, [] {
+  return of_first_rank(world, [] {
     std::random_device random;
     return fmt::format("{:08x}{:08x}", random(), random());
   });
 }
 
 std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t step) {
-  return text_of_first_rank(world, [&] {
+  return of_first_rank(world, [&] {
     const fs::path folder = dir / step_folder_name(step);
     std::string run_id = manifest_in(find_step(folder)).run_id;
     check_one_run(dir, folder, run_id);
@@ -470,38 +452,29 @@ std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t st
 }
 
 std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
-  // A separate mark in the text means "no run", because a run_id may be empty.
-  const std::string found = text_of_first_rank(world, [&] {
+  return optional_of_first_rank<std::string>(world, [&]() -> std::optional<std::string> {
     for (const auto& [step, folder] : steps_in(dir)) {
       const std::optional<std::string> marker = marker_of(folder);
       if (marker && is_run_id(*marker) && lacks_manifest(folder)) {
-        return "=" + *marker;
+        return marker;
       }
     }
-    return std::string();
+    return std::nullopt;
   });
-  return found.empty() ? std::nullopt : std::optional(found.substr(1));
 }
 
 std::optional<std::int64_t> newest_step(comm::World& world, const fs::path& dir,
                                         std::optional<std::int64_t> before) {
-  return step_of_first_rank(world, [&] { return newest_step_in(dir, before); });
+  return optional_of_first_rank<std::int64_t>(world, [&] { return newest_step_in(dir, before); });
 }
 
 std::optional<std::int64_t> last_step(comm::World& world, const fs::path& dir) {
-  return step_of_first_rank(world, [&dir] { return last_step_in(dir); });
+  return optional_of_first_rank<std::int64_t>(world, [&] { return last_step_in(dir); });
 }
 
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const fs::path& dir,
                                             std::int64_t after, const std::string& run_id) {
-  nlohmann::json steps;
-  run_or_fail_on_all(world, [&] {
-    if (world.rank() == 0) {
-      steps = steps_to_withdraw_in(dir, after, run_id);
-    }
-  });
-  const c10::Device device(world.options().device);
-  return nlohmann::json::parse(comm::broadcast_text(*all_ranks(world), device, 0, steps.dump()));
+  return of_first_rank(world, [&] { return steps_to_withdraw_in(dir, after, run_id); });
 }
 
 void withdraw_step(const fs::path& dir, std::int64_t step, const std::string& run_id) {

@@ -7,40 +7,25 @@
 #include <c10/core/Device.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <iterator>
-#include <map>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "format.h"
-#include "manifest.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "step_folder.h"
 #include "stored_step.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/crc32c.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/module.h"
-#include "tessera/nn/parameter.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::checkpoint {

@@ -2,28 +2,16 @@
 // sizes and types; check that the parameters can be written; fill the parameters. The first two
 // passes change nothing. Filling begins only after all ranks have finished the first two passes.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
 #include <system_error>
-#include <utility>
-#include <vector>
 
-#include "format.h"
-#include "manifest.h"
 #include "model_folder.h"
 #include "parameters.h"
 #include "ranks.h"
@@ -32,12 +20,9 @@
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/strict_json.h"
-#include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {
 namespace {

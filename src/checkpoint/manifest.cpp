@@ -7,11 +7,8 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cstddef>
 #include <set>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "format.h"
 #include "manifest.h"
@@ -20,7 +17,6 @@
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {
 

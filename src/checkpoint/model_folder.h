@@ -3,15 +3,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 
-#include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <map>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/export.h"

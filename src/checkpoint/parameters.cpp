@@ -2,8 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <map>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>

@@ -2,16 +2,11 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/detail/layout_math.h"

@@ -2,11 +2,8 @@
 #include <c10/core/Device.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
-#include <string>
 #include <system_error>
-#include <vector>
 
 #include "format.h"
 #include "ranks.h"
@@ -15,9 +12,7 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/read_error.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 
 namespace tessera::checkpoint {

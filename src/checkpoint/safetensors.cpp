@@ -1,33 +1,23 @@
 // Reads and writes one safetensors file, block by block: checked reads, headers, the reader and the
 // writer.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <map>
-#include <memory>
 #include <mutex>
-#include <span>
-#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "format.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::checkpoint {

@@ -6,37 +6,24 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
-#include <functional>
-#include <map>
 #include <numeric>
 #include <set>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "format.h"
-#include "manifest.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "save.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/crc32c.h"
-#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/strict_json.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"

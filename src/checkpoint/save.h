@@ -2,14 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
-
 #include "manifest.h"
 #include "step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"

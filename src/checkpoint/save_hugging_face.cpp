@@ -1,35 +1,22 @@
 // Exports of a model, and of its adapters, to a folder.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/ScalarType.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <string>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 #include "model_folder.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/atomic_file.h"
-#include "tessera/core/error.h"
 #include "tessera/nn/detail/fqn.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/module.h"
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::checkpoint {

@@ -2,19 +2,15 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <set>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "manifest.h"
 #include "step_folder.h"
@@ -23,7 +19,6 @@
 #include "tessera/core/atomic_file.h"
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/detail/read_error.h"
-#include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 
 namespace tessera::checkpoint {

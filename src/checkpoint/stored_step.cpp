@@ -1,10 +1,8 @@
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <exception>
 #include <iterator>
 #include <mutex>
@@ -12,12 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "format.h"
-#include "manifest.h"
 #include "stored_step.h"
 #include "tessera/core/detail/read_error.h"
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
 #include "tessera/internals/detail/threads.h"
 
 namespace tessera::checkpoint {

@@ -2,17 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "format.h"
 #include "manifest.h"
 #include "tessera/checkpoint/safetensors.h"

@@ -2,11 +2,6 @@
 
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "steps.h"
 #include "tessera/data/tokenizer.h"
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <string>
 
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"

@@ -1,10 +1,6 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "bpe.h"
 #include "tessera/data/detail/tokenizers.h"

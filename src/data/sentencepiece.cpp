@@ -4,21 +4,16 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "files_beside.h"
 #include "piece_model.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
-#include "tessera/data/detail/tokenizers.h"
 #include "tessera/version.h"
 #include "unicode.h"
 

@@ -1,14 +1,10 @@
-#include "tessera/data/text.h"
 #include "tessera/data/detail/fingerprint.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "tessera/core/detail/crc32c.h"
 #include "tessera/core/detail/read_error.h"

@@ -8,12 +8,7 @@
 #include <array>
 #include <bit>
 #include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <limits>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"

@@ -1,9 +1,6 @@
-#include "tessera/data/tokenizer.h"
-#include "tessera/data/detail/tokenizers.h"
 
 #include <algorithm>
 #include <cctype>
-#include <filesystem>
 #include <iterator>
 #include <span>
 #include <utility>

@@ -5,7 +5,6 @@
 #include "files_beside.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/input_file.h"
-#include "tessera/data/detail/tokenizers.h"
 
 namespace tessera::data {
 namespace {
