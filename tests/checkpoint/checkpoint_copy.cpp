@@ -5,7 +5,6 @@
 
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 
 #include "checkpoint/known_model.h"

@@ -1,13 +1,8 @@
 // Loading Hugging Face folders: values, pairs of names, indices and links.
 
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
-#include <filesystem>
-#include <functional>
-#include <string>
-#include <string_view>
 
 #include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"
@@ -16,7 +11,6 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/meta_device.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/memory.h"

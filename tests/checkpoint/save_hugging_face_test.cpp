@@ -2,9 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <optional>
 #include <span>
-#include <stdexcept>
 
 #include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"

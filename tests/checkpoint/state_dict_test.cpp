@@ -11,9 +11,7 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/fused_linear.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
-#include "testing/distributed.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {

@@ -2,25 +2,15 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <future>
-#include <memory>
 #include <numeric>
 #include <semaphore>
-#include <span>
-#include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "tessera/data/batch_loader.h"
-#include "tessera/data/samples.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 

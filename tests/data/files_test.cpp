@@ -1,19 +1,13 @@
-#include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
-#include <filesystem>
 #include <numeric>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "tessera/core/error.h"
 #include "tessera/data/detail/fingerprint.h"
-#include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
 #include "testing/errors.h"
 #include "testing/files.h"

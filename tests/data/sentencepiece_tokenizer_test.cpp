@@ -1,13 +1,9 @@
-#include "tessera/data/detail/tokenizers.h"
-#include "tessera/data/tokenizer.h"
 
 #include <c10/util/Flags.h>
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 
 #include "data/small_tokenizers.h"
 #include "testing/errors.h"
-#include "testing/files.h"
 
 // libc10's flag; SentencePiece has another flag of the same name.
 C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
