@@ -30,7 +30,6 @@
 #include "tessera/core/sharding_rule.h"
 #include "tessera/core/text.h"
 #include "tessera/data/batch_loader.h"
-#include "tessera/data/samples.h"
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
 #include "tessera/data/tokenizer.h"

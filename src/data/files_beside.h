@@ -44,10 +44,6 @@ bool has_file(const std::filesystem::path& file);
 /// too large. `is_new`: the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
-/// Adds the contents of the files next to a tokenizer to the tokenizer. Throws Error if the files
-/// contradict the tokenizer.
-void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside);
-
 /// hugging_face_tokenizer() and sentencepiece_tokenizer() with the contents of the files next to
 /// the tokenizer. Both functions also throw Error if the files contradict the tokenizer.
 TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside);

@@ -1,5 +1,5 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "pattern.h"
+#include "unicode.h"
 
 #include <pcre2.h>
 
@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "unicode.h"
 
 namespace tessera::data {
 namespace {

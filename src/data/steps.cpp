@@ -4,7 +4,6 @@
 #include <charconv>
 #include <utility>
 
-#include "pattern.h"
 #include "unicode.h"
 
 namespace tessera::data {

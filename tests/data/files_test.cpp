@@ -7,7 +7,7 @@
 #include <numeric>
 #include <utility>
 
-#include "tessera/data/detail/fingerprint.h"
+#include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
 #include "testing/errors.h"
 #include "testing/files.h"
@@ -181,6 +181,10 @@ TEST(ReadText, ReadsEveryByte) {
   }
   EXPECT_ERROR(read_text(folder / "missing"), "missing");
   EXPECT_ERROR(read_text(folder.path()), "is a folder");
+}
+
+FileFingerprint fingerprint(const std::string& path) {
+  return fingerprints({path}).at(0);
 }
 
 /// Expects another fingerprint of a file of `size` bytes if a byte at one of `places` changes.
