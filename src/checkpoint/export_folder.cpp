@@ -288,26 +288,6 @@ std::string with_model_type(const std::string& config_json, const std::vector<It
   return config.dump(2) + "\n";
 }
 
-bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied) {
-  ordered_json apart = parsed(config_json);
-  if (!apart.is_object() || std::ranges::find(tied, kHead) == tied.end()) {
-    return false;
-  }
-  apart["tie_word_embeddings"] = false;
-  // The comparison uses the untied configuration, in which a missing key has the default of the
-  // model's class.
-  return config_change(config_json, apart.dump()).empty();
-}
-
-bool drops_head(const std::string& config_json, const std::vector<Item>& items) {
-  const ordered_json config = parsed(config_json);
-  const auto has = [&](const char* name) {
-    return std::ranges::find(items, name, &Item::name) != items.end();
-  };
-  return config.is_object() && config.value("tie_word_embeddings", ordered_json()) == true &&
-         has(kEmbedding) && has(kHead);
-}
-
 std::int64_t bytes_of_all(const std::vector<Item>& items) {
   std::int64_t bytes = 0;
   for (const Item& item : items) {

@@ -2,7 +2,6 @@
 // headers of the needed files and compares them with the state. The second phase fills the tensors.
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/Device.h>
 #include <fmt/format.h>
@@ -364,30 +363,12 @@ class Comparison {
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
-/// Calls `visit(offset, block)` for each block of a stored tensor that this rank needs; `block` is
-/// the memory that is filled.
-template <class Visit>
-void for_each_needed(const Filling& filling, const Visit& visit) {
-  const at::Tensor local = local_tensor(filling.entry.tensor).detach();
-  for (const Box& box : owned_blocks(filling.entry.tensor)) {
-    filling.entry.stored.visit(box.global_offset, local_block(local, box), visit);
-  }
-}
-
 void want_filling(const Filling& filling, StoredStep& step) {
   check_fillable(*filling.entry.slot, filling.name);
-  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
-    step.want(filling.name, offset, block);
-  });
-}
-
-at::Tensor values_in(StoredStep& step, const std::string& name,
-                     std::span<const std::int64_t> offset, at::IntArrayRef sizes,
-                     c10::ScalarType type) {
-  at::Tensor values = at::empty(sizes, type);
-  step.want(name, offset, values);
-  step.read();
-  return values;
+  filling.entry.stored.visit_own(
+      filling.entry.tensor, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+        step.want(filling.name, offset, block);
+      });
 }
 
 /// Whether the two stored tensors of a tied entry have equal values in the parts that this rank
@@ -396,13 +377,14 @@ bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep&
   const c10::ScalarType type = filling.entry.tensor.scalar_type();
   const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
   bool equal = true;
-  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
-    for_each_piece(block.sizes(), most, [&](auto from, auto sizes) {
-      const std::vector<std::int64_t> at = moved(offset, from);
-      equal = equal && at::equal(values_in(step, filling.name, at, sizes, type),
-                                 values_in(step, copy, at, sizes, type));
-    });
-  });
+  filling.entry.stored.visit_own(
+      filling.entry.tensor, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+        for_each_piece(block.sizes(), most, [&](auto from, auto sizes) {
+          const std::vector<std::int64_t> at = moved(offset, from);
+          equal = equal && at::equal(step.values(filling.name, at, sizes, type),
+                                     step.values(copy, at, sizes, type));
+        });
+      });
   return equal;
 }
 

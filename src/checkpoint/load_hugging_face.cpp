@@ -383,14 +383,10 @@ void check_copies(const Match& match) {
     }
   };
   const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
-  for (const auto& box : owned_blocks(tensor)) {
-    match.stored.visit(box.global_offset, local_block(local_tensor(tensor), box),
-                       [&](std::span<const std::int64_t> offset, const at::Tensor& part) {
-                         for_each_piece(part.sizes(), most, [&](auto from, auto sizes) {
-                           check_piece(moved(offset, from), sizes);
-                         });
-                       });
-  }
+  match.stored.visit_own(tensor, [&](std::span<const std::int64_t> offset, const at::Tensor& part) {
+    for_each_piece(part.sizes(), most,
+                   [&](auto from, auto sizes) { check_piece(moved(offset, from), sizes); });
+  });
 }
 
 /// Fills the parameters. Reads only the blocks of this rank, in the order of the files.
@@ -401,14 +397,10 @@ void fill(std::vector<Match> matches) {
   });
   PieceReads reads;
   for (const Match& match : matches) {
-    const auto& tensor = match.slot->persistent();
-    const auto& local = local_tensor(tensor);
-    for (const auto& box : owned_blocks(tensor)) {
-      match.stored.visit(box.global_offset, local_block(local, box),
-                         [&](std::span<const std::int64_t> offset, const at::Tensor& part) {
-                           reads.add(*match.in_file.file, match.in_file.name, offset, part);
-                         });
-    }
+    match.stored.visit_own(match.slot->persistent(),
+                           [&](std::span<const std::int64_t> offset, const at::Tensor& part) {
+                             reads.add(*match.in_file.file, match.in_file.name, offset, part);
+                           });
   }
   reads.run();
 }

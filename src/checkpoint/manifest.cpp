@@ -407,4 +407,8 @@ Manifest manifest_of_shards(const std::filesystem::path& folder) {
   return manifest;
 }
 
+Manifest manifest_in(const std::filesystem::path& folder) {
+  return has_torch_hf_shards(folder) ? manifest_of_shards(folder) : read_manifest(folder);
+}
+
 }  // namespace tessera::checkpoint

@@ -94,6 +94,9 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder);
 /// leave holes.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
+/// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
+Manifest manifest_in(const std::filesystem::path& folder);
+
 /// The overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
 /// `local_offset` of the result is relative to the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,

@@ -61,16 +61,7 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
 std::string with_model_type(const std::string& config_json,
                             const std::vector<SafetensorsWriter::Item>& items);
 
-/// Whether the exported files lack the weights of the head: the configuration says that head and
-/// embedding are untied, but in the model the head is tied to the embedding. Readers would
-/// initialize a new head.
-bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied);
-
-/// Whether readers would ignore the weights of the head: the configuration says that head and
-/// embedding are tied, but the export has separate tensors for them.
-bool drops_head(const std::string& config_json, const std::vector<SafetensorsWriter::Item>& items);
 inline constexpr const char* kEmbedding = "model.embed_tokens.weight";
-inline constexpr const char* kHead = "lm_head.weight";
 
 /// The total number of bytes of the tensors' values.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);

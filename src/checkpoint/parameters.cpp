@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "format.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -131,6 +132,13 @@ void StoredTensor::visit(std::span<const std::int64_t> offset, const at::Tensor&
                 at[0] = row;
                 visit(at, block.narrow(0, from, count));
               });
+}
+
+void StoredTensor::visit_own(const at::Tensor& parameter, const Visit& visit) const {
+  const at::Tensor local = local_tensor(parameter).detach();
+  for (const Box& box : owned_blocks(parameter)) {
+    this->visit(box.global_offset, local_block(local, box), visit);
+  }
 }
 
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot) {

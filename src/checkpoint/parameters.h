@@ -87,6 +87,9 @@ struct StoredTensor {
   /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
+  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`; the parts
+  /// share the memory of the parameter.
+  void visit_own(const at::Tensor& parameter, const Visit& visit) const;
 };
 
 /// The tensors that store a parameter in files: one tensor under the FQN of the parameter or, for a

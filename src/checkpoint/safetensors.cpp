@@ -292,11 +292,10 @@ HeaderPlan plan_header(std::vector<Item> items,
 // system call for each run would take longer than reading the gaps between runs.
 
 /// Reads runs of a file, given in ascending order, into consecutive memory. Nearby runs are read
-/// with one call `read(file offset, out, count)`.
-template <class ReadBytes>
+/// with one call.
 class RunReader {
  public:
-  RunReader(std::byte* out, ReadBytes read) : out_(out), read_(std::move(read)) {}
+  RunReader(const CheckedFile& file, std::byte* out) : file_(file), out_(out) {}
 
   void add(std::uint64_t offset, std::uint64_t count) {
     // A run must not begin before the end of the preceding run, because the gap is computed as an
@@ -314,7 +313,7 @@ class RunReader {
   /// buffer.
   void flush() {
     if (runs_.size() == 1) {
-      read_(end_ - runs_[0].count, out_, runs_[0].count);
+      file_.read_at(end_ - runs_[0].count, {out_, runs_[0].count});
     }
     if (runs_.size() > 1) {
       read_together();
@@ -341,7 +340,7 @@ class RunReader {
   void read_together() {
     const auto begin = runs_.front().offset;
     buffer_.resize(end_ - begin);
-    read_(begin, buffer_.data(), buffer_.size());
+    file_.read_at(begin, buffer_);
     auto* out = out_;
     for (const auto& run : runs_) {
       std::memcpy(out, buffer_.data() + (run.offset - begin), run.count);
@@ -349,11 +348,9 @@ class RunReader {
     }
   }
 
-  /// The destination in memory of the next run.
-  std::byte* out_;
-  ReadBytes read_;
-  /// The offset in the file at which the last added run ends.
-  std::uint64_t end_ = 0;
+  const CheckedFile& file_;
+  std::byte* out_;         ///< the destination in memory of the next run
+  std::uint64_t end_ = 0;  ///< the offset in the file at which the last added run ends
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
 };
@@ -474,10 +471,7 @@ void SafetensorsFile::read_bytes(const TensorEntry& item, std::span<const std::i
                                  const at::Tensor& out) const {
   const auto itemsize = static_cast<std::uint64_t>(out.element_size());
   const std::span<const std::int64_t> sizes(out.sizes().data(), out.sizes().size());
-  RunReader reader(static_cast<std::byte*>(out.mutable_data_ptr()),
-                   [this](std::uint64_t at, std::byte* out, std::uint64_t count) {
-                     impl_->file.read_at(at, {out, count});
-                   });
+  RunReader reader(impl_->file, static_cast<std::byte*>(out.mutable_data_ptr()));
   for_each_run(item.sizes, offset, sizes, [&](std::int64_t element, std::int64_t count) {
     reader.add(item.offset + static_cast<std::uint64_t>(element) * itemsize,
                static_cast<std::uint64_t>(count) * itemsize);

@@ -134,21 +134,37 @@ std::string config_of_export(const std::string& config_json,
                            dtype.value_or(type_of_weights(items)));
 }
 
-std::vector<std::string> names_of_embedding(const std::vector<NamedParameter>& parameters) {
-  const auto found = std::ranges::find_if(
-      parameters, [](const NamedParameter& each) { return each.names.front() == kEmbedding; });
-  return found == parameters.end() ? std::vector<std::string>() : found->names;
-}
+constexpr const char* kHead = "lm_head.weight";
 
+/// Throws Error if readers would ignore the weights of the head or initialize a new head, because
+/// head and embedding are tied in the configuration but not in the model, or the reverse.
 void check_head(const std::string& config_json, const std::vector<NamedParameter>& parameters,
                 const std::vector<SafetensorsWriter::Item>& items) {
-  TESSERA_CHECK(!lacks_head(config_json, names_of_embedding(parameters)), "'", kEmbedding,
+  const auto config = nlohmann::ordered_json::parse(config_json, nullptr,
+                                                    /*allow_exceptions=*/false);
+  if (!config.is_object()) {
+    return;
+  }
+  const auto embedding = std::ranges::find(
+      parameters, kEmbedding, [](const NamedParameter& each) { return each.names.front(); });
+  const bool tied = embedding != parameters.end() &&
+                    std::ranges::find(embedding->names, kHead) != embedding->names.end();
+  // The comparison uses the untied configuration, in which a missing key has the default of the
+  // model's class.
+  nlohmann::ordered_json apart = config;
+  apart["tie_word_embeddings"] = false;
+  TESSERA_CHECK(!tied || !config_change(config_json, apart.dump()).empty(), "'", kEmbedding,
                 "' and '", kHead,
                 "' are one parameter of the model, but its config.json does not say "
                 "\"tie_word_embeddings\": true, without which readers draw the latter anew: say "
                 "true there");
+  const auto has = [&](const char* name) {
+    return std::ranges::find(items, name, &SafetensorsWriter::Item::name) != items.end();
+  };
   TESSERA_CHECK(
-      !drops_head(config_json, items), "the model has '", kEmbedding, "' and '", kHead,
+      config.value("tie_word_embeddings", nlohmann::ordered_json()) != true || !has(kEmbedding) ||
+          !has(kHead),
+      "the model has '", kEmbedding, "' and '", kHead,
       "', but its config.json says \"tie_word_embeddings\": true, with which readers drop "
       "the latter: say false there, or tie the two (nn::ModuleBase::tie_slot)");
 }

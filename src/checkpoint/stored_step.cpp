@@ -223,4 +223,12 @@ void StoredStep::read(const ReadLimits& limits) {
   }
 }
 
+at::Tensor StoredStep::values(const std::string& name, std::span<const std::int64_t> offset,
+                              std::span<const std::int64_t> sizes, c10::ScalarType type) {
+  at::Tensor values = at::empty(at::IntArrayRef(sizes.data(), sizes.size()), type);
+  want(name, offset, values);
+  read();
+  return values;
+}
+
 }  // namespace tessera::checkpoint

@@ -74,6 +74,9 @@ class StoredStep {
   /// Fills the requested blocks, with several threads if there are enough bytes, and clears the
   /// requests. Throws the errors of check(), and Error for bytes that do not match their checksum.
   void read(const ReadLimits& limits = {});
+  /// Reads the block at `offset` of a tensor, converted to `type`.
+  at::Tensor values(const std::string& name, std::span<const std::int64_t> offset,
+                    std::span<const std::int64_t> sizes, c10::ScalarType type);
 
  private:
   /// A requested part of a chunk, and the memory to fill.

@@ -1,3 +1,4 @@
+#include "tessera/data/text.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,4 +1,3 @@
-
 #include <thread>
 
 #include "data/small_tokenizers.h"

@@ -1,4 +1,3 @@
-
 #include "data/small_tokenizers.h"
 #include "testing/errors.h"
 
