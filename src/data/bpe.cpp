@@ -1,4 +1,4 @@
-#include "bpe.h"
+#include "tokenizer_parts.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "tessera/core/error.h"
 #include "unicode.h"
 
 namespace tessera::data {

@@ -9,12 +9,11 @@
 #include <set>
 #include <utility>
 
-#include "files_beside.h"
 #include "piece_model.h"
 #include "tessera/core/detail/environment.h"
-#include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
 #include "tessera/version.h"
+#include "tokenizer_parts.h"
 #include "unicode.h"
 
 namespace tessera::data {

@@ -1,4 +1,4 @@
-#include "steps.h"
+#include "tokenizer_parts.h"
 
 #include <algorithm>
 #include <charconv>

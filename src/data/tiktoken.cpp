@@ -8,10 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "bpe.h"
-#include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
-#include "tessera/data/detail/tokenizers.h"
+#include "tokenizer_parts.h"
 
 namespace tessera::data {
 namespace {

@@ -4,10 +4,9 @@
 #include <span>
 #include <utility>
 
-#include "files_beside.h"
 #include "tessera/core/detail/read_error.h"
-#include "tessera/core/error.h"
 #include "tessera/core/input_file.h"
+#include "tokenizer_parts.h"
 #include "unicode.h"
 
 namespace tessera::data {

@@ -1,7 +1,7 @@
 // Hugging Face's tokenizer.json, as the `tokenizers` package reads it, and the files next to a
 // tokenizer, as PreTrainedTokenizerBase.from_pretrained() in `transformers` reads them.
 
-#include "files_beside.h"
+#include "tokenizer_parts.h"
 
 #include <algorithm>
 #include <array>
