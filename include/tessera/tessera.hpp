@@ -9,7 +9,6 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/state_dict.h"
-#include "tessera/checkpoint/stateful.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/process_group_world.h"

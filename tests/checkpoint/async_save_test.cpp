@@ -6,9 +6,8 @@
 #include <cstdlib>
 #include <thread>
 
-#include "checkpoint/heard_warnings.h"
+#include "checkpoint/known_model.h"
 #include "faults/system_calls.h"
-#include "saved_state.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/optim/adamw.h"

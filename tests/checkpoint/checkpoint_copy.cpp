@@ -8,7 +8,6 @@
 #include <iostream>
 
 #include "checkpoint/known_model.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 
 namespace tessera::checkpoint {

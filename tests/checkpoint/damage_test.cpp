@@ -7,12 +7,12 @@
 #include <cstdlib>
 #include <new>
 
+#include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/safetensors_bytes.h"
 #include "faults/power_cut.h"
 #include "faults/system_calls.h"
-#include "saved_state.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/read_error.h"

@@ -4,9 +4,9 @@
 
 #include <chrono>
 
+#include "checkpoint/known_model.h"
 #include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"
-#include "known_model.h"
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/containers.h"

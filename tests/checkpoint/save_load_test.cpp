@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
+#include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
 #include "faults/system_calls.h"
 #include "fsdp/training/random_model.h"
-#include "saved_state.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/optim/adamw.h"

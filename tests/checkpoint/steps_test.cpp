@@ -12,13 +12,12 @@
 #include <set>
 #include <thread>
 
-#include "checkpoint/heard_warnings.h"
+#include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save.h"
 #include "checkpoint/step_folder.h"
 #include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
-#include "saved_state.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/core/detail/crc32c.h"
 #include "testing/files.h"
