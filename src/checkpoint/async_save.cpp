@@ -73,7 +73,6 @@ class BackgroundSave {
 
   bool done() const { return done_; }
 
-  /// Waits for the save, and throws the error of the save.
   void wait() {
     join();
     error_thrown_ = true;

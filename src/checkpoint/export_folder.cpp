@@ -143,7 +143,6 @@ bool is_shard(const std::string& name) {
   return std::regex_match(name, shard);
 }
 
-/// The bytes of the values of a tensor.
 std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
@@ -177,7 +176,6 @@ ordered_json parsed(const std::string& text) {
   return ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-/// The name of an export type in config.json.
 const char* torch_name(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kDouble:

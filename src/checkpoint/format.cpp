@@ -140,7 +140,6 @@ at::Tensor block_at(const at::Tensor& tensor, SizesRef offset, SizesRef sizes) {
   return block;
 }
 
-/// The view begins at box.local_offset; box.global_offset is the position in the file.
 at::Tensor local_block(const at::Tensor& local, const Box& box) {
   return block_at(local, box.local_offset, box.sizes);
 }

@@ -202,7 +202,6 @@ at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
   return at::where(x.lt(0).eq(y.lt(0)), x.sub(y).abs().to(at::kDouble), rounded);
 }
 
-/// The real and imaginary parts of complex numbers as real numbers.
 at::Tensor parts_of(const at::Tensor& values) {
   return at::view_as_real(values.to(at::kComplexDouble));
 }

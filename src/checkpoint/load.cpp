@@ -38,7 +38,6 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
       patterns, [&name](const std::string& pattern) { return nn::matches_fqn(pattern, name); });
 }
 
-/// Whether options.exclude has a pattern that matches `name`.
 bool is_excluded(const std::string& name, const LoadOptions& options) {
   return matches_any(options.exclude, name);
 }
@@ -162,7 +161,6 @@ void load_rank_states(const json& lists, const NamedRankStates& objects, const L
   }
 }
 
-/// Loads the states in the manifest into all objects of `state`.
 void load_objects(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
                   int rank, int world_size) {
   for (const auto& [name, object] : state.stateful) {

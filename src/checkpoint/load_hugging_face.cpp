@@ -47,7 +47,6 @@ std::string quoted(const std::string& name) {
   return json(name).dump(-1, ' ', true);
 }
 
-/// Throws Error unless the name of the shard is a plain file name, not a path.
 void check_shard_name(const std::string& name) {
   const bool path = name.empty() || name == "." || name.find("..") != std::string::npos ||
                     name.find_first_of("/\\") != std::string::npos;
@@ -190,7 +189,6 @@ void ModelFiles::open_index() {
 
 namespace {
 
-/// A tensor of a file, and the name of the tensor in the file.
 struct FileTensor {
   const SafetensorsFile* file = nullptr;
   std::string name;

@@ -132,7 +132,6 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   return box;
 }
 
-/// Gathers one tensor on rank 0.
 class Gather {
  public:
   // A part is sent only if rank 0 is on the mesh. If the mesh is a submesh without rank 0, the

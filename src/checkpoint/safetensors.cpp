@@ -509,7 +509,6 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
 
 namespace {
 
-/// The size of the pieces into which a long write is split.
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 }  // namespace
@@ -547,7 +546,6 @@ struct SafetensorsWriter::Impl {
     return found->second;
   }
 
-  /// Counts `bytes` of a tensor as written.
   void count(const std::string& name, std::uint64_t bytes) {
     auto& left = missing.at(name);
     TESSERA_CHECK(bytes <= left, "tensor '", name, "' was written twice to '", path,

@@ -183,7 +183,6 @@ std::vector<Box> boxes_at(const at::Tensor& tensor, const Coordinate& coordinate
   return boxes;
 }
 
-/// Whether the block `next` begins where the block `chunk` ends.
 bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
   return !chunk.sizes.empty() && next.offset[0] == chunk.offset[0] + chunk.sizes[0] &&
          std::equal(chunk.offset.begin() + 1, chunk.offset.end(), next.offset.begin() + 1) &&
@@ -233,7 +232,6 @@ std::int64_t bytes_of_chunk(const StateEntry& entry, const PlannedChunk& chunk) 
                          std::multiplies<>());
 }
 
-/// The rows [begin, begin + count) of a chunk.
 PlannedChunk rows_of_chunk(const PlannedChunk& chunk, std::int64_t begin, std::int64_t count) {
   PlannedChunk rows = chunk;
   rows.offset[0] += begin;
@@ -672,7 +670,6 @@ std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
 
 namespace {
 
-/// Serializes file records for rank 0.
 std::string to_json_text(const std::vector<FileRecord>& records) {
   json list = json::array();
   for (const FileRecord& record : records) {

@@ -22,7 +22,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// A parameter, and the tensors that store the parameter in files.
 struct SentParameter {
   nn::SlotPtr slot;
   std::vector<StoredTensor> tensors;
@@ -40,7 +39,6 @@ c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
   return dtype.value_or(type == c10::kDouble ? type : c10::kFloat);
 }
 
-/// Lists the parameters, each under its first name.
 std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters) {
   std::vector<SentParameter> sent;
   for (const NamedParameter& each : parameters) {

@@ -117,7 +117,6 @@ void remove_file(const fs::path& path) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// Removes all files of a folder except the marker.
 void remove_under_marker(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {

@@ -106,7 +106,6 @@ struct Sample {
   std::vector<bool> learned;
 };
 
-/// The number of tokens in the common prefix of two lists.
 std::size_t common_tokens(const std::vector<std::int64_t>& a, const std::vector<std::int64_t>& b) {
   return static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
@@ -362,7 +361,6 @@ class Mixture {
     std::size_t source;
     std::int64_t index;  ///< index of the sample in its source
   };
-  /// The source and index of sample n >= 0.
   Place operator()(std::int64_t n) const {
     Node at = root();
     while (at.last - at.first > 1) {

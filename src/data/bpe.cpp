@@ -214,7 +214,6 @@ class Bpe {
     return std::min(at, text.size());
   }
 
-  /// Fills workspace.ids with the merged tokens of a word.
   void merge_word(std::string_view word, Workspace& workspace) const {
     const auto whole = model_.vocabulary.find(word);
     if (model_.ignore_merges && whole != model_.vocabulary.end()) {

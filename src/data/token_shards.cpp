@@ -21,7 +21,6 @@ namespace {
 using ShardHeader = std::array<std::int32_t, 256>;
 constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 
-/// The properties of a shard of 16-bit or of 32-bit tokens.
 struct ShardKind {
   std::int32_t magic;
   std::int32_t version;  ///< version number that llm.c writes in the header

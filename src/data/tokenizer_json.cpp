@@ -261,7 +261,6 @@ void set_text(std::vector<std::string>& texts, TokenId id, const std::string& te
   texts[id] = text;
 }
 
-/// Maps the token texts of the file to ids.
 Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& texts) {
   field.require(field.json().is_object(), "an object of tokens");
   Vocabulary vocabulary;

@@ -34,7 +34,6 @@ bool begins_character(std::string_view text) {
   });
 }
 
-/// The number of valid UTF-8 bytes at the beginning of `text`.
 std::size_t valid_prefix(std::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {
