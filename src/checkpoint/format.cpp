@@ -144,16 +144,10 @@ at::Tensor local_block(const at::Tensor& local, const Box& box) {
   return block_at(local, box.local_offset, box.sizes);
 }
 
-namespace {
-
-/// The number of bytes that are read and summed at once: 256 KiB, an eighth of a 2 MiB L2 cache.
-/// Summing whole 1 MiB granules took 1.9 times as long.
-constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
-
-}  // namespace
-
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
+  // An eighth of a 2 MiB L2 cache. Summing whole 1 MiB granules took 1.9 times as long.
+  constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
   std::uint32_t sum = 0;
   while (!out.empty()) {
     const auto part = out.first(std::min(kCachedBytes, out.size()));
@@ -292,13 +286,6 @@ void check_tensor_name(std::string_view name) {
       "the tensor name '", name, "' looks like a path");
 }
 
-namespace {
-
-/// The maximum number of dimensions that libtorch's operators support (at::dim_bitset_size).
-constexpr std::size_t kMaxDims = 64;
-
-}  // namespace
-
 /// The value of a natural number in JSON. The JSON parser classifies a number as unsigned only if
 /// it is a natural number that fits in 64 bits.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
@@ -312,6 +299,7 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what) {
 }
 
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what) {
+  constexpr std::size_t kMaxDims = 64;  // of libtorch's operators (at::dim_bitset_size)
   TESSERA_CHECK(value.is_array(), what, " is not a list");
   TESSERA_CHECK(value.size() <= kMaxDims, what, " has ", value.size(), " dimensions");
   std::vector<std::int64_t> numbers;

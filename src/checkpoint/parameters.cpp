@@ -18,16 +18,6 @@
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::checkpoint {
-namespace {
-
-/// Whether a type is a floating-point type that can be converted. Quantized weights cannot be
-/// converted without their scales.
-bool is_plain_float(c10::ScalarType type) {
-  return type == c10::kFloat || type == c10::kHalf || type == c10::kBFloat16 ||
-         type == c10::kDouble;
-}
-
-}  // namespace
 
 /// A tied parameter is visited at every place in the module tree, because files may use any of its
 /// names.
@@ -108,6 +98,11 @@ void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
 }
 
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to) {
+  // Quantized weights cannot be converted without their scales.
+  const auto is_plain_float = [](c10::ScalarType type) {
+    return type == c10::kFloat || type == c10::kHalf || type == c10::kBFloat16 ||
+           type == c10::kDouble;
+  };
   return from == to || (is_plain_float(from) && is_plain_float(to));
 }
 

@@ -507,12 +507,6 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   }
 }
 
-namespace {
-
-constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
-
-}  // namespace
-
 struct SafetensorsWriter::Impl {
   Impl(const std::filesystem::path& path, HeaderPlan planned, OnWrite observer)
       : path(path.string()), plan(std::move(planned)), file(path), on_write(std::move(observer)) {
@@ -528,6 +522,7 @@ struct SafetensorsWriter::Impl {
   }
 
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+    constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min(bytes.size(), kPieceBytes));
       file.write_at(offset, piece);

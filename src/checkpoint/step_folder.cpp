@@ -37,30 +37,6 @@ constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
 
-}  // namespace
-
-bool is_marked(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / kMarker, error);
-}
-
-bool lacks_manifest(const fs::path& folder) {
-  std::error_code error;
-  return fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found;
-}
-
-std::string step_folder_name(std::int64_t step) {
-  return fmt::format("{}{:08}", kStepPrefix, step);
-}
-
-bool is_run_id(const std::string& text) {
-  constexpr std::size_t kMostBytes = 200;
-  return text.size() <= kMostBytes &&
-         std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
-}
-
-namespace {
-
 /// A run_id as ASCII, for messages, because a run_id in a file may contain any characters.
 std::string quoted_run(const std::string& run_id) {
   return "run " + nlohmann::json(run_id).dump(-1, ' ', /*ensure_ascii=*/true,
@@ -182,7 +158,105 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   }
 }
 
+/// The highest step below `before` with a valid manifest. Warns about invalid manifests. Throws
+/// Error for a manifest that exists but cannot be read, because it may be valid.
+std::optional<std::int64_t> newest_step_in(const fs::path& dir,
+                                           std::optional<std::int64_t> before = std::nullopt) {
+  for (const auto& [step, folder] : steps_in(dir)) {
+    if ((!before || step < *before) && committed(folder, step)) {
+      return step;
+    }
+  }
+  return std::nullopt;
+}
+
+/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+json of_first_rank(comm::World& world, const std::function<json()>& look) {
+  std::string text;
+  run_or_fail_on_all(world, [&] {
+    if (world.rank() == 0) {
+      text = look().dump();
+    }
+  });
+  return json::parse(
+      comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
+}
+
+/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+template <class T>
+std::optional<T> optional_of_first_rank(comm::World& world,
+                                        const std::function<std::optional<T>()>& look) {
+  const json found = of_first_rank(world, [&] {
+    const std::optional<T> own = look();
+    return own ? json(*own) : json();
+  });
+  return found.is_null() ? std::nullopt : std::optional(found.get<T>());
+}
+
+/// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
+std::optional<std::string> run_of_whole_step(const fs::path& folder) {
+  try {
+    return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+void check_one_run(const fs::path& dir, const fs::path& step, const std::string& run_id) {
+  for (const auto& [number, folder] : steps_in(dir)) {
+    const std::optional<std::string> other = run_of_whole_step(folder);
+    TESSERA_CHECK(!other || *other == run_id, "'", dir.string(),
+                  "' has steps of two runs: ", step.filename().string(), " of ", quoted_run(run_id),
+                  ", ", folder.filename().string(), " of ", other ? quoted_run(*other) : "",
+                  ": move those of one of them away");
+  }
+}
+
+/// The steps after `after`, highest first, which a run that continues from `after` must withdraw.
+std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
+                                               const std::string& run_id) {
+  std::vector<std::int64_t> found;
+  for (const auto& [step, folder] : steps_in(dir)) {
+    if (step <= after) {
+      break;
+    }
+    if (!lacks_manifest(folder)) {
+      StepFolder(dir, step, run_id).check_withdrawable();
+      found.push_back(step);
+      continue;
+    }
+    const std::optional<std::string> marker = marker_of(folder);
+    TESSERA_CHECK(marker || is_untouched(folder), "'", folder.string(),
+                  "' has no manifest, and is later than the newest whole step, ", after,
+                  ": move it away to continue from there");
+    TESSERA_CHECK(!marker || *marker == run_id, "'", folder.string(),
+                  "' is the unfinished save of another run, ", quoted_run(marker.value_or("")),
+                  ": remove it first");
+  }
+  return found;
+}
+
 }  // namespace
+
+bool is_marked(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / kMarker, error);
+}
+
+bool lacks_manifest(const fs::path& folder) {
+  std::error_code error;
+  return fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found;
+}
+
+std::string step_folder_name(std::int64_t step) {
+  return fmt::format("{}{:08}", kStepPrefix, step);
+}
+
+bool is_run_id(const std::string& text) {
+  constexpr std::size_t kMostBytes = 200;
+  return text.size() <= kMostBytes &&
+         std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
+}
 
 StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_id)
     : step_(step),
@@ -297,22 +371,6 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
   }
 }
 
-namespace {
-
-/// The highest step below `before` with a valid manifest. Warns about invalid manifests. Throws
-/// Error for a manifest that exists but cannot be read, because it may be valid.
-std::optional<std::int64_t> newest_step_in(const fs::path& dir,
-                                           std::optional<std::int64_t> before = std::nullopt) {
-  for (const auto& [step, folder] : steps_in(dir)) {
-    if ((!before || step < *before) && committed(folder, step)) {
-      return step;
-    }
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
 std::filesystem::path find_step(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::exists(path / kManifestFile, error) || has_torch_hf_shards(path)) {
@@ -324,76 +382,6 @@ std::filesystem::path find_step(const std::filesystem::path& path) {
                 "': give a folder with a step that was saved whole, which has a ", kManifestFile);
   return path / step_folder_name(*step);
 }
-
-namespace {
-
-/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
-json of_first_rank(comm::World& world, const std::function<json()>& look) {
-  std::string text;
-  run_or_fail_on_all(world, [&] {
-    if (world.rank() == 0) {
-      text = look().dump();
-    }
-  });
-  return json::parse(
-      comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
-}
-
-/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
-template <class T>
-std::optional<T> optional_of_first_rank(comm::World& world,
-                                        const std::function<std::optional<T>()>& look) {
-  const json found = of_first_rank(world, [&] {
-    const std::optional<T> own = look();
-    return own ? json(*own) : json();
-  });
-  return found.is_null() ? std::nullopt : std::optional(found.get<T>());
-}
-
-/// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
-std::optional<std::string> run_of_whole_step(const fs::path& folder) {
-  try {
-    return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-void check_one_run(const fs::path& dir, const fs::path& step, const std::string& run_id) {
-  for (const auto& [number, folder] : steps_in(dir)) {
-    const std::optional<std::string> other = run_of_whole_step(folder);
-    TESSERA_CHECK(!other || *other == run_id, "'", dir.string(),
-                  "' has steps of two runs: ", step.filename().string(), " of ", quoted_run(run_id),
-                  ", ", folder.filename().string(), " of ", other ? quoted_run(*other) : "",
-                  ": move those of one of them away");
-  }
-}
-
-/// The steps after `after`, highest first, which a run that continues from `after` must withdraw.
-std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
-                                               const std::string& run_id) {
-  std::vector<std::int64_t> found;
-  for (const auto& [step, folder] : steps_in(dir)) {
-    if (step <= after) {
-      break;
-    }
-    if (!lacks_manifest(folder)) {
-      StepFolder(dir, step, run_id).check_withdrawable();
-      found.push_back(step);
-      continue;
-    }
-    const std::optional<std::string> marker = marker_of(folder);
-    TESSERA_CHECK(marker || is_untouched(folder), "'", folder.string(),
-                  "' has no manifest, and is later than the newest whole step, ", after,
-                  ": move it away to continue from there");
-    TESSERA_CHECK(!marker || *marker == run_id, "'", folder.string(),
-                  "' is the unfinished save of another run, ", quoted_run(marker.value_or("")),
-                  ": remove it first");
-  }
-  return found;
-}
-
-}  // namespace
 
 std::string new_run_id(comm::World& world) {
   return of_first_rank(world, [] {

@@ -47,6 +47,20 @@ class Tasks {
   std::exception_ptr error_;
 };
 
+/// The smallest number of bytes for which a further thread saves time.
+constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
+
+void read_piece(const SafetensorsFile& file, const std::string& name,
+                std::span<const std::int64_t> from, const at::Tensor& target) {
+  try {
+    file.read_into(name, from, target);
+  } catch (const detail::ReadError&) {
+    throw;
+  } catch (const Error& error) {
+    fail("tensor '", name, "': ", error.what());
+  }
+}
+
 }  // namespace
 
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
@@ -68,24 +82,6 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
   others.clear();
   left.rethrow();
 }
-
-namespace {
-
-/// The smallest number of bytes for which a further thread saves time.
-constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
-
-void read_piece(const SafetensorsFile& file, const std::string& name,
-                std::span<const std::int64_t> from, const at::Tensor& target) {
-  try {
-    file.read_into(name, from, target);
-  } catch (const detail::ReadError&) {
-    throw;
-  } catch (const Error& error) {
-    fail("tensor '", name, "': ", error.what());
-  }
-}
-
-}  // namespace
 
 /// Splits a read into pieces. The size of a piece is limited in the wider of the two types, because
 /// the piece is also in memory in the type of the file.

@@ -44,15 +44,13 @@ LoadPieceModel load_library() {
   return function;
 }
 
-}  // namespace
-
+/// Loads a model through libtessera_sentencepiece.so. Throws Error if Tessera was built without
+/// SentencePiece.
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
   // If loading the library throws, the next call tries again.
   static const LoadPieceModel load = load_library();
   return std::unique_ptr<PieceModel>(load(model, fault));
 }
-
-namespace {
 
 /// Maximum size of a model file: ten times the largest known model.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
