@@ -19,26 +19,6 @@
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {
-
-std::optional<Box> common_block(std::span<const std::int64_t> offset,
-                                std::span<const std::int64_t> sizes,
-                                std::span<const std::int64_t> other_offset,
-                                std::span<const std::int64_t> other_sizes) {
-  Box box;
-  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    const std::int64_t begin = std::max(offset[dim], other_offset[dim]);
-    const std::int64_t end =
-        std::min(offset[dim] + sizes[dim], other_offset[dim] + other_sizes[dim]);
-    if (begin >= end) {
-      return std::nullopt;
-    }
-    box.global_offset.push_back(begin);
-    box.local_offset.push_back(begin - other_offset[dim]);
-    box.sizes.push_back(end - begin);
-  }
-  return box;
-}
-
 namespace {
 
 using nlohmann::json;
@@ -242,6 +222,25 @@ Manifest from_json(const json& root, Checksums checksums) {
 }
 
 }  // namespace
+
+std::optional<Box> common_block(std::span<const std::int64_t> offset,
+                                std::span<const std::int64_t> sizes,
+                                std::span<const std::int64_t> other_offset,
+                                std::span<const std::int64_t> other_sizes) {
+  Box box;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const std::int64_t begin = std::max(offset[dim], other_offset[dim]);
+    const std::int64_t end =
+        std::min(offset[dim] + sizes[dim], other_offset[dim] + other_sizes[dim]);
+    if (begin >= end) {
+      return std::nullopt;
+    }
+    box.global_offset.push_back(begin);
+    box.local_offset.push_back(begin - other_offset[dim]);
+    box.sizes.push_back(end - begin);
+  }
+  return box;
+}
 
 std::string to_text(const Manifest& manifest) {
   json root;

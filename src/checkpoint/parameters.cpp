@@ -18,9 +18,10 @@
 #include "tessera/nn/visit_modules.h"
 
 namespace tessera::checkpoint {
+namespace {
 
-/// A tied parameter is visited at every place in the module tree, because files may use any of its
-/// names.
+/// The parameters of a module, each once, in the order of the module. A tied parameter is visited
+/// at every place in the module tree, because files may use any of its names.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,
@@ -36,6 +37,39 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   }
   return parameters;
 }
+
+/// How files store the optimizer state of a parameter. State with the sizes of the parameter is
+/// stored like the parameter, for a fused parameter in parts. A counter is stored once for each
+/// part.
+std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
+                                        const at::Tensor& tensor) {
+  std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
+  if (tensor.sizes() != slot.persistent().sizes()) {
+    for (StoredTensor& part : stored) {
+      part = {.name = part.name, .sizes = tensor.sizes().vec()};
+    }
+  }
+  return stored;
+}
+
+/// Adds the entries of `tensor`, which is the parameter itself or a tensor of its optimizer state.
+/// The name of an entry is `prefix`, the FQN and `suffix` joined.
+void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
+                 const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
+  const std::size_t begin = entries.size();
+  for (const std::string& fqn : parameter.names) {
+    std::vector<StoredTensor> stored = stored_beside(fqn, *parameter.slot, tensor);
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      stored[i].name = prefix + stored[i].name + suffix;
+      if (entries.size() == begin + i) {
+        entries.push_back({parameter.slot, prefix.empty(), tensor, stored[i], {}});
+      }
+      entries[begin + i].names.push_back(stored[i].name);
+    }
+  }
+}
+
+}  // namespace
 
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module) {
   std::vector<NamedParameter> slots = parameter_names(module);
@@ -148,41 +182,6 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
   }
   return tensors;
 }
-
-namespace {
-
-/// How files store the optimizer state of a parameter. State with the sizes of the parameter is
-/// stored like the parameter, for a fused parameter in parts. A counter is stored once for each
-/// part.
-std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
-                                        const at::Tensor& tensor) {
-  std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
-  if (tensor.sizes() != slot.persistent().sizes()) {
-    for (StoredTensor& part : stored) {
-      part = {.name = part.name, .sizes = tensor.sizes().vec()};
-    }
-  }
-  return stored;
-}
-
-/// Adds the entries of `tensor`, which is the parameter itself or a tensor of its optimizer state.
-/// The name of an entry is `prefix`, the FQN and `suffix` joined.
-void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
-                 const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
-  const std::size_t begin = entries.size();
-  for (const std::string& fqn : parameter.names) {
-    std::vector<StoredTensor> stored = stored_beside(fqn, *parameter.slot, tensor);
-    for (std::size_t i = 0; i < stored.size(); ++i) {
-      stored[i].name = prefix + stored[i].name + suffix;
-      if (entries.size() == begin + i) {
-        entries.push_back({parameter.slot, prefix.empty(), tensor, stored[i], {}});
-      }
-      entries[begin + i].names.push_back(stored[i].name);
-    }
-  }
-}
-
-}  // namespace
 
 std::vector<StateEntry> state_entries(const StateDict& state) {
   std::vector<StateEntry> entries;

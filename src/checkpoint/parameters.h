@@ -23,9 +23,6 @@ struct NamedParameter {
   bool is_buffer = false;
 };
 
-/// The parameters of a module, each once, in the order of the module.
-std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module);
-
 /// All parameters of a module, then its persistent buffers. Buffers of torch::nn modules get
 /// temporary slots that share the memory of the buffers.
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);

@@ -18,34 +18,44 @@
 namespace tessera::checkpoint {
 namespace {
 
-class Tasks {
- public:
-  explicit Tasks(const std::vector<std::function<void()>>& tasks) : tasks_(tasks) {}
-
-  void run_what_is_left() {
-    for (std::size_t i = next_++; i < tasks_.size(); i = next_++) {
+/// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
+/// `threads` - 1 others. The other threads get this thread's thread-local state (gradient mode,
+/// scopes). Returns when all tasks have ended. Throws the error of the first failed task; tasks
+/// that had not started are then skipped.
+void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr first_error;
+  const auto run_what_is_left = [&] {
+    for (std::size_t i = next++; i < tasks.size(); i = next++) {
       try {
-        tasks_[i]();
+        tasks[i]();
       } catch (...) {
-        next_ = tasks_.size();
-        const std::lock_guard lock(mutex_);
-        error_ = error_ == nullptr ? std::current_exception() : error_;
+        next = tasks.size();
+        const std::lock_guard lock(mutex);
+        first_error = first_error == nullptr ? std::current_exception() : first_error;
       }
     }
-  }
-
-  void rethrow() const {
-    if (error_ != nullptr) {
-      std::rethrow_exception(error_);
+  };
+  const tessera::detail::StateOfThread state;
+  // The destructor of std::jthread joins the threads, also after an exception.
+  std::vector<std::jthread> others;
+  try {
+    while (static_cast<int>(others.size()) + 1 < threads) {
+      others.emplace_back([&] {
+        const tessera::detail::StateOfThreadScope guard(state);
+        run_what_is_left();
+      });
     }
+  } catch (const std::exception&) {
+    // If a thread or memory for a thread is not available, fewer threads do all of the work.
   }
-
- private:
-  const std::vector<std::function<void()>>& tasks_;
-  std::atomic<std::size_t> next_{0};
-  std::mutex mutex_;
-  std::exception_ptr error_;
-};
+  run_what_is_left();
+  others.clear();
+  if (first_error != nullptr) {
+    std::rethrow_exception(first_error);
+  }
+}
 
 /// The smallest number of bytes for which a further thread saves time.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
@@ -61,27 +71,29 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
   }
 }
 
-}  // namespace
-
-void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
-  Tasks left(tasks);
-  const tessera::detail::StateOfThread state;
-  // The destructor of std::jthread joins the threads, also after an exception.
-  std::vector<std::jthread> others;
-  try {
-    while (static_cast<int>(others.size()) + 1 < threads) {
-      others.emplace_back([&] {
-        const tessera::detail::StateOfThreadScope guard(state);
-        left.run_what_is_left();
-      });
-    }
-  } catch (const std::exception&) {
-    // If a thread or memory for a thread is not available, fewer threads do all of the work.
+/// Opens a file of a step. Throws Error for a file that is missing or of another size, and for a
+/// header whose bytes do not match their checksum. The size of the file is checked before the
+/// header: a file of another size is truncated, or is a different file.
+SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
+  const std::filesystem::path path = folder / record.name;
+  std::error_code error;
+  const auto found = std::filesystem::file_size(path, error);
+  if (error) {
+    throw detail::ReadError(
+        detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
+                       error.message(), ": copy the whole folder, or load another step"),
+        error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
   }
-  left.run_what_is_left();
-  others.clear();
-  left.rethrow();
+  if (found != record.bytes) {
+    const files::InputFile refuses_lfs_pointers(path, "a file of a step", Symlinks::kRefuse);
+  }
+  TESSERA_CHECK(found == record.bytes, "'", path.string(), "' has ", found,
+                " bytes, but the manifest says ", record.bytes,
+                ": copy it again, or load another step");
+  return SafetensorsFile(path, Symlinks::kRefuse, record.sums);
 }
+
+}  // namespace
 
 /// Splits a read into pieces. The size of a piece is limited in the wider of the two types, because
 /// the piece is also in memory in the type of the file.
@@ -117,27 +129,6 @@ void PieceReads::run() {
     });
   }
   run_on_threads(static_cast<int>(threads), shares);
-}
-
-/// The size of the file is checked before the header: a file of another size is truncated, or is a
-/// different file.
-SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
-  const std::filesystem::path path = folder / record.name;
-  std::error_code error;
-  const auto found = std::filesystem::file_size(path, error);
-  if (error) {
-    throw detail::ReadError(
-        detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
-                       error.message(), ": copy the whole folder, or load another step"),
-        error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
-  }
-  if (found != record.bytes) {
-    const files::InputFile refuses_lfs_pointers(path, "a file of a step", Symlinks::kRefuse);
-  }
-  TESSERA_CHECK(found == record.bytes, "'", path.string(), "' has ", found,
-                " bytes, but the manifest says ", record.bytes,
-                ": copy it again, or load another step");
-  return SafetensorsFile(path, Symlinks::kRefuse, record.sums);
 }
 
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,

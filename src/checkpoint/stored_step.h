@@ -10,16 +10,6 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
-/// `threads` - 1 others. The other threads get this thread's thread-local state (gradient mode,
-/// scopes). Returns when all tasks have ended. Throws the error of the first failed task; tasks
-/// that had not started are then skipped.
-void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks);
-
-/// Opens a file of a step. Throws Error for a file that is missing or of another size, and for a
-/// header whose bytes do not match their checksum.
-SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record);
-
 /// Throws Error unless `file` has the chunk of the tensor `name` that the manifest describes.
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
                  const ManifestChunk& chunk);

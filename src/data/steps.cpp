@@ -209,14 +209,6 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
   return bytes;
 }
 
-std::string token_of_bytes(std::string_view bytes) {
-  std::string token;
-  for (const char byte : bytes) {
-    append_character(kCodePoints[static_cast<unsigned char>(byte)], token);
-  }
-  return token;
-}
-
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) {
     return std::nullopt;
@@ -356,6 +348,15 @@ PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool 
     }
     give();
   };
+}
+
+/// Bytes as UTF-8 text in GPT-2's alphabet.
+std::string token_of_bytes(std::string_view bytes) {
+  std::string token;
+  for (const char byte : bytes) {
+    append_character(kCodePoints[static_cast<unsigned char>(byte)], token);
+  }
+  return token;
 }
 
 /// Adds a split. After ByteLevel, the split applies to the characters that represent bytes.

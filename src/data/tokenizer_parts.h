@@ -122,8 +122,6 @@ class AddedTokens {
 /// The bytes of a token in GPT-2's alphabet, which writes each byte as one printable character;
 /// nullopt if the token has other characters.
 std::optional<std::string> bytes_of_token(std::string_view token);
-/// Bytes as UTF-8 text in GPT-2's alphabet.
-std::string token_of_bytes(std::string_view bytes);
 /// The byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
