@@ -12,13 +12,11 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <fstream>
 #include <numeric>
 #include <span>
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/core/input_file.h"
 #include "tessera/data/text.h"
 
 namespace tessera::data {
@@ -257,24 +255,6 @@ class PromptCompletions final : public SampleSource {
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options) {
   return std::make_shared<PromptCompletions>(lines, tokenizer, sequence, options);
-}
-
-SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
-                                   std::int64_t sequence, const PromptOptions& options) {
-  // InputFile throws Error for anything but a regular file.
-  const files::InputFile input(file, "a JSON Lines file");
-  std::ifstream in(file, std::ios::binary);
-  std::int64_t number = 0;
-  const JsonLines lines = [&]() -> std::optional<JsonLine> {
-    JsonLine line;
-    if (std::getline(in, line.text)) {
-      line.origin = file + ":" + std::to_string(++number);
-      return line;
-    }
-    TESSERA_CHECK(in.eof(), "reading '", file, "' failed: check the disk");
-    return std::nullopt;
-  };
-  return prompt_completions(lines, tokenizer, sequence, options);
 }
 
 namespace {

@@ -84,10 +84,6 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// - for files without objects.
 SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& tokenizer,
                                    std::int64_t sequence, const PromptOptions& options);
-/// Makes one sample of each object in an uncompressed JSON Lines file, as prompt_completions()
-/// makes from JsonLines.
-SampleSourcePtr prompt_completions(const std::string& file, const Tokenizer& tokenizer,
-                                   std::int64_t sequence, const PromptOptions& options);
 
 class Mixture;
 
