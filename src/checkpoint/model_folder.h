@@ -6,6 +6,7 @@
 
 #include <deque>
 
+#include "format.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/export.h"
 

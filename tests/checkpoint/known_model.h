@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 
+#include "checkpoint/format.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/dtensor/detail/make_distributed.h"

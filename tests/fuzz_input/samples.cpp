@@ -6,6 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/format.h"
 #include "checkpoint/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 
