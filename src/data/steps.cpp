@@ -591,30 +591,28 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
   }
 }
 
+/// The steps that `add` reads from a field; none if the field is null.
+template <class Steps>
+Steps read_steps(const JsonField& field, void (*add)(const JsonField& field, Steps& steps)) {
+  Steps steps;
+  if (!field.is_null()) {
+    add(field, steps);
+  }
+  return steps;
+}
+
 }  // namespace
 
 Normalizers read_normalizers(const JsonField& field) {
-  Normalizers steps;
-  if (!field.is_null()) {
-    add_normalizer(field, steps);
-  }
-  return steps;
+  return read_steps<Normalizers>(field, add_normalizer);
 }
 
 Decoders read_decoders(const JsonField& field) {
-  Decoders steps;
-  if (!field.is_null()) {
-    add_decoder(field, steps);
-  }
-  return steps;
+  return read_steps<Decoders>(field, add_decoder);
 }
 
 PreTokenizers read_pre_tokenizers(const JsonField& field) {
-  PreTokenizers all;
-  if (!field.is_null()) {
-    add_pre_tokenizer(field, all);
-  }
-  return all;
+  return read_steps<PreTokenizers>(field, add_pre_tokenizer);
 }
 
 void PreTokenizers::split_from(std::size_t step, Piece piece, OnPiece on_piece) const {
