@@ -19,7 +19,6 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/fqn_pattern.h"

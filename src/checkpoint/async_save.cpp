@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <future>
@@ -21,7 +20,6 @@
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "ranks.h"
 #include "save.h"
@@ -34,133 +32,80 @@
 
 namespace tessera::checkpoint {
 
-namespace {
-
-struct Mapping {
-  void* memory = nullptr;
-  std::size_t size = 0;
-};
-
-/// Memory mappings that no save uses at the moment. The kernel may reclaim the pages of these
-/// mappings (MADV_FREE). The next save reuses the remaining pages without clearing them.
-class KeptMappings {
- public:
-  static KeptMappings& instance() {
-    // The object is never destroyed, because a save may end after main().
-    static auto* const kept = new KeptMappings;
-    return *kept;
-  }
-
-  /// Returns a cached mapping of `size` bytes. If there is none, the size of the state has changed,
-  /// and all cached mappings are unmapped.
-  Mapping take(std::size_t size) {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find(kept_, size, &Mapping::size);
-    if (found == kept_.end()) {
-      for (const Mapping& other : kept_) {
-        munmap(other.memory, other.size);
-      }
-      kept_.clear();
-      return {};
-    }
-    const Mapping mapping = *found;
-    kept_.erase(found);
-    return mapping;
-  }
-
-  void keep(const Mapping& mapping) {
-    madvise(mapping.memory, mapping.size, MADV_FREE);
-    const std::lock_guard lock(mutex_);
-    kept_.push_back(mapping);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<Mapping> kept_;
-};
-
-Mapping new_mapping(std::size_t size) {
-  void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
-                " bytes that a save in the background writes has no memory: ", std::strerror(errno),
-                ": save at once");
-  madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional, so a failure is ignored
-  return {mapped, size};
-}
-
-/// Host memory for all copies of a save: one mapping, in 2 MiB pages if the kernel has them:
-/// clearing 512 small pages takes as long as the copy that fills the pages. When no tensor uses the
-/// mapping, the kernel may reclaim its pages; the next save of equal size reuses the remaining
-/// pages.
-class HostMemory {
- public:
-  /// `bytes`: the bytes of all tensors, each rounded up by rounded(). Throws Error if memory cannot
-  /// be allocated.
-  explicit HostMemory(std::int64_t bytes);
-
-  static std::int64_t rounded(std::int64_t bytes);
-  /// Returns a contiguous tensor with uninitialized values.
-  at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype);
-
- private:
-  std::shared_ptr<void> memory_;
-  std::int64_t bytes_;
-  std::int64_t taken_ = 0;
-};
-
-}  // namespace
-
-HostMemory::HostMemory(std::int64_t bytes) : bytes_(bytes) {
-  if (bytes == 0) {
-    return;
-  }
-  const auto size = static_cast<std::size_t>(bytes);
-  Mapping mapping = KeptMappings::instance().take(size);
-  if (mapping.memory == nullptr) {
-    mapping = new_mapping(size);
-  }
-  memory_ = std::shared_ptr<void>(mapping.memory,
-                                  [mapping](void*) { KeptMappings::instance().keep(mapping); });
-}
-
-std::int64_t HostMemory::rounded(std::int64_t bytes) {
-  constexpr std::int64_t kLine = 64;
-  return tessera::detail::round_up(bytes, kLine);
-}
-
-at::Tensor HostMemory::take(at::IntArrayRef sizes, c10::ScalarType dtype) {
-  const std::int64_t size =
-      rounded(c10::multiply_integers(sizes) * static_cast<std::int64_t>(c10::elementSize(dtype)));
-  TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes was to be put behind ", taken_,
-                " of ", bytes_);
-  std::byte* const place = static_cast<std::byte*>(memory_.get()) + taken_;
-  taken_ += size;
-  return at::from_blob(place, sizes, [memory = memory_](void*) {}, at::dtype(dtype));
-}
-
 /// A save on a separate thread. Not thread safe: only one thread at a time may call a
 /// BackgroundSave.
 class BackgroundSave {
  public:
   /// Creates the thread, which waits for begin(). Throws Error if the thread cannot be created.
-  BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared);
+  BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared) : hosts_(std::move(hosts)) {
+    try {
+      thread_ =
+          std::thread([this, go = go_.get_future(), prepared = std::move(prepared)]() mutable {
+            if (go.get()) {
+              run(std::move(prepared));
+            }
+          });
+    } catch (const std::system_error& error) {
+      fail("a save in the background can't have a thread: ", error.what(),
+           ": allow the program more threads or memory, or save at once");
+    }
+  }
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
   /// Waits for the thread; a save that has not begun is cancelled. An error that was never thrown
   /// becomes a warning.
-  ~BackgroundSave();
+  ~BackgroundSave() {
+    if (!begun_) {
+      go_.set_value(false);
+    }
+    try {
+      wait_once();
+    } catch (const std::exception& error) {
+      TORCH_WARN("a checkpoint was not saved: ", error.what());
+    }
+  }
 
   /// Starts the save. To be called once, after all ranks have created their threads.
-  void begin();
+  void begin() {
+    begun_ = true;
+    go_.set_value(true);
+  }
+
   bool done() const { return done_; }
-  /// Waits for the save, and throws the error of the save.
-  void wait();
+
+  void wait() {
+    join();
+    error_thrown_ = true;
+    if (error_ != nullptr) {
+      std::rethrow_exception(error_);
+    }
+  }
+
   /// Waits for the save like wait(), but throws the error of the save only at the first call.
-  void wait_once();
+  void wait_once() {
+    join();
+    if (!error_thrown_) {
+      wait();
+    }
+  }
 
  private:
-  void join();
-  void run(PreparedSave prepared);
+  void join() {
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  void run(PreparedSave prepared) {
+    const comm::CallerScope caller("checkpoint::async_save");
+    comm::take_warnings_of_thread();
+    try {
+      save_step(*hosts_, std::move(prepared));
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    done_ = true;
+  }
 
   comm::CommunicatorPtr hosts_;
   std::exception_ptr error_;
@@ -173,26 +118,57 @@ class BackgroundSave {
 
 namespace {
 
-/// Allocates host memory for the copies of all blocks that are in host memory.
-HostMemory memory_for_copies(const std::vector<ShardFile>& files) {
-  std::int64_t bytes = 0;
-  for (const ShardFile& file : files) {
-    for (const FileChunk& chunk : file.chunks) {
-      for (const RowBlock& block : chunk.blocks) {
-        if (!block.values.is_cuda()) {
-          bytes += HostMemory::rounded(block.values.numel() *
-                                       static_cast<std::int64_t>(c10::elementSize(chunk.dtype)));
+/// Host memory for the copies of a save, in 2 MiB pages if the kernel has them: clearing 512 small
+/// pages takes as long as the copy that fills the pages.
+class HostMemory {
+ public:
+  /// Allocates memory for the blocks that are in host memory. Throws Error if there is none.
+  explicit HostMemory(const std::vector<ShardFile>& files) {
+    for (const ShardFile& file : files) {
+      for (const FileChunk& chunk : file.chunks) {
+        for (const RowBlock& block : chunk.blocks) {
+          bytes_ += block.values.is_cuda() ? 0 : bytes_of_copy(block.values.sizes(), chunk.dtype);
         }
       }
     }
+    if (bytes_ == 0) {
+      return;
+    }
+    const auto size = static_cast<std::size_t>(bytes_);
+    void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
+                  " bytes that a save in the background writes has no memory: ",
+                  std::strerror(errno), ": save at once");
+    madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional, so a failure is ignored
+    memory_ = std::shared_ptr<void>(mapped, [size](void* memory) { munmap(memory, size); });
   }
-  return HostMemory(bytes);
-}
+
+  /// Returns a contiguous tensor with uninitialized values. The tensor keeps the memory alive.
+  at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype) {
+    const std::int64_t size = bytes_of_copy(sizes, dtype);
+    TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes was to be put behind ",
+                  taken_, " of ", bytes_);
+    std::byte* const place = static_cast<std::byte*>(memory_.get()) + taken_;
+    taken_ += size;
+    return at::from_blob(place, sizes, [memory = memory_](void*) {}, at::dtype(dtype));
+  }
+
+ private:
+  static std::int64_t bytes_of_copy(at::IntArrayRef sizes, c10::ScalarType dtype) {
+    constexpr std::int64_t kLine = 64;
+    return tessera::detail::round_up(
+        c10::multiply_integers(sizes) * static_cast<std::int64_t>(c10::elementSize(dtype)), kLine);
+  }
+
+  std::shared_ptr<void> memory_;
+  std::int64_t bytes_ = 0;
+  std::int64_t taken_ = 0;
+};
 
 /// Replaces each block by a copy on the host; copies from a GPU are in page-locked memory. After
 /// this call, the model and the optimizer may change.
 void copy_to_host(std::vector<ShardFile>& files) {
-  HostMemory memory = memory_for_copies(files);
+  HostMemory memory(files);
   std::optional<c10::Device> device;
   for (ShardFile& file : files) {
     for (FileChunk& chunk : file.chunks) {
@@ -241,68 +217,6 @@ class PendingSaves {
 };
 
 }  // namespace
-
-BackgroundSave::BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared)
-    : hosts_(std::move(hosts)) {
-  try {
-    thread_ = std::thread([this, go = go_.get_future(), prepared = std::move(prepared)]() mutable {
-      if (go.get()) {
-        run(std::move(prepared));
-      }
-    });
-  } catch (const std::system_error& error) {
-    fail("a save in the background can't have a thread: ", error.what(),
-         ": allow the program more threads or memory, or save at once");
-  }
-}
-
-void BackgroundSave::run(PreparedSave prepared) {
-  const comm::CallerScope caller("checkpoint::async_save");
-  comm::take_warnings_of_thread();
-  try {
-    save_step(*hosts_, std::move(prepared));
-  } catch (...) {
-    error_ = std::current_exception();
-  }
-  done_ = true;
-}
-
-void BackgroundSave::begin() {
-  begun_ = true;
-  go_.set_value(true);
-}
-
-BackgroundSave::~BackgroundSave() {
-  if (!begun_) {
-    go_.set_value(false);
-  }
-  try {
-    wait_once();
-  } catch (const std::exception& error) {
-    TORCH_WARN("a checkpoint was not saved: ", error.what());
-  }
-}
-
-void BackgroundSave::join() {
-  if (thread_.joinable()) {
-    thread_.join();
-  }
-}
-
-void BackgroundSave::wait() {
-  join();
-  error_thrown_ = true;
-  if (error_ != nullptr) {
-    std::rethrow_exception(error_);
-  }
-}
-
-void BackgroundSave::wait_once() {
-  join();
-  if (!error_thrown_) {
-    wait();
-  }
-}
 
 void finish_pending_save(comm::Communicator& hosts) {
   const std::shared_ptr<BackgroundSave> save = PendingSaves::instance().of(hosts);

@@ -1,24 +1,16 @@
 #include <ATen/ops/isinf.h>
 #include <fmt/format.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
-#include <filesystem>
-#include <map>
 #include <random>
 #include <regex>
 #include <set>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
-#include "export_folder.h"
 #include "format.h"
-#include "model_files.h"
+#include "model_folder.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
@@ -151,7 +143,6 @@ bool is_shard(const std::string& name) {
   return std::regex_match(name, shard);
 }
 
-/// The bytes of the values of a tensor.
 std::int64_t bytes_of(const Item& item) {
   return product(item.sizes) * static_cast<std::int64_t>(c10::elementSize(item.dtype));
 }
@@ -185,7 +176,6 @@ ordered_json parsed(const std::string& text) {
   return ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-/// The name of an export type in config.json.
 const char* torch_name(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::kDouble:
@@ -294,26 +284,6 @@ std::string with_model_type(const std::string& config_json, const std::vector<It
   }
   config["model_type"] = "llama";
   return config.dump(2) + "\n";
-}
-
-bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied) {
-  ordered_json apart = parsed(config_json);
-  if (!apart.is_object() || std::ranges::find(tied, kHead) == tied.end()) {
-    return false;
-  }
-  apart["tie_word_embeddings"] = false;
-  // The comparison uses the untied configuration, in which a missing key has the default of the
-  // model's class.
-  return config_change(config_json, apart.dump()).empty();
-}
-
-bool drops_head(const std::string& config_json, const std::vector<Item>& items) {
-  const ordered_json config = parsed(config_json);
-  const auto has = [&](const char* name) {
-    return std::ranges::find(items, name, &Item::name) != items.end();
-  };
-  return config.is_object() && config.value("tie_word_embeddings", ordered_json()) == true &&
-         has(kEmbedding) && has(kHead);
 }
 
 std::int64_t bytes_of_all(const std::vector<Item>& items) {

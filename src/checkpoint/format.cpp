@@ -1,15 +1,7 @@
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
-#include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <numeric>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "format.h"
 #include "tessera/core/detail/files.h"
@@ -149,21 +141,14 @@ at::Tensor block_at(const at::Tensor& tensor, SizesRef offset, SizesRef sizes) {
   return block;
 }
 
-/// The view begins at box.local_offset; box.global_offset is the position in the file.
 at::Tensor local_block(const at::Tensor& local, const Box& box) {
   return block_at(local, box.local_offset, box.sizes);
 }
 
-namespace {
-
-/// The number of bytes that are read and summed at once: 256 KiB, an eighth of a 2 MiB L2 cache.
-/// Summing whole 1 MiB granules took 1.9 times as long.
-constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
-
-}  // namespace
-
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
+  // An eighth of a 2 MiB L2 cache. Summing whole 1 MiB granules took 1.9 times as long.
+  constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
   std::uint32_t sum = 0;
   while (!out.empty()) {
     const auto part = out.first(std::min(kCachedBytes, out.size()));
@@ -187,65 +172,6 @@ void GranuleSums::add(std::uint64_t offset, std::span<const std::byte> bytes) {
     sums_.back() = detail::crc32c(part, sums_.back());
     bytes_ += part.size();
     bytes = bytes.subspan(part.size());
-  }
-}
-
-CheckedFile::CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums)
-    : file_(std::move(file)), sums_(std::move(sums)) {
-  TESSERA_CHECK(sums_.empty() || sums_.size() == granules_of(file_.size()), "'", path().string(),
-                "' has ", file_.size(), " bytes, but checksums of ", sums_.size(),
-                " MiB: copy it again");
-}
-
-std::uint64_t CheckedFile::bytes_of_granule(std::uint64_t index) const {
-  return std::min(kGranuleBytes, size() - index * kGranuleBytes);
-}
-
-void CheckedFile::read_granule(std::uint64_t index, std::span<std::byte> out) const {
-  const std::uint64_t begin = index * kGranuleBytes;
-  const std::uint32_t found = read_and_sum(file_, begin, out);
-  TESSERA_CHECK(found == sums_[index], "bytes ", begin, " to ", begin + out.size() - 1, " of '",
-                path().string(), "' are not those that were written (CRC-32C ",
-                fmt::format("{:08x}, {:08x}", found, sums_[index]),
-                " expected): copy the file again, or load another step");
-}
-
-CheckedFile::CachedGranule& CheckedFile::cache_of_this_thread() const {
-  const std::lock_guard lock(mutex_);
-  return cache_[std::this_thread::get_id()];
-}
-
-void CheckedFile::read_part(std::uint64_t index, std::uint64_t within,
-                            std::span<std::byte> out) const {
-  CachedGranule& cached = cache_of_this_thread();
-  if (cached.index != index) {
-    // The cached granule is invalid until its checksum has been verified.
-    cached.index = UINT64_MAX;
-    cached.bytes.resize(bytes_of_granule(index));
-    read_granule(index, cached.bytes);
-    cached.index = index;
-  }
-  std::memcpy(out.data(), cached.bytes.data() + within, out.size());
-}
-
-void CheckedFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
-  // For a range beyond the end of the file, InputFile throws the error.
-  if (offset + out.size() > size()) {
-    return file_.read_at(offset, out);
-  }
-  while (!out.empty()) {
-    const std::uint64_t index = offset / kGranuleBytes;
-    const std::uint64_t within = offset % kGranuleBytes;
-    const auto part = out.first(std::min(bytes_of_granule(index) - within, out.size()));
-    if (sums_.empty()) {
-      file_.read_at(offset, part);
-    } else if (part.size() == bytes_of_granule(index)) {
-      read_granule(index, part);
-    } else {
-      read_part(index, within, part);
-    }
-    offset += part.size();
-    out = out.subspan(part.size());
   }
 }
 
@@ -361,13 +287,6 @@ void check_tensor_name(std::string_view name) {
       "the tensor name '", name, "' looks like a path");
 }
 
-namespace {
-
-/// The maximum number of dimensions that libtorch's operators support (at::dim_bitset_size).
-constexpr std::size_t kMaxDims = 64;
-
-}  // namespace
-
 /// The value of a natural number in JSON. The JSON parser classifies a number as unsigned only if
 /// it is a natural number that fits in 64 bits.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
@@ -381,6 +300,7 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what) {
 }
 
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what) {
+  constexpr std::size_t kMaxDims = 64;  // of libtorch's operators (at::dim_bitset_size)
   TESSERA_CHECK(value.is_array(), what, " is not a list");
   TESSERA_CHECK(value.size() <= kMaxDims, what, " has ", value.size(), " dimensions");
   std::vector<std::int64_t> numbers;
@@ -388,176 +308,6 @@ std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const cha
     numbers.push_back(natural_number(element, what));
   }
   return numbers;
-}
-
-namespace {
-
-using nlohmann::json;
-
-/// The limits of the JSON of a header. Depth 3: the top-level object, the object of a tensor, and
-/// the lists in this object.
-constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
-
-/// Parses a tensor's type. Types that libtorch lacks are accepted when a header is parsed; only
-/// reading such a tensor fails.
-const SafetensorsDtype& parse_dtype(const json& value) {
-  TESSERA_CHECK(value.is_string(), "its dtype is not a string");
-  const auto* dtype = find_dtype(value.get_ref<const std::string&>());
-  TESSERA_CHECK(dtype != nullptr, "its dtype ", value.dump(), " is unknown");
-  return *dtype;
-}
-
-const json& field(const json& object, const char* name) {
-  const auto found = object.find(name);
-  TESSERA_CHECK(found != object.end(), "it has no ", name);
-  return *found;
-}
-
-TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
-  TESSERA_CHECK(value.is_object(), "its entry is not an object");
-  const auto& dtype = parse_dtype(field(value, "dtype"));
-  TensorEntry entry{std::string(dtype.name), dtype.scalar_type,
-                    natural_numbers(field(value, "shape"), "its shape")};
-  const auto& offsets = field(value, "data_offsets");
-  // The three required fields are present, so any fourth field is unknown.
-  TESSERA_CHECK(value.size() == 3, "its entry has fields besides dtype, shape and data_offsets");
-  TESSERA_CHECK(offsets.is_array() && offsets.size() == 2, "its data_offsets are not two numbers");
-  const auto begin = natural_number(offsets[0], "its data_offsets");
-  const auto end = natural_number(offsets[1], "its data_offsets");
-  TESSERA_CHECK(begin <= end, "its data end at ", end, ", before they begin at ", begin);
-  TESSERA_CHECK(std::cmp_less_equal(end, data_bytes), "its data end at ", end,
-                ", but the file has only ", data_bytes, " bytes of data: it is truncated");
-  entry.offset = static_cast<std::uint64_t>(begin);
-  entry.bytes = tensor_bytes(entry.sizes, dtype);
-  TESSERA_CHECK(std::cmp_equal(end - begin, entry.bytes), "its data have ", end - begin,
-                " bytes, but its shape and dtype need ", entry.bytes);
-  return entry;
-}
-
-/// Parses "__metadata__". null counts as no metadata, as in Hugging Face's reader.
-std::map<std::string, std::string> parse_metadata(const json& value) {
-  TESSERA_CHECK(value.is_object() || value.is_null(), "__metadata__ is not an object");
-  std::map<std::string, std::string> metadata;
-  for (const auto& [key, text] : value.items()) {
-    TESSERA_CHECK(text.is_string(), "__metadata__ holds ", text.type_name(), " under ",
-                  json(key).dump(), ", not a string");
-    metadata.emplace(key, text.get<std::string>());
-  }
-  return metadata;
-}
-
-/// Throws Error unless the tensors cover the data exactly: no holes, which could hide data, and no
-/// overlaps, which would give the same data two names. Tensors are sorted by offset, then by size,
-/// so that an empty tensor precedes the tensor that begins at the same offset.
-void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint64_t data_bytes) {
-  std::vector<std::pair<const std::string, TensorEntry> const*> order;
-  for (const auto& item : tensors) {
-    order.push_back(&item);
-  }
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    return std::pair(a->second.offset, a->second.bytes) <
-           std::pair(b->second.offset, b->second.bytes);
-  });
-  std::uint64_t end = 0;
-  for (const auto* item : order) {
-    TESSERA_CHECK(item->second.offset == end, "tensor '", item->first, "': its data begin at ",
-                  item->second.offset, ", but those before it end at ", end);
-    end += item->second.bytes;
-  }
-  TESSERA_CHECK(end == data_bytes, "the tensors' data end at ", end, ", but the file has ",
-                data_bytes, " bytes of data");
-}
-
-}  // namespace
-
-SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) {
-  const json root = detail::parse_strict_json(text, kHeaderLimits);
-  SafetensorsHeader header;
-  for (const auto& [name, value] : root.items()) {
-    // "__metadata__" is the only key that is not a tensor.
-    if (name == "__metadata__") {
-      header.metadata = parse_metadata(value);
-      continue;
-    }
-    check_tensor_name(name);
-    try {
-      header.tensors.emplace(name, parse_entry(value, data_bytes));
-    } catch (const Error& error) {
-      fail("tensor '", name, "': ", error.what());
-    }
-  }
-  check_coverage(header.tensors, data_bytes);
-  return header;
-}
-
-namespace {
-
-using Item = SafetensorsWriter::Item;
-
-/// The format's type for libtorch's type. Throws Error for complex double and quantized types,
-/// which the format lacks.
-const SafetensorsDtype& dtype_of(const Item& item) {
-  const auto* dtype = find_dtype(item.dtype);
-  TESSERA_CHECK(dtype != nullptr, "tensor '", item.name, "' has the type ",
-                c10::toString(item.dtype), ", which safetensors lacks: convert it first");
-  return *dtype;
-}
-
-/// Returns `text` as a JSON string literal. nlohmann escapes the text as the format requires, and
-/// throws for invalid UTF-8.
-std::string json_text(const std::string& text) {
-  try {
-    return nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
-    fail("a name or a metadata value is not valid UTF-8: rename it");
-  }
-}
-
-/// The text of "__metadata__", which comes first in the header, as in the reference implementation.
-std::string metadata_json(const std::map<std::string, std::string>& metadata) {
-  std::vector<std::string> pairs;
-  for (const auto& [key, value] : metadata) {
-    pairs.push_back(json_text(key) + ":" + json_text(value));
-  }
-  return fmt::format(R"("__metadata__":{{{}}})", fmt::join(pairs, ","));
-}
-
-std::string entry_json(const std::string& name, const TensorEntry& entry) {
-  return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_text(name),
-                     entry.dtype_name, fmt::join(entry.sizes, ","), entry.offset,
-                     entry.offset + entry.bytes);
-}
-
-}  // namespace
-
-HeaderPlan plan_header(std::vector<Item> items,
-                       const std::map<std::string, std::string>& metadata) {
-  // Tensors with the widest types come first, so that all data are aligned.
-  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return std::tuple(-dtype_of(a).order, a.name) < std::tuple(-dtype_of(b).order, b.name);
-  });
-  HeaderPlan plan;
-  std::vector<std::string> parts;
-  if (!metadata.empty()) {
-    parts.push_back(metadata_json(metadata));
-  }
-  for (auto& item : items) {
-    check_tensor_name(item.name);
-    const auto& dtype = dtype_of(item);
-    TensorEntry entry{std::string(dtype.name), item.dtype, std::move(item.sizes), plan.data_bytes};
-    entry.bytes = tensor_bytes(entry.sizes, dtype);
-    plan.data_bytes += entry.bytes;
-    parts.push_back(entry_json(item.name, entry));
-    TESSERA_CHECK(plan.tensors.emplace(item.name, std::move(entry)).second,
-                  "two tensors are named '", item.name, "': rename one of them");
-  }
-  plan.json = fmt::format("{{{}}}", fmt::join(parts, ","));
-  // Padding the header to a multiple of 8 aligns the data, because the header's length field takes
-  // 8 bytes.
-  plan.json.resize((plan.json.size() + 7) / 8 * 8, ' ');
-  TESSERA_CHECK(plan.json.size() <= kMaxHeaderBytes, items.size(),
-                " tensors are too many for one safetensors file: write several");
-  return plan;
 }
 
 }  // namespace tessera::checkpoint

@@ -1,5 +1,5 @@
-// Shared parts of the file format: blocks of tensors, checksums of files, and validation of
-// safetensors headers. Used by readers, writers and manifests.
+// Shared parts of the file format: blocks of tensors, checksums of files, types and names of
+// tensors, and the writer of files.
 
 #pragma once
 
@@ -12,14 +12,12 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <mutex>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/files.h"
@@ -65,11 +63,6 @@ at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offs
 /// Returns a view of the part of the local tensor that `box` describes.
 at::Tensor local_block(const at::Tensor& local, const Box& box);
 
-}  // namespace tessera::checkpoint
-TESSERA_API_FOR_TEST_END
-
-namespace tessera::checkpoint {
-
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
 
 /// The number of granules (1 MiB each) in a file of `bytes`; the last granule may be shorter.
@@ -82,7 +75,6 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
-TESSERA_API_FOR_TEST_BEGIN
 /// Computes the CRC-32C of each granule of a file that is written sequentially.
 class GranuleSums {
  public:
@@ -95,41 +87,6 @@ class GranuleSums {
  private:
   std::uint64_t bytes_ = 0;
   std::vector<std::uint32_t> sums_;
-};
-TESSERA_API_FOR_TEST_END
-
-/// A file whose bytes are verified against checksums while they are read. Thread safe.
-class CheckedFile {
- public:
-  /// `sums`: the checksum of each granule; if empty, nothing is verified. Throws Error if the
-  /// number of checksums does not fit the size of the file.
-  CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums);
-
-  const std::filesystem::path& path() const { return file_.path(); }
-  std::uint64_t size() const { return file_.size(); }
-  /// Reads whole granules. Throws Error, with the file and the offset, for bytes that do not match
-  /// their checksum.
-  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
-
- private:
-  /// A granule of which only a part was needed when it was read.
-  struct CachedGranule {
-    std::vector<std::byte> bytes;
-    std::uint64_t index = UINT64_MAX;
-  };
-
-  void read_granule(std::uint64_t index, std::span<std::byte> out) const;
-  void read_part(std::uint64_t index, std::uint64_t within, std::span<std::byte> out) const;
-  CachedGranule& cache_of_this_thread() const;
-  std::uint64_t bytes_of_granule(std::uint64_t index) const;
-
-  files::InputFile file_;
-  std::vector<std::uint32_t> sums_;
-  // The last granule that each thread has read. One granule is enough, because each thread reads
-  // short runs in ascending order. The mutex protects only the map, so that no thread waits for the
-  // reads of another thread.
-  mutable std::mutex mutex_;
-  mutable std::map<std::thread::id, CachedGranule> cache_;
 };
 
 /// A type of the safetensors format.
@@ -166,27 +123,49 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 /// dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
-/// The limit that the reference implementation sets for the size of a header.
-inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+/// Writes a safetensors file in pieces, so that only one piece is in memory. The bytes are
+/// identical to those that the reference implementation writes. The writer uses a temporary file
+/// next to `path`, and the constructor reserves its disk space. Without finish(), the temporary
+/// file is removed; if the process is killed, the next writer of this path removes the temporary
+/// file. Not thread safe: use a writer from one thread at a time.
+class SafetensorsWriter {
+ public:
+  /// The name, type and sizes of a tensor to be written.
+  struct Item {
+    std::string name;
+    c10::ScalarType dtype;
+    std::vector<std::int64_t> sizes;
+  };
+  /// A function that is called after each write, with the offset in the file and the bytes written
+  /// at this offset.
+  using OnWrite = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
+  /// Throws Error for duplicate or invalid names, for a type that the format lacks, and if the disk
+  /// is full.
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,
+                    const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
+                    OnWrite on_write = {});
+  ~SafetensorsWriter();
+  SafetensorsWriter(SafetensorsWriter&&) noexcept;
 
-struct SafetensorsHeader {
-  /// Tensors by name; offsets are from the start of the data.
-  std::map<std::string, TensorEntry> tensors;
-  std::map<std::string, std::string> metadata;
+  /// The names of the tensors, in the order in which the file stores the tensors.
+  std::vector<std::string> names() const;
+  /// Writes a whole tensor from any device, with any strides. Tensors may be written in any order.
+  void write(const std::string& name, const at::Tensor& tensor);
+  /// Writes the block of a tensor that starts at `offset`. Blocks must not overlap.
+  void write(const std::string& name, std::span<const std::int64_t> offset,
+             const at::Tensor& block);
+
+  /// Completes the file: calls seal() and publish().
+  void finish();
+  /// Checks that every element was written, and syncs the temporary file to disk.
+  void seal();
+  /// Renames the sealed temporary file to `path`, and replaces an older file.
+  void publish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
-
-/// Parses and checks the header of a file with `data_bytes` bytes of data. Throws Error, with the
-/// name of the tensor, for everything that the format forbids.
-SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes);
-
-/// The header of a file to be written, padded with spaces to a multiple of 8 bytes, and the offset
-/// of each tensor's data (from the start of the data).
-struct HeaderPlan {
-  std::string json;
-  std::map<std::string, TensorEntry> tensors;
-  std::uint64_t data_bytes = 0;
-};
-HeaderPlan plan_header(std::vector<SafetensorsWriter::Item> items,
-                       const std::map<std::string, std::string>& metadata);
 
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

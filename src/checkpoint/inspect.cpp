@@ -1,31 +1,13 @@
-// Inspection of steps without ranks (describe, verify, compare), and the steps of a run.
+// Inspection of steps without ranks: describe, verify, compare.
 
 #include <ATen/ATen.h>
-#include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 #include <limits>
-#include <map>
-#include <random>
 #include <set>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "format.h"
-#include "manifest.h"
-#include "ranks.h"
-#include "step_files.h"
 #include "step_folder.h"
 #include "stored_step.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -38,50 +20,14 @@
 #include "tessera/core/files.h"
 
 namespace tessera::checkpoint {
-
 namespace {
+
+using nlohmann::json;
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
 /// The largest number of elements in a block. Limited in addition to the bytes, because comparisons
 /// convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
-
-using Chunks = std::vector<std::pair<const std::string*, const ManifestChunk*>>;
-
-/// The chunks of the requested tensors, as one list for each file of the manifest.
-std::vector<Chunks> chunks_of_files(const Manifest& manifest,
-                                    const std::function<bool(const std::string&)>& wanted) {
-  std::vector<Chunks> files(manifest.files.size());
-  for (const auto& [name, tensor] : manifest.tensors) {
-    if (!wanted(name)) {
-      continue;
-    }
-    for (const ManifestChunk& chunk : tensor.chunks) {
-      files[chunk.file].emplace_back(&name, &chunk);
-    }
-  }
-  return files;
-}
-
-template <class Visit>
-void read_chunk(const SafetensorsFile& file, const std::string& name, c10::ScalarType type,
-                const ManifestChunk& chunk, const Visit& visit) {
-  const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(type));
-  const std::int64_t most = std::min(kMostBlockElements, kMostBlockBytes / element_bytes);
-  for_each_piece(chunk.sizes, most, [&](auto from, auto sizes) {
-    visit(name, moved(chunk.offset, from), file.read(name, from, sizes));
-  });
-}
-
-/// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
-Manifest manifest_in(const std::filesystem::path& folder) {
-  return has_torch_hf_shards(folder) ? manifest_of_shards(folder) : read_manifest(folder);
-}
-
-/// The bytes of all values of a tensor, in the type in which the tensor is stored.
-std::uint64_t bytes_of_tensor(const ManifestTensor& tensor) {
-  return tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));
-}
 
 /// The type of a tensor. Throws Error, with the tensor's name, for a type that libtorch lacks.
 c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& tensor) {
@@ -90,27 +36,6 @@ c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& te
                 "' of the checkpoint has the type ", tensor.dtype,
                 ", which libtorch lacks: convert the checkpoint first");
   return type;
-}
-
-/// Reads the tensors for which `wanted(name)` is true, one file after another. Every byte is read
-/// once and verified with its checksum. Each element is passed to `visit(name, offset, block)` in
-/// exactly one block, in the file's type; a block has at most 8 MiB and 2 Mi elements.
-void read_blocks(const std::filesystem::path& folder, const Manifest& manifest,
-                 const std::function<bool(const std::string&)>& wanted,
-                 const std::function<void(const std::string&, std::span<const std::int64_t>,
-                                          const at::Tensor&)>& visit) {
-  const std::vector<Chunks> files = chunks_of_files(manifest, wanted);
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    if (files[i].empty()) {
-      continue;
-    }
-    const SafetensorsFile file = open_file_of_step(folder, manifest.files[i]);
-    for (const auto& [name, chunk] : files[i]) {
-      const ManifestTensor& tensor = manifest.tensors.at(*name);
-      check_entry(file, *name, tensor, *chunk);
-      read_chunk(file, *name, scalar_type_of(*name, tensor), *chunk, visit);
-    }
-  }
 }
 
 /// Lists the tensors that have bytes in [begin, end) of a file, with the offset in each tensor.
@@ -283,7 +208,6 @@ at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
   return at::where(x.lt(0).eq(y.lt(0)), x.sub(y).abs().to(at::kDouble), rounded);
 }
 
-/// The real and imaginary parts of complex numbers as real numbers.
 at::Tensor parts_of(const at::Tensor& values) {
   return at::view_as_real(values.to(at::kComplexDouble));
 }
@@ -321,12 +245,12 @@ struct Difference {
 class StepComparison {
  public:
   StepComparison(const std::filesystem::path& step, const std::filesystem::path& other)
-      : folder_(step), one_(manifest_in(step)), other_(other, manifest_in(other)) {
-    for (const auto& [name, tensor] : one_.tensors) {
+      : one_(step, manifest_in(step)), other_(other, manifest_in(other)) {
+    for (const auto& [name, tensor] : one_.manifest().tensors) {
       compare_described(name, tensor);
     }
     for (const auto& [name, tensor] : other_.manifest().tensors) {
-      if (!one_.tensors.contains(name)) {
+      if (!one_.manifest().tensors.contains(name)) {
         add(name, "only in the second");
       }
     }
@@ -334,21 +258,21 @@ class StepComparison {
 
   void compare_values(const Progress& progress) {
     std::uint64_t done = 0;
-    std::map<std::string, Difference> differences;
-    read_blocks(
-        folder_, one_, [this](const std::string& name) { return comparable_.contains(name); },
-        [&](const std::string& name, auto offset, const at::Tensor& block) {
-          const ManifestTensor& tensor = *other_.find(name);
-          const at::Tensor values = at::empty(block.sizes(), scalar_type_of(name, tensor));
-          other_.want(name, offset, values);
-          other_.read();
-          differences[name].add(block, values);
-          done += block.nbytes();
-          if (progress) {
-            progress(done, all_);
-          }
-        });
-    for (const auto& [name, difference] : differences) {
+    for (const std::string& name : comparable_) {
+      const ManifestTensor& tensor = *one_.find(name);
+      const c10::ScalarType type = scalar_type_of(name, tensor);
+      const c10::ScalarType other_type = scalar_type_of(name, *other_.find(name));
+      const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(type));
+      const std::int64_t most = std::min(kMostBlockElements, kMostBlockBytes / element_bytes);
+      Difference difference;
+      for_each_piece(tensor.sizes, most, [&](auto offset, auto sizes) {
+        const at::Tensor values = one_.values(name, offset, sizes, type);
+        difference.add(values, other_.values(name, offset, sizes, other_type));
+        done += values.nbytes();
+        if (progress) {
+          progress(done, all_);
+        }
+      });
       if (difference.absolute > 0) {
         add(name, fmt::format("largest difference {:.6g}, relative {:.6g}", difference.absolute,
                               difference.relative));
@@ -383,12 +307,10 @@ class StepComparison {
                                    fmt::join(same.sizes, ", ")));
     }
     comparable_.insert(name);
-    all_ += bytes_of_tensor(tensor);
+    all_ += tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));
   }
 
-  std::filesystem::path folder_;
-  Manifest one_;
-  StoredStep other_;
+  StoredStep one_, other_;
   std::set<std::string> comparable_;
   std::uint64_t all_ = 0;
   std::map<std::string, std::vector<std::string>> faults_;
@@ -402,111 +324,6 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
   StepComparison comparison(step, other);
   comparison.compare_values(progress);
   return comparison.lines();
-}
-
-namespace {
-
-namespace fs = std::filesystem;
-
-/// Calls `look` on rank 0 and returns the text that it returns, broadcast to all ranks.
-std::string text_of_first_rank(comm::World& world, const std::function<std::string()>& look) {
-  std::string text;
-  run_or_fail_on_all(world, [&] {
-    if (world.rank() == 0) {
-      text = look();
-    }
-  });
-  return comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text);
-}
-
-/// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
-std::optional<std::string> run_of_whole_step(const fs::path& folder) {
-  try {
-    return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-void check_one_run(const fs::path& dir, const fs::path& step, const std::string& run_id) {
-  for (const auto& [number, folder] : steps_in(dir)) {
-    const std::optional<std::string> other = run_of_whole_step(folder);
-    TESSERA_CHECK(!other || *other == run_id, "'", dir.string(),
-                  "' has steps of two runs: ", step.filename().string(), " of ", quoted_run(run_id),
-                  ", ", folder.filename().string(), " of ", other ? quoted_run(*other) : "",
-                  ": move those of one of them away");
-  }
-}
-
-/// Calls `look` on rank 0 and returns the step that it returns, broadcast to all ranks.
-std::optional<std::int64_t> step_of_first_rank(
-    comm::World& world, const std::function<std::optional<std::int64_t>()>& look) {
-  std::int64_t found = -1;
-  run_or_fail_on_all(world, [&] {
-    if (world.rank() == 0) {
-      found = look().value_or(-1);
-    }
-  });
-  const std::int64_t step =
-      comm::gather_values(*all_ranks(world), c10::Device(world.options().device), {found})[0][0];
-  return step < 0 ? std::nullopt : std::optional(step);
-}
-
-}  // namespace
-
-std::string new_run_id(comm::World& world) {
-  return text_of_first_rank(world, [] {
-    std::random_device random;
-    return fmt::format("{:08x}{:08x}", random(), random());
-  });
-}
-
-std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t step) {
-  return text_of_first_rank(world, [&] {
-    const fs::path folder = dir / step_folder_name(step);
-    std::string run_id = manifest_in(find_step(folder)).run_id;
-    check_one_run(dir, folder, run_id);
-    return run_id;
-  });
-}
-
-std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
-  // A separate mark in the text means "no run", because a run_id may be empty.
-  const std::string found = text_of_first_rank(world, [&] {
-    for (const auto& [step, folder] : steps_in(dir)) {
-      const std::optional<std::string> marker = marker_of(folder);
-      if (marker && is_run_id(*marker) && lacks_manifest(folder)) {
-        return "=" + *marker;
-      }
-    }
-    return std::string();
-  });
-  return found.empty() ? std::nullopt : std::optional(found.substr(1));
-}
-
-std::optional<std::int64_t> newest_step(comm::World& world, const fs::path& dir,
-                                        std::optional<std::int64_t> before) {
-  return step_of_first_rank(world, [&] { return newest_step_in(dir, before); });
-}
-
-std::optional<std::int64_t> last_step(comm::World& world, const fs::path& dir) {
-  return step_of_first_rank(world, [&dir] { return last_step_in(dir); });
-}
-
-std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const fs::path& dir,
-                                            std::int64_t after, const std::string& run_id) {
-  nlohmann::json steps;
-  run_or_fail_on_all(world, [&] {
-    if (world.rank() == 0) {
-      steps = steps_to_withdraw_in(dir, after, run_id);
-    }
-  });
-  const c10::Device device(world.options().device);
-  return nlohmann::json::parse(comm::broadcast_text(*all_ranks(world), device, 0, steps.dump()));
-}
-
-void withdraw_step(const fs::path& dir, std::int64_t step, const std::string& run_id) {
-  StepFolder(dir, step, run_id).withdraw();
 }
 
 }  // namespace tessera::checkpoint

@@ -2,34 +2,20 @@
 // headers of the needed files and compares them with the state. The second phase fills the tensors.
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/Device.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
+#include <exception>
 #include <iterator>
-#include <map>
-#include <optional>
 #include <set>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "format.h"
-#include "manifest.h"
-#include "objects.h"
 #include "parameters.h"
 #include "ranks.h"
-#include "step_files.h"
 #include "step_folder.h"
 #include "stored_step.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
@@ -38,13 +24,165 @@
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
-#include "tessera/nn/parameter.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
+
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::ranges::any_of(
+      patterns, [&name](const std::string& pattern) { return nn::matches_fqn(pattern, name); });
+}
+
+bool is_excluded(const std::string& name, const LoadOptions& options) {
+  return matches_any(options.exclude, name);
+}
+
+/// Whether the options allow `name` to be missing, unexpected, or of different sizes.
+bool is_partial(const std::string& name, const LoadOptions& options) {
+  return options.partial || matches_any(options.partial_names, name);
+}
+
+/// Adds to `report` which of `names` are missing in `saved`, an object whose keys are names, and
+/// which keys of `saved` are unexpected.
+void compare(const json& saved, const std::set<std::string>& names, const LoadOptions& options,
+             LoadReport& report) {
+  for (const std::string& name : names) {
+    if (!saved.contains(name) && !is_excluded(name, options)) {
+      report.missing.push_back(name);
+    }
+  }
+  for (const auto& [name, state] : saved.items()) {
+    if (!names.contains(name) && !is_excluded(name, options)) {
+      report.unexpected.push_back(name);
+    }
+  }
+}
+
+/// Adds the names of all tensors and objects in the step and in the state to `names`.
+void add_all_names(const Manifest& manifest, const StateDict& state, std::set<std::string>& names) {
+  const auto add = [&names](auto&& named) {
+    for (const auto& [name, unused] : named) {
+      names.insert(name);
+    }
+  };
+  add(manifest.tensors);
+  for (const auto& [name, tensor] : manifest.tensors) {
+    names.insert(tensor.tied.begin(), tensor.tied.end());
+  }
+  add(manifest.stateful.items());
+  add(manifest.rank_states.items());
+  add(manifest.dropout_calls.items());
+  add(dropout_calls(state.model).items());
+  add(state.stateful);
+  add(state.rank_states);
+}
+
+/// Throws Error for a pattern of options.exclude that matches no name, because it is probably
+/// mistyped. "optimizer.**" is always allowed, because a step may have no optimizer state. `names`:
+/// the names of the state's tensors. `folder`: the folder of the step.
+void check_exclude(const Manifest& manifest, const StateDict& state, std::set<std::string> names,
+                   const std::filesystem::path& folder, const LoadOptions& options) {
+  if (options.exclude.empty()) {
+    return;
+  }
+  add_all_names(manifest, state, names);
+  for (const std::string& pattern : options.exclude) {
+    const bool used = std::ranges::any_of(
+        names, [&pattern](const auto& name) { return nn::matches_fqn(pattern, name); });
+    TESSERA_CHECK(used || pattern == "optimizer.**", "exclude: '", pattern,
+                  "' matches none of the ", names.size(), " names of the checkpoint '",
+                  folder.string(), "' and of what is loaded, beginning with '",
+                  names.empty() ? "" : *names.begin(), "'; correct or remove it");
+  }
+}
+
+/// Adds to the report which Stateful objects of the state the manifest lacks, and which Stateful
+/// objects of the manifest the state lacks.
+void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
+                      LoadReport& report) {
+  std::set<std::string> names;
+  for (const auto& [name, object] : state.stateful) {
+    names.insert(name);
+  }
+  compare(manifest.stateful, names, options, report);
+}
+
+/// Adds to the report which RankState objects of the state the manifest lacks, and which RankState
+/// objects of the manifest the state lacks.
+void compare_rank_states(const Manifest& manifest, const StateDict& state,
+                         const LoadOptions& options, LoadReport& report) {
+  std::set<std::string> names;
+  for (const auto& [name, object] : state.rank_states) {
+    if (object->persistent()) {
+      names.insert(name);
+    }
+  }
+  compare(manifest.rank_states, names, options, report);
+}
+
+/// Loads an object. If loading fails, the error message names the object.
+template <class Object, class Load>
+void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
+  try {
+    load(object, saved);
+  } catch (const std::exception& error) {
+    fail("the state of '", name, "' in the checkpoint cannot be taken: ", error.what(),
+         ": load what was saved of it, or exclude it");
+  }
+}
+
+/// Loads the states of this rank from the lists of a step into the objects, or resets the objects,
+/// as RankState describes.
+void load_rank_states(const json& lists, const NamedRankStates& objects, const LoadOptions& options,
+                      int rank, int world_size) {
+  const auto load_own = [&](RankState& object, const json& of_ranks) {
+    if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
+      object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
+    } else if (rank == 0) {
+      object.load_state_dict(object.merged(of_ranks.get<std::vector<json>>()));
+    } else {
+      object.reset();
+    }
+  };
+  for (const auto& [name, object] : objects) {
+    if (is_excluded(name, options)) {
+      continue;
+    }
+    if (object->persistent() && lists.contains(name)) {
+      load_object(name, *object, lists.at(name), load_own);
+    } else {
+      object->reset();
+    }
+  }
+}
+
+void load_objects(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
+                  int rank, int world_size) {
+  for (const auto& [name, object] : state.stateful) {
+    if (manifest.stateful.contains(name) && !is_excluded(name, options)) {
+      load_object(name, *object, manifest.stateful.at(name),
+                  [](Stateful& each, const json& saved) { each.load_state_dict(saved); });
+    }
+  }
+  load_rank_states(manifest.rank_states, state.rank_states, options, rank, world_size);
+}
+
+/// Restores the counters that dropout_calls() returned. Counters that are excluded, or that `saved`
+/// lacks because the checkpoint is older, stay unchanged.
+void set_dropout_calls(nn::ModuleBase& module, const json& saved, const LoadOptions& options) {
+  nn::visit_modules(module, [&](const std::string& fqn, nn::ModuleBase& each) {
+    auto* dropout = dynamic_cast<nn::Dropout*>(&each);
+    if (dropout != nullptr && saved.contains(fqn) && !is_excluded(fqn, options)) {
+      dropout->set_calls(saved.at(fqn));
+    }
+  });
+}
 
 /// Throws Error unless all ranks requested the same load. Rank 0 chooses the step, but each rank
 /// applies its own LoadOptions. With different options the ranks would get a mixture of old and new
@@ -52,10 +190,9 @@ namespace fs = std::filesystem;
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
   run_or_fail_on_all(world, [&] {
-    const std::string request =
-        nlohmann::json{fs::absolute(path).lexically_normal().string(), options.exclude,
-                       options.partial, options.partial_names}
-            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const std::string request = json{fs::absolute(path).lexically_normal().string(),
+                                     options.exclude, options.partial, options.partial_names}
+                                    .dump(-1, ' ', false, json::error_handler_t::replace);
     own = detail::crc32c(std::as_bytes(std::span(request)));
   });
   const auto others =
@@ -225,30 +362,12 @@ class Comparison {
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
-/// Calls `visit(offset, block)` for each block of a stored tensor that this rank needs; `block` is
-/// the memory that is filled.
-template <class Visit>
-void for_each_needed(const Filling& filling, const Visit& visit) {
-  const at::Tensor local = local_tensor(filling.entry.tensor).detach();
-  for (const Box& box : owned_blocks(filling.entry.tensor)) {
-    filling.entry.stored.visit(box.global_offset, local_block(local, box), visit);
-  }
-}
-
 void want_filling(const Filling& filling, StoredStep& step) {
   check_fillable(*filling.entry.slot, filling.name);
-  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
-    step.want(filling.name, offset, block);
-  });
-}
-
-at::Tensor values_in(StoredStep& step, const std::string& name,
-                     std::span<const std::int64_t> offset, at::IntArrayRef sizes,
-                     c10::ScalarType type) {
-  at::Tensor values = at::empty(sizes, type);
-  step.want(name, offset, values);
-  step.read();
-  return values;
+  filling.entry.stored.visit_own(
+      filling.entry.tensor, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+        step.want(filling.name, offset, block);
+      });
 }
 
 /// Whether the two stored tensors of a tied entry have equal values in the parts that this rank
@@ -257,13 +376,14 @@ bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep&
   const c10::ScalarType type = filling.entry.tensor.scalar_type();
   const std::int64_t most = kMostPieceBytes / static_cast<std::int64_t>(sizeof(double));
   bool equal = true;
-  for_each_needed(filling, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
-    for_each_piece(block.sizes(), most, [&](auto from, auto sizes) {
-      const std::vector<std::int64_t> at = moved(offset, from);
-      equal = equal && at::equal(values_in(step, filling.name, at, sizes, type),
-                                 values_in(step, copy, at, sizes, type));
-    });
-  });
+  filling.entry.stored.visit_own(
+      filling.entry.tensor, [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
+        for_each_piece(block.sizes(), most, [&](auto from, auto sizes) {
+          const std::vector<std::int64_t> at = moved(offset, from);
+          equal = equal && at::equal(step.values(filling.name, at, sizes, type),
+                                     step.values(copy, at, sizes, type));
+        });
+      });
   return equal;
 }
 

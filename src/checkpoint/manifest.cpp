@@ -1,19 +1,19 @@
 // The text of a manifest is one JSON object, whose last member is the CRC-32C of all text before
-// this member.
+// this member. A folder of PyTorch's shards has no manifest file; its manifest is made from the
+// headers of the shards.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cstddef>
 #include <set>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "format.h"
 #include "manifest.h"
+#include "step_folder.h"
+#include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
@@ -21,6 +21,8 @@
 
 namespace tessera::checkpoint {
 namespace {
+
+using nlohmann::json;
 
 /// The maximum number of pairs of chunks that are compared, which bounds the time for untrusted
 /// manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
@@ -44,30 +46,10 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
   return widest;
 }
 
-}  // namespace
-
-std::optional<Box> common_block(std::span<const std::int64_t> offset,
-                                std::span<const std::int64_t> sizes,
-                                std::span<const std::int64_t> other_offset,
-                                std::span<const std::int64_t> other_sizes) {
-  Box box;
-  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    const std::int64_t begin = std::max(offset[dim], other_offset[dim]);
-    const std::int64_t end =
-        std::min(offset[dim] + sizes[dim], other_offset[dim] + other_sizes[dim]);
-    if (begin >= end) {
-      return std::nullopt;
-    }
-    box.global_offset.push_back(begin);
-    box.local_offset.push_back(begin - other_offset[dim]);
-    box.sizes.push_back(end - begin);
-  }
-  return box;
-}
-
-/// Chunks are sorted by their offsets along one dimension. A chunk can overlap only later chunks
-/// that begin before the chunk ends. Chunks that do not overlap cover the tensor exactly if the sum
-/// of their element counts is the element count of the tensor.
+/// Throws Error unless the chunks cover each element of the tensor exactly once. All chunks must be
+/// inside the tensor. Chunks are sorted by their offsets along one dimension. A chunk can overlap
+/// only later chunks that begin before the chunk ends. Chunks that do not overlap cover the tensor
+/// exactly if the sum of their element counts is the element count of the tensor.
 void check_tiling(const ManifestTensor& tensor) {
   tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if a product overflows
   const std::int64_t all = product(tensor.sizes);
@@ -102,15 +84,19 @@ void check_tiling(const ManifestTensor& tensor) {
   }
 }
 
-namespace {
-
-using nlohmann::json;
-
 constexpr int kVersion = 1;
 /// The largest accepted size of a manifest: a hundred times the manifest of a model with 400
 /// billion parameters.
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 32;
 constexpr JsonLimits kManifestLimits{.depth = 32, .keys = 50'000'000, .values = 200'000'000};
+
+/// Whether a file name has the form that saves use: "shard-00000-model-00001-of-00002.safetensors".
+bool is_shard_name(std::string_view name) {
+  constexpr std::string_view kForm = "shard-#####-model-#####-of-#####.safetensors";
+  return std::ranges::equal(name, kForm, [](char c, char form) {
+    return form == '#' ? c >= '0' && c <= '9' : c == form;
+  });
+}
 
 std::string hex(std::uint32_t number) {
   return fmt::format("{:08x}", number);
@@ -238,11 +224,23 @@ Manifest from_json(const json& root, Checksums checksums) {
 
 }  // namespace
 
-bool is_shard_name(std::string_view name) {
-  constexpr std::string_view kForm = "shard-#####-model-#####-of-#####.safetensors";
-  return std::ranges::equal(name, kForm, [](char c, char form) {
-    return form == '#' ? c >= '0' && c <= '9' : c == form;
-  });
+std::optional<Box> common_block(std::span<const std::int64_t> offset,
+                                std::span<const std::int64_t> sizes,
+                                std::span<const std::int64_t> other_offset,
+                                std::span<const std::int64_t> other_sizes) {
+  Box box;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    const std::int64_t begin = std::max(offset[dim], other_offset[dim]);
+    const std::int64_t end =
+        std::min(offset[dim] + sizes[dim], other_offset[dim] + other_sizes[dim]);
+    if (begin >= end) {
+      return std::nullopt;
+    }
+    box.global_offset.push_back(begin);
+    box.local_offset.push_back(begin - other_offset[dim]);
+    box.sizes.push_back(end - begin);
+  }
+  return box;
 }
 
 std::string to_text(const Manifest& manifest) {
@@ -305,6 +303,112 @@ std::string read_manifest_text(const std::filesystem::path& folder) {
 
 Manifest read_manifest(const std::filesystem::path& folder) {
   return parse_manifest(read_manifest_text(folder), folder / kManifestFile);
+}
+
+namespace {
+
+std::vector<std::string> shards_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (is_shard_name(entry.path().filename().string())) {
+      names.push_back(entry.path().filename().string());
+    }
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::json& info) {
+  try {
+    return natural_numbers(info.at("saved_offsets"), "its saved_offsets");
+  } catch (const Error& error) {
+    fail("tensor '", tensor, "': ", error.what());
+  }
+}
+
+/// Adds the blocks of one file to a manifest. The sizes of a tensor are the maximum extent of its
+/// blocks.
+void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
+  const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
+  TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");
+  const nlohmann::json info = detail::parse_strict_json(metadata->second);
+  for (const auto& [name, entry] : file.tensors()) {
+    TESSERA_CHECK(info.contains(name), "its DCP_SHARDING_INFO lacks tensor '", name, "'");
+    ManifestChunk chunk{manifest.files.size(), offsets_of(name, info[name]), entry.sizes};
+    ManifestTensor& tensor = manifest.tensors[name];
+    TESSERA_CHECK(chunk.offset.size() == chunk.sizes.size() &&
+                      (tensor.chunks.empty() || (tensor.dtype == entry.dtype_name &&
+                                                 tensor.sizes.size() == chunk.sizes.size())),
+                  "tensor '", name, "' has other dimensions or another type than elsewhere");
+    tensor.dtype = entry.dtype_name;
+    tensor.sizes.resize(chunk.sizes.size());
+    for (std::size_t dim = 0; dim < chunk.sizes.size(); ++dim) {
+      std::int64_t end = 0;
+      TESSERA_CHECK(!__builtin_add_overflow(chunk.offset[dim], chunk.sizes[dim], &end), "tensor '",
+                    name, "' begins at ", chunk.offset[dim]);
+      tensor.sizes[dim] = std::max(tensor.sizes[dim], end);
+    }
+    tensor.chunks.push_back(std::move(chunk));
+  }
+}
+
+/// Whether a save by Tessera wrote a shard. PyTorch's writer, but not Tessera, records its version
+/// in a shard.
+bool is_of_a_save(const SafetensorsFile& file) {
+  return file.metadata().contains("format") && !file.metadata().contains("DCP_VERSION");
+}
+
+}  // namespace
+
+bool has_torch_hf_shards(const std::filesystem::path& folder) {
+  std::error_code error;
+  return !std::filesystem::exists(folder / kManifestFile, error) && !is_marked(folder) &&
+         !shards_in(folder).empty();
+}
+
+void refuse_torch_checkpoint(const std::filesystem::path& folder) {
+  std::error_code error;
+  TESSERA_CHECK(
+      !std::filesystem::exists(folder / ".metadata", error), "'", folder.string(),
+      "' is a checkpoint of torch.distributed.checkpoint, .metadata and .distcp files, ",
+      "whose pickles only PyTorch reads: convert it with from_torch_checkpoint.py, which is ",
+      "installed beside tessera-ckpt, and load its output (docs/checkpoints.md)");
+}
+
+Manifest manifest_of_shards(const std::filesystem::path& folder) {
+  Manifest manifest;
+  bool of_a_save = false;
+  for (const std::string& name : shards_in(folder)) {
+    const SafetensorsFile file(folder / name, Symlinks::kRefuse);
+    try {
+      add_blocks(manifest, file);
+    } catch (const nlohmann::json::exception& error) {
+      fail("'", (folder / name).string(),
+           "' has a DCP_SHARDING_INFO that is not valid: ", error.what(), ": write it again");
+    } catch (const Error& error) {
+      fail("'", (folder / name).string(), "' is no shard of a checkpoint: ", error.what(),
+           ": write it again with save_distributed");
+    }
+    of_a_save = of_a_save || is_of_a_save(file);
+    manifest.files.push_back({name, std::filesystem::file_size(folder / name), {}});
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    try {
+      check_tiling(tensor);
+    } catch (const Error& error) {
+      fail("the shards in '", folder.string(), "' are not complete: tensor '", name,
+           "': ", error.what(), ": copy all of them");
+    }
+  }
+  TESSERA_CHECK(!of_a_save, "'", folder.string(), "' has the shards of a step, but no ",
+                kManifestFile,
+                ", without which some of them may be missing: copy the whole folder");
+  return manifest;
+}
+
+Manifest manifest_in(const std::filesystem::path& folder) {
+  return has_torch_hf_shards(folder) ? manifest_of_shards(folder) : read_manifest(folder);
 }
 
 }  // namespace tessera::checkpoint

@@ -61,9 +61,6 @@ struct Manifest {
   nlohmann::json dropout_calls = nlohmann::json::object();
 };
 
-/// Whether a file name has the form that saves use: "shard-00000-model-00001-of-00002.safetensors".
-bool is_shard_name(std::string_view name);
-
 std::string to_text(const Manifest& manifest);
 
 /// Whether the files in a manifest must have checksums. Files of other writers may lack checksums.
@@ -83,10 +80,22 @@ Manifest parse_manifest(const std::string& text, const std::filesystem::path& pa
 std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
-}  // namespace tessera::checkpoint
-TESSERA_API_FOR_TEST_END
+/// Whether a folder was written by PyTorch's HuggingFaceStorageWriter with save_distributed:
+/// whether the folder has shards, but no manifest and no marker of an unfinished Tessera save.
+bool has_torch_hf_shards(const std::filesystem::path& folder);
 
-namespace tessera::checkpoint {
+/// Throws Error for a folder in the format of torch.distributed.checkpoint, because Tessera does
+/// not read pickles. The message names a converter.
+void refuse_torch_checkpoint(const std::filesystem::path& folder);
+
+/// Makes a manifest, without checksums, from the shards of PyTorch. A missing last shard cannot be
+/// detected: the tensor then looks smaller. Throws Error for invalid files, for files without block
+/// offsets, for files of a Tessera save whose manifest is missing, and for blocks that overlap or
+/// leave holes.
+Manifest manifest_of_shards(const std::filesystem::path& folder);
+
+/// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
+Manifest manifest_in(const std::filesystem::path& folder);
 
 /// The overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
 /// `local_offset` of the result is relative to the second block.
@@ -95,8 +104,5 @@ std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> other_offset,
                                 std::span<const std::int64_t> other_sizes);
 
-/// Throws Error unless the chunks cover each element of the tensor exactly once. All chunks must be
-/// inside the tensor.
-void check_tiling(const ManifestTensor& tensor);
-
 }  // namespace tessera::checkpoint
+TESSERA_API_FOR_TEST_END

@@ -2,35 +2,26 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <map>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "format.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-/// Whether a type is a floating-point type that can be converted. Quantized weights cannot be
-/// converted without their scales.
-bool is_plain_float(c10::ScalarType type) {
-  return type == c10::kFloat || type == c10::kHalf || type == c10::kBFloat16 ||
-         type == c10::kDouble;
-}
-
-}  // namespace
-
-/// A tied parameter is visited at every place in the module tree, because files may use any of its
-/// names.
+/// The parameters of a module, each once, in the order of the module. A tied parameter is visited
+/// at every place in the module tree, because files may use any of its names.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,
@@ -46,98 +37,6 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   }
   return parameters;
 }
-
-std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module) {
-  std::vector<NamedParameter> slots = parameter_names(module);
-  for (const auto& [name, slot] : module.named_buffer_slots()) {
-    if (slot->role.saved) {
-      slots.push_back({slot, {name}, /*is_buffer=*/true});
-    }
-  }
-  for (const auto& buffer : module.named_buffers()) {
-    const auto slot =
-        std::make_shared<nn::ParameterSlot>(buffer.value(), !buffer.value().is_meta());
-    slots.push_back({slot, {buffer.key()}, /*is_buffer=*/true});
-  }
-  return slots;
-}
-
-std::vector<NamedParameter> model_slots(const nn::ModuleBase& module) {
-  std::unordered_set<nn::SlotPtr> adapters;
-  for (const auto& [name, slot] : nn::lora_slots(module)) {
-    adapters.insert(slot);
-  }
-  std::vector<NamedParameter> slots = saved_slots(module);
-  std::erase_if(slots, [&](const auto& each) { return adapters.contains(each.slot); });
-  return slots;
-}
-
-void check_one_value(const nn::ParameterSlot& slot, const std::string& name) {
-  check_gatherable(slot.persistent(), name);
-  TESSERA_CHECK(
-      !slot.distinct_along() || slot.distinct_along().size() == 1, "parameter '", name,
-      "' has other values on each rank of its mesh (set_distinct_along), but a file holds "
-      "one tensor under that name; gather such experts into parameters of different "
-      "names before saving");
-}
-
-void check_filled(const std::vector<NamedParameter>& parameters) {
-  for (const NamedParameter& each : parameters) {
-    TESSERA_CHECK(each.slot->initialized(), each.is_buffer ? "buffer '" : "parameter '",
-                  each.names.front(),
-                  "' was never filled: call nn::init_weights() or load before saving");
-  }
-}
-
-void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
-  TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
-                "' has no storage: call nn::to_empty() before loading");
-  // A load fills the shard, so forward or backward would still use the old gathered values.
-  TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
-                "' is gathered: load before the first forward, or call fsdp::reshard() first");
-}
-
-bool is_convertible_type(c10::ScalarType from, c10::ScalarType to) {
-  return from == to || (is_plain_float(from) && is_plain_float(to));
-}
-
-std::string listed(const char* what, const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 5;
-  if (names.empty()) {
-    return "";
-  }
-  const auto end = names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size()));
-  const auto more = names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "";
-  return fmt::format("; {}: {}{}", what, fmt::join(names.begin(), end, ", "), more);
-}
-
-void StoredTensor::visit(std::span<const std::int64_t> offset, const at::Tensor& block,
-                         const Visit& visit) const {
-  if (!rows) {
-    return visit(offset, block);
-  }
-  std::vector<std::int64_t> at(offset.begin(), offset.end());
-  rows->visit(offset[0], block.size(0),
-              [&](std::int64_t row, std::int64_t from, std::int64_t count) {
-                at[0] = row;
-                visit(at, block.narrow(0, from, count));
-              });
-}
-
-std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot) {
-  const std::vector<std::int64_t> sizes = slot.persistent().sizes().vec();
-  if (!slot.role.stored_parts) {
-    return {{.name = fqn, .sizes = sizes}};
-  }
-  std::vector<StoredTensor> tensors;
-  for (const nn::NamedRows& part : nn::rows_of_parts(fqn, *slot.role.stored_parts)) {
-    tensors.push_back({.name = part.name, .sizes = sizes, .rows = part.rows});
-    tensors.back().sizes[0] = part.rows.run * part.rows.groups;
-  }
-  return tensors;
-}
-
-namespace {
 
 /// How files store the optimizer state of a parameter. State with the sizes of the parameter is
 /// stored like the parameter, for a fused parameter in parts. A counter is stored once for each
@@ -171,6 +70,118 @@ void add_entries(std::vector<StateEntry>& entries, const NamedParameter& paramet
 }
 
 }  // namespace
+
+std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module) {
+  std::vector<NamedParameter> slots = parameter_names(module);
+  for (const auto& [name, slot] : module.named_buffer_slots()) {
+    if (slot->role.saved) {
+      slots.push_back({slot, {name}, /*is_buffer=*/true});
+    }
+  }
+  for (const auto& buffer : module.named_buffers()) {
+    const auto slot =
+        std::make_shared<nn::ParameterSlot>(buffer.value(), !buffer.value().is_meta());
+    slots.push_back({slot, {buffer.key()}, /*is_buffer=*/true});
+  }
+  return slots;
+}
+
+std::vector<NamedParameter> model_slots(const nn::ModuleBase& module) {
+  std::unordered_set<nn::SlotPtr> adapters;
+  for (const auto& [name, slot] : nn::lora_slots(module)) {
+    adapters.insert(slot);
+  }
+  std::vector<NamedParameter> slots = saved_slots(module);
+  std::erase_if(slots, [&](const auto& each) { return adapters.contains(each.slot); });
+  return slots;
+}
+
+nlohmann::json dropout_calls(const nn::ModuleBase& module) {
+  nlohmann::json calls = nlohmann::json::object();
+  nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& each) {
+    if (const auto* dropout = dynamic_cast<const nn::Dropout*>(&each)) {
+      calls[fqn] = dropout->calls();
+    }
+  });
+  return calls;
+}
+
+void check_one_value(const nn::ParameterSlot& slot, const std::string& name) {
+  check_gatherable(slot.persistent(), name);
+  TESSERA_CHECK(
+      !slot.distinct_along() || slot.distinct_along().size() == 1, "parameter '", name,
+      "' has other values on each rank of its mesh (set_distinct_along), but a file holds "
+      "one tensor under that name; gather such experts into parameters of different "
+      "names before saving");
+}
+
+void check_filled(const std::vector<NamedParameter>& parameters) {
+  for (const NamedParameter& each : parameters) {
+    TESSERA_CHECK(each.slot->initialized(), each.is_buffer ? "buffer '" : "parameter '",
+                  each.names.front(),
+                  "' was never filled: call nn::init_weights() or load before saving");
+  }
+}
+
+void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
+  TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
+                "' has no storage: call nn::to_empty() before loading");
+  // A load fills the shard, so forward or backward would still use the old gathered values.
+  TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
+                "' is gathered: load before the first forward, or call fsdp::reshard() first");
+}
+
+bool is_convertible_type(c10::ScalarType from, c10::ScalarType to) {
+  // Quantized weights cannot be converted without their scales.
+  const auto is_plain_float = [](c10::ScalarType type) {
+    return type == c10::kFloat || type == c10::kHalf || type == c10::kBFloat16 ||
+           type == c10::kDouble;
+  };
+  return from == to || (is_plain_float(from) && is_plain_float(to));
+}
+
+std::string listed(const char* what, const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 5;
+  if (names.empty()) {
+    return "";
+  }
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size()));
+  const auto more = names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "";
+  return fmt::format("; {}: {}{}", what, fmt::join(names.begin(), end, ", "), more);
+}
+
+void StoredTensor::visit(std::span<const std::int64_t> offset, const at::Tensor& block,
+                         const Visit& visit) const {
+  if (!rows) {
+    return visit(offset, block);
+  }
+  std::vector<std::int64_t> at(offset.begin(), offset.end());
+  rows->visit(offset[0], block.size(0),
+              [&](std::int64_t row, std::int64_t from, std::int64_t count) {
+                at[0] = row;
+                visit(at, block.narrow(0, from, count));
+              });
+}
+
+void StoredTensor::visit_own(const at::Tensor& parameter, const Visit& visit) const {
+  const at::Tensor local = local_tensor(parameter).detach();
+  for (const Box& box : owned_blocks(parameter)) {
+    this->visit(box.global_offset, local_block(local, box), visit);
+  }
+}
+
+std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot) {
+  const std::vector<std::int64_t> sizes = slot.persistent().sizes().vec();
+  if (!slot.role.stored_parts) {
+    return {{.name = fqn, .sizes = sizes}};
+  }
+  std::vector<StoredTensor> tensors;
+  for (const nn::NamedRows& part : nn::rows_of_parts(fqn, *slot.role.stored_parts)) {
+    tensors.push_back({.name = part.name, .sizes = sizes, .rows = part.rows});
+    tensors.back().sizes[0] = part.rows.run * part.rows.groups;
+  }
+  return tensors;
+}
 
 std::vector<StateEntry> state_entries(const StateDict& state) {
   std::vector<StateEntry> entries;

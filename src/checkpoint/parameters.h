@@ -2,16 +2,11 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/detail/layout_math.h"
@@ -27,9 +22,6 @@ struct NamedParameter {
   std::vector<std::string> names;  ///< all FQNs; the first is the name in named_slots()
   bool is_buffer = false;
 };
-
-/// The parameters of a module, each once, in the order of the module.
-std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module);
 
 /// All parameters of a module, then its persistent buffers. Buffers of torch::nn modules get
 /// temporary slots that share the memory of the buffers.
@@ -50,6 +42,10 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
                 "gives for this model");
   return found->second;
 }
+
+/// The value of nn::Dropout::calls() for each Dropout in a module, by FQN; an empty object if there
+/// is no Dropout.
+nlohmann::json dropout_calls(const nn::ModuleBase& module);
 
 /// Throws Error for a parameter that is Partial or marked as different between ranks
 /// (set_distinct_along), because a file has one value for each name.
@@ -88,6 +84,9 @@ struct StoredTensor {
   /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
+  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`; the parts
+  /// share the memory of the parameter.
+  void visit_own(const at::Tensor& parameter, const Visit& visit) const;
 };
 
 /// The tensors that store a parameter in files: one tensor under the FQN of the parameter or, for a

@@ -2,11 +2,8 @@
 #include <c10/core/Device.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
-#include <string>
 #include <system_error>
-#include <vector>
 
 #include "format.h"
 #include "ranks.h"
@@ -46,44 +43,6 @@ bool is_gone(const std::string& file) {
   return std::filesystem::symlink_status(file, error).type() ==
          std::filesystem::file_type::not_found;
 }
-
-}  // namespace
-
-comm::CommunicatorPtr all_ranks(comm::World& world) {
-  return world.group(comm::ranks_of_world(world.size()), "world");
-}
-
-comm::CommunicatorPtr hosts_of_saves(comm::World& world) {
-  return world.host_group(comm::ranks_of_world(world.size()), "checkpoint");
-}
-
-void run_or_fail_on_all(comm::World& world, const std::function<void()>& work) {
-  comm::run_or_fail_together(*all_ranks(world), c10::Device(world.options().device), work);
-}
-
-void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work) {
-  comm::run_or_fail_together(hosts, c10::kCPU, work);
-}
-
-void read_or_fail_on_all(comm::World& world, const std::function<void()>& work) {
-  const auto group = all_ranks(world);
-  const c10::Device device(world.options().device);
-  Proof own;
-  const auto failure = comm::first_failure(*group, device, [&] { read(work, own); });
-  if (!failure) {
-    return;
-  }
-  const bool first = group->rank() == failure->rank;
-  const std::string missing =
-      comm::broadcast_text(*group, device, failure->rank, first ? own.missing : "");
-  const bool gone = group->rank() == 0 && !missing.empty() && is_gone(missing);
-  if (comm::any_rank(*group, device, gone || (first && own.damaged))) {
-    throw DamagedStep(failure->message);
-  }
-  throw Error(failure->message);
-}
-
-namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
@@ -137,7 +96,6 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   return box;
 }
 
-/// Gathers one tensor on rank 0.
 class Gather {
  public:
   // A part is sent only if rank 0 is on the mesh. If the mesh is a submesh without rank 0, the
@@ -261,6 +219,40 @@ bool is_whole(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+comm::CommunicatorPtr all_ranks(comm::World& world) {
+  return world.group(comm::ranks_of_world(world.size()), "world");
+}
+
+comm::CommunicatorPtr hosts_of_saves(comm::World& world) {
+  return world.host_group(comm::ranks_of_world(world.size()), "checkpoint");
+}
+
+void run_or_fail_on_all(comm::World& world, const std::function<void()>& work) {
+  comm::run_or_fail_together(*all_ranks(world), c10::Device(world.options().device), work);
+}
+
+void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work) {
+  comm::run_or_fail_together(hosts, c10::kCPU, work);
+}
+
+void read_or_fail_on_all(comm::World& world, const std::function<void()>& work) {
+  const auto group = all_ranks(world);
+  const c10::Device device(world.options().device);
+  Proof own;
+  const auto failure = comm::first_failure(*group, device, [&] { read(work, own); });
+  if (!failure) {
+    return;
+  }
+  const bool first = group->rank() == failure->rank;
+  const std::string missing =
+      comm::broadcast_text(*group, device, failure->rank, first ? own.missing : "");
+  const bool gone = group->rank() == 0 && !missing.empty() && is_gone(missing);
+  if (comm::any_rank(*group, device, gone || (first && own.damaged))) {
+    throw DamagedStep(failure->message);
+  }
+  throw Error(failure->message);
+}
 
 void check_gatherable(const at::Tensor& tensor, const std::string& name) {
   if (!tessera::is_distributed(tensor)) {

@@ -1,23 +1,22 @@
-// Reads and writes one safetensors file, block by block.
+// Reads and writes one safetensors file, block by block: checked reads, headers, the reader and the
+// writer.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <map>
-#include <memory>
-#include <span>
-#include <string>
+#include <mutex>
+#include <thread>
+#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "format.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
+#include "tessera/core/detail/strict_json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/internals/detail/tensors.h"
@@ -25,15 +24,279 @@
 namespace tessera::checkpoint {
 namespace {
 
+using nlohmann::json;
+
+/// A file whose bytes are verified against checksums while they are read. Thread safe.
+class CheckedFile {
+ public:
+  /// `sums`: the checksum of each granule; if empty, nothing is verified. Throws Error if the
+  /// number of checksums does not fit the size of the file.
+  CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums)
+      : file_(std::move(file)), sums_(std::move(sums)) {
+    TESSERA_CHECK(sums_.empty() || sums_.size() == granules_of(file_.size()), "'", path().string(),
+                  "' has ", file_.size(), " bytes, but checksums of ", sums_.size(),
+                  " MiB: copy it again");
+  }
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  std::uint64_t size() const { return file_.size(); }
+
+  /// Reads whole granules. Throws Error, with the file and the offset, for bytes that do not match
+  /// their checksum.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const {
+    // For a range beyond the end of the file, InputFile throws the error.
+    if (offset + out.size() > size()) {
+      return file_.read_at(offset, out);
+    }
+    while (!out.empty()) {
+      const std::uint64_t index = offset / kGranuleBytes;
+      const std::uint64_t within = offset % kGranuleBytes;
+      const auto part = out.first(std::min(bytes_of_granule(index) - within, out.size()));
+      if (sums_.empty()) {
+        file_.read_at(offset, part);
+      } else if (part.size() == bytes_of_granule(index)) {
+        read_granule(index, part);
+      } else {
+        read_part(index, within, part);
+      }
+      offset += part.size();
+      out = out.subspan(part.size());
+    }
+  }
+
+ private:
+  /// A granule of which only a part was needed when it was read.
+  struct CachedGranule {
+    std::vector<std::byte> bytes;
+    std::uint64_t index = UINT64_MAX;
+  };
+
+  std::uint64_t bytes_of_granule(std::uint64_t index) const {
+    return std::min(kGranuleBytes, size() - index * kGranuleBytes);
+  }
+
+  void read_granule(std::uint64_t index, std::span<std::byte> out) const {
+    const std::uint64_t begin = index * kGranuleBytes;
+    const std::uint32_t found = read_and_sum(file_, begin, out);
+    TESSERA_CHECK(found == sums_[index], "bytes ", begin, " to ", begin + out.size() - 1, " of '",
+                  path().string(), "' are not those that were written (CRC-32C ",
+                  fmt::format("{:08x}, {:08x}", found, sums_[index]),
+                  " expected): copy the file again, or load another step");
+  }
+
+  CachedGranule& cache_of_this_thread() const {
+    const std::lock_guard lock(mutex_);
+    return cache_[std::this_thread::get_id()];
+  }
+
+  void read_part(std::uint64_t index, std::uint64_t within, std::span<std::byte> out) const {
+    CachedGranule& cached = cache_of_this_thread();
+    if (cached.index != index) {
+      // The cached granule is invalid until its checksum has been verified.
+      cached.index = UINT64_MAX;
+      cached.bytes.resize(bytes_of_granule(index));
+      read_granule(index, cached.bytes);
+      cached.index = index;
+    }
+    std::memcpy(out.data(), cached.bytes.data() + within, out.size());
+  }
+
+  files::InputFile file_;
+  std::vector<std::uint32_t> sums_;
+  // The last granule that each thread has read. One granule is enough, because each thread reads
+  // short runs in ascending order. The mutex protects only the map, so that no thread waits for the
+  // reads of another thread.
+  mutable std::mutex mutex_;
+  mutable std::map<std::thread::id, CachedGranule> cache_;
+};
+
+/// The limit that the reference implementation sets for the size of a header.
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+
+struct SafetensorsHeader {
+  /// Tensors by name; offsets are from the start of the data.
+  std::map<std::string, TensorEntry> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+/// The limits of the JSON of a header. Depth 3: the top-level object, the object of a tensor, and
+/// the lists in this object.
+constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
+
+/// Parses a tensor's type. Types that libtorch lacks are accepted when a header is parsed; only
+/// reading such a tensor fails.
+const SafetensorsDtype& parse_dtype(const json& value) {
+  TESSERA_CHECK(value.is_string(), "its dtype is not a string");
+  const auto* dtype = find_dtype(value.get_ref<const std::string&>());
+  TESSERA_CHECK(dtype != nullptr, "its dtype ", value.dump(), " is unknown");
+  return *dtype;
+}
+
+const json& field(const json& object, const char* name) {
+  const auto found = object.find(name);
+  TESSERA_CHECK(found != object.end(), "it has no ", name);
+  return *found;
+}
+
+TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
+  TESSERA_CHECK(value.is_object(), "its entry is not an object");
+  const auto& dtype = parse_dtype(field(value, "dtype"));
+  TensorEntry entry{std::string(dtype.name), dtype.scalar_type,
+                    natural_numbers(field(value, "shape"), "its shape")};
+  const auto& offsets = field(value, "data_offsets");
+  // The three required fields are present, so any fourth field is unknown.
+  TESSERA_CHECK(value.size() == 3, "its entry has fields besides dtype, shape and data_offsets");
+  TESSERA_CHECK(offsets.is_array() && offsets.size() == 2, "its data_offsets are not two numbers");
+  const auto begin = natural_number(offsets[0], "its data_offsets");
+  const auto end = natural_number(offsets[1], "its data_offsets");
+  TESSERA_CHECK(begin <= end, "its data end at ", end, ", before they begin at ", begin);
+  TESSERA_CHECK(std::cmp_less_equal(end, data_bytes), "its data end at ", end,
+                ", but the file has only ", data_bytes, " bytes of data: it is truncated");
+  entry.offset = static_cast<std::uint64_t>(begin);
+  entry.bytes = tensor_bytes(entry.sizes, dtype);
+  TESSERA_CHECK(std::cmp_equal(end - begin, entry.bytes), "its data have ", end - begin,
+                " bytes, but its shape and dtype need ", entry.bytes);
+  return entry;
+}
+
+/// Parses "__metadata__". null counts as no metadata, as in Hugging Face's reader.
+std::map<std::string, std::string> parse_metadata(const json& value) {
+  TESSERA_CHECK(value.is_object() || value.is_null(), "__metadata__ is not an object");
+  std::map<std::string, std::string> metadata;
+  for (const auto& [key, text] : value.items()) {
+    TESSERA_CHECK(text.is_string(), "__metadata__ holds ", text.type_name(), " under ",
+                  json(key).dump(), ", not a string");
+    metadata.emplace(key, text.get<std::string>());
+  }
+  return metadata;
+}
+
+/// Throws Error unless the tensors cover the data exactly: no holes, which could hide data, and no
+/// overlaps, which would give the same data two names. Tensors are sorted by offset, then by size,
+/// so that an empty tensor precedes the tensor that begins at the same offset.
+void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint64_t data_bytes) {
+  std::vector<std::pair<const std::string, TensorEntry> const*> order;
+  for (const auto& item : tensors) {
+    order.push_back(&item);
+  }
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return std::pair(a->second.offset, a->second.bytes) <
+           std::pair(b->second.offset, b->second.bytes);
+  });
+  std::uint64_t end = 0;
+  for (const auto* item : order) {
+    TESSERA_CHECK(item->second.offset == end, "tensor '", item->first, "': its data begin at ",
+                  item->second.offset, ", but those before it end at ", end);
+    end += item->second.bytes;
+  }
+  TESSERA_CHECK(end == data_bytes, "the tensors' data end at ", end, ", but the file has ",
+                data_bytes, " bytes of data");
+}
+
+/// Parses and checks the header of a file with `data_bytes` bytes of data. Throws Error, with the
+/// name of the tensor, for everything that the format forbids.
+SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) {
+  const json root = detail::parse_strict_json(text, kHeaderLimits);
+  SafetensorsHeader header;
+  for (const auto& [name, value] : root.items()) {
+    // "__metadata__" is the only key that is not a tensor.
+    if (name == "__metadata__") {
+      header.metadata = parse_metadata(value);
+      continue;
+    }
+    check_tensor_name(name);
+    try {
+      header.tensors.emplace(name, parse_entry(value, data_bytes));
+    } catch (const Error& error) {
+      fail("tensor '", name, "': ", error.what());
+    }
+  }
+  check_coverage(header.tensors, data_bytes);
+  return header;
+}
+
+using Item = SafetensorsWriter::Item;
+
+/// The format's type for libtorch's type. Throws Error for complex double and quantized types,
+/// which the format lacks.
+const SafetensorsDtype& dtype_of(const Item& item) {
+  const auto* dtype = find_dtype(item.dtype);
+  TESSERA_CHECK(dtype != nullptr, "tensor '", item.name, "' has the type ",
+                c10::toString(item.dtype), ", which safetensors lacks: convert it first");
+  return *dtype;
+}
+
+/// Returns `text` as a JSON string literal. nlohmann escapes the text as the format requires, and
+/// throws for invalid UTF-8.
+std::string json_text(const std::string& text) {
+  try {
+    return nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    fail("a name or a metadata value is not valid UTF-8: rename it");
+  }
+}
+
+/// The text of "__metadata__", which comes first in the header, as in the reference implementation.
+std::string metadata_json(const std::map<std::string, std::string>& metadata) {
+  std::vector<std::string> pairs;
+  for (const auto& [key, value] : metadata) {
+    pairs.push_back(json_text(key) + ":" + json_text(value));
+  }
+  return fmt::format(R"("__metadata__":{{{}}})", fmt::join(pairs, ","));
+}
+
+std::string entry_json(const std::string& name, const TensorEntry& entry) {
+  return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_text(name),
+                     entry.dtype_name, fmt::join(entry.sizes, ","), entry.offset,
+                     entry.offset + entry.bytes);
+}
+
+/// The header of a file to be written, padded with spaces to a multiple of 8 bytes, and the offset
+/// of each tensor's data (from the start of the data).
+struct HeaderPlan {
+  std::string json;
+  std::map<std::string, TensorEntry> tensors;
+  std::uint64_t data_bytes = 0;
+};
+
+HeaderPlan plan_header(std::vector<Item> items,
+                       const std::map<std::string, std::string>& metadata) {
+  // Tensors with the widest types come first, so that all data are aligned.
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return std::tuple(-dtype_of(a).order, a.name) < std::tuple(-dtype_of(b).order, b.name);
+  });
+  HeaderPlan plan;
+  std::vector<std::string> parts;
+  if (!metadata.empty()) {
+    parts.push_back(metadata_json(metadata));
+  }
+  for (auto& item : items) {
+    check_tensor_name(item.name);
+    const auto& dtype = dtype_of(item);
+    TensorEntry entry{std::string(dtype.name), item.dtype, std::move(item.sizes), plan.data_bytes};
+    entry.bytes = tensor_bytes(entry.sizes, dtype);
+    plan.data_bytes += entry.bytes;
+    parts.push_back(entry_json(item.name, entry));
+    TESSERA_CHECK(plan.tensors.emplace(item.name, std::move(entry)).second,
+                  "two tensors are named '", item.name, "': rename one of them");
+  }
+  plan.json = fmt::format("{{{}}}", fmt::join(parts, ","));
+  // Padding the header to a multiple of 8 aligns the data, because the header's length field takes
+  // 8 bytes.
+  plan.json.resize((plan.json.size() + 7) / 8 * 8, ' ');
+  TESSERA_CHECK(plan.json.size() <= kMaxHeaderBytes, items.size(),
+                " tensors are too many for one safetensors file: write several");
+  return plan;
+}
+
 // Joins reads of nearby runs. A shard of columns consists of thousands of short runs, and one
 // system call for each run would take longer than reading the gaps between runs.
 
 /// Reads runs of a file, given in ascending order, into consecutive memory. Nearby runs are read
-/// with one call `read(file offset, out, count)`.
-template <class ReadBytes>
+/// with one call.
 class RunReader {
  public:
-  RunReader(std::byte* out, ReadBytes read) : out_(out), read_(std::move(read)) {}
+  RunReader(const CheckedFile& file, std::byte* out) : file_(file), out_(out) {}
 
   void add(std::uint64_t offset, std::uint64_t count) {
     // A run must not begin before the end of the preceding run, because the gap is computed as an
@@ -51,7 +314,7 @@ class RunReader {
   /// buffer.
   void flush() {
     if (runs_.size() == 1) {
-      read_(end_ - runs_[0].count, out_, runs_[0].count);
+      file_.read_at(end_ - runs_[0].count, {out_, runs_[0].count});
     }
     if (runs_.size() > 1) {
       read_together();
@@ -78,7 +341,7 @@ class RunReader {
   void read_together() {
     const auto begin = runs_.front().offset;
     buffer_.resize(end_ - begin);
-    read_(begin, buffer_.data(), buffer_.size());
+    file_.read_at(begin, buffer_);
     auto* out = out_;
     for (const auto& run : runs_) {
       std::memcpy(out, buffer_.data() + (run.offset - begin), run.count);
@@ -86,11 +349,9 @@ class RunReader {
     }
   }
 
-  /// The destination in memory of the next run.
-  std::byte* out_;
-  ReadBytes read_;
-  /// The offset in the file at which the last added run ends.
-  std::uint64_t end_ = 0;
+  const CheckedFile& file_;
+  std::byte* out_;         ///< the destination in memory of the next run
+  std::uint64_t end_ = 0;  ///< the offset in the file at which the last added run ends
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
 };
@@ -211,10 +472,7 @@ void SafetensorsFile::read_bytes(const TensorEntry& item, std::span<const std::i
                                  const at::Tensor& out) const {
   const auto itemsize = static_cast<std::uint64_t>(out.element_size());
   const std::span<const std::int64_t> sizes(out.sizes().data(), out.sizes().size());
-  RunReader reader(static_cast<std::byte*>(out.mutable_data_ptr()),
-                   [this](std::uint64_t at, std::byte* out, std::uint64_t count) {
-                     impl_->file.read_at(at, {out, count});
-                   });
+  RunReader reader(impl_->file, static_cast<std::byte*>(out.mutable_data_ptr()));
   for_each_run(item.sizes, offset, sizes, [&](std::int64_t element, std::int64_t count) {
     reader.add(item.offset + static_cast<std::uint64_t>(element) * itemsize,
                static_cast<std::uint64_t>(count) * itemsize);
@@ -250,13 +508,6 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   }
 }
 
-namespace {
-
-/// The size of the pieces into which a long write is split.
-constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
-
-}  // namespace
-
 struct SafetensorsWriter::Impl {
   Impl(const std::filesystem::path& path, HeaderPlan planned, OnWrite observer)
       : path(path.string()), plan(std::move(planned)), file(path), on_write(std::move(observer)) {
@@ -272,6 +523,7 @@ struct SafetensorsWriter::Impl {
   }
 
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+    constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min(bytes.size(), kPieceBytes));
       file.write_at(offset, piece);
@@ -290,7 +542,6 @@ struct SafetensorsWriter::Impl {
     return found->second;
   }
 
-  /// Counts `bytes` of a tensor as written.
   void count(const std::string& name, std::uint64_t bytes) {
     auto& left = missing.at(name);
     TESSERA_CHECK(bytes <= left, "tensor '", name, "' was written twice to '", path,

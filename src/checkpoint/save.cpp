@@ -4,39 +4,483 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
-#include <cstddef>
-#include <cstdint>
+#include <algorithm>
+#include <cmath>
 #include <exception>
-#include <map>
+#include <numeric>
 #include <set>
-#include <span>
-#include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "format.h"
-#include "manifest.h"
-#include "objects.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "save.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/error.h"
+#include "tessera/core/detail/files.h"
+#include "tessera/core/detail/strict_json.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 
 namespace tessera::checkpoint {
 namespace {
+
+using nlohmann::json;
+
+// The plan of a save: which rank writes which blocks, and from which memory. The plan depends only
+// on the layouts: every rank computes the plan of all ranks, without communication.
+
+/// Consecutive rows of a chunk, and where these rows are in the local tensor.
+struct ChunkRows {
+  std::int64_t row = 0;  ///< first row of the block within the chunk; 0 for a scalar
+  std::vector<std::int64_t> local_offset;
+  std::vector<std::int64_t> sizes;
+};
+
+/// A block of a state entry that one rank writes.
+struct PlannedChunk {
+  std::size_t entry = 0;
+  int rank = 0;
+  int file = 0;  ///< the index of the file among the rank's files, from 1
+  std::vector<std::int64_t> offset, sizes;
+  std::vector<ChunkRows> parts;  ///< consecutive parts of the block
+};
+
+struct SavePlan {
+  std::vector<PlannedChunk> chunks;  ///< the chunks of all ranks, in the order of the entries
+  int files = 1;                     ///< the largest number of files that a rank writes
+
+  /// The name of the file of a chunk: "shard-00000-model-00001-of-00002.safetensors".
+  std::string file_name(const PlannedChunk& chunk) const {
+    return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", chunk.rank, chunk.file,
+                       files);
+  }
+};
+
+using Coordinate = std::vector<std::int64_t>;
+
+/// The ranks that have one part of a tensor.
+struct Holders {
+  Coordinate coordinate;   ///< the mesh coordinate of the part; empty for a plain tensor
+  std::vector<int> ranks;  ///< world ranks that store the part, ascending
+};
+
+/// The coordinate in the mesh `root` of each rank of `mesh`, in the order of the ranks of `mesh`.
+std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh& mesh) {
+  std::vector<Coordinate> coordinates;
+  const std::vector<int>& ranks = root.ranks();
+  for (const int rank : mesh.ranks()) {
+    const auto found = std::ranges::find(ranks, rank);
+    coordinates.push_back(root.shape().coordinate(found - ranks.begin()));
+  }
+  return coordinates;
+}
+
+/// The dimensions along which any two of `coordinates` differ.
+std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates) {
+  std::vector<std::size_t> dims;
+  for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
+    const bool varies = std::ranges::any_of(coordinates, [&](const Coordinate& coordinate) {
+      return coordinate[dim] != coordinates.front()[dim];
+    });
+    if (varies) {
+      dims.push_back(dim);
+    }
+  }
+  return dims;
+}
+
+/// For each position in `mesh`: the ranks at this position in `mesh` itself and in the other slices
+/// of the root mesh along the same dimensions (sibling slices).
+std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
+  const DeviceMesh root = mesh.root();
+  const auto coordinates = coordinates_on(root, mesh);
+  const auto dims = varying_dims(coordinates);
+  std::int64_t slice_size = 1;
+  for (const std::size_t dim : dims) {
+    slice_size *= root.size(static_cast<int>(dim));
+  }
+  TESSERA_CHECK(slice_size == mesh.size(), "a tensor is on ", to_string(mesh),
+                ", a part of a dimension of ", to_string(root),
+                ", so that it can't be known which ranks have copies: distribute it over a mesh of "
+                "whole dimensions before saving");
+  const auto along = [&](const Coordinate& coordinate) {
+    Coordinate kept;
+    for (const std::size_t dim : dims) {
+      kept.push_back(coordinate[dim]);
+    }
+    return kept;
+  };
+  std::map<Coordinate, std::size_t> position_of;
+  for (std::size_t position = 0; position < coordinates.size(); ++position) {
+    position_of.emplace(along(coordinates[position]), position);
+  }
+  std::vector<std::vector<int>> ranks(coordinates.size());
+  for (std::int64_t index = 0; index < root.size(); ++index) {
+    const auto position = position_of.at(along(root.shape().coordinate(index)));
+    ranks[position].push_back(root.ranks()[static_cast<std::size_t>(index)]);
+  }
+  return ranks;
+}
+
+/// The ranks that have each part of a tensor. The result depends on the layout alone, so it is
+/// equal on every rank of the world. Sibling slices of a sliced mesh have copies. Throws Error for
+/// a mesh whose sibling slices have unknown ranks.
+std::vector<Holders> holders_of(const at::Tensor& tensor) {
+  // Plain tensors are saved from rank 0: plain buffers may differ between ranks, for example the
+  // running statistics of a norm.
+  if (!tessera::is_distributed(tensor)) {
+    return {{{}, {0}}};
+  }
+  const ShardingSpec& spec = sharding_spec(tensor);
+  const auto positions = ranks_by_position(spec.mesh);
+  // Ranks are grouped by their coordinate along the sharding dimensions. Ranks that differ only
+  // along other dimensions have copies.
+  std::map<Coordinate, Holders> holders;
+  for (std::size_t position = 0; position < positions.size(); ++position) {
+    Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
+    for (int dim = 0; dim < spec.mesh.ndim(); ++dim) {
+      if (spec.layout->sharded_dim(dim) < 0) {
+        coordinate[static_cast<std::size_t>(dim)] = 0;
+      }
+    }
+    Holders& same = holders[coordinate];
+    same.coordinate = coordinate;
+    same.ranks.insert(same.ranks.end(), positions[position].begin(), positions[position].end());
+  }
+  std::vector<Holders> list;
+  for (auto& [coordinate, same] : holders) {
+    std::ranges::sort(same.ranks);
+    list.push_back(same);
+  }
+  return list;
+}
+
+/// The smallest chunk that is divided between ranks. For a smaller part, an additional entry in a
+/// header and in the manifest costs more than dividing saves.
+constexpr std::int64_t kLeastDividedBytes = std::int64_t{1} << 20;
+
+constexpr int kWeightsFile = 1;
+constexpr int kOptimizerFile = 2;
+
+std::vector<Box> boxes_at(const at::Tensor& tensor, const Coordinate& coordinate) {
+  if (tessera::is_distributed(tensor)) {
+    return owned_boxes(*sharding_spec(tensor).layout, tensor.sizes().vec(), coordinate);
+  }
+  std::vector<Box> boxes;
+  if (tensor.numel() != 0) {
+    Box& whole = boxes.emplace_back();
+    whole.sizes = tensor.sizes().vec();
+    whole.global_offset.assign(whole.sizes.size(), 0);
+    whole.local_offset = whole.global_offset;
+  }
+  return boxes;
+}
+
+bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
+  return !chunk.sizes.empty() && next.offset[0] == chunk.offset[0] + chunk.sizes[0] &&
+         std::equal(chunk.offset.begin() + 1, chunk.offset.end(), next.offset.begin() + 1) &&
+         std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
+}
+
+/// Appends a block that consists of one part, or merges the block into the last block if the block
+/// begins where the last block ends.
+void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
+  if (chunks.empty() || !continues(chunks.back(), next)) {
+    chunks.push_back(std::move(next));
+    return;
+  }
+  PlannedChunk& chunk = chunks.back();
+  next.parts[0].row = chunk.sizes[0];
+  chunk.sizes[0] += next.sizes[0];
+  chunk.parts.push_back(std::move(next.parts[0]));
+}
+
+/// The chunks of an entry at one coordinate of the mesh of the entry's tensor.
+std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
+                                    const Coordinate& coordinate) {
+  std::vector<PlannedChunk> chunks;
+  for (const Box& box : boxes_at(entry.tensor, coordinate)) {
+    PlannedChunk chunk{.entry = index,
+                       .offset = box.global_offset,
+                       .sizes = box.sizes,
+                       .parts = {{0, box.local_offset, box.sizes}}};
+    if (!entry.stored.rows) {
+      append(chunks, std::move(chunk));
+      continue;
+    }
+    entry.stored.rows->visit(box.global_offset[0], box.sizes[0],
+                             [&](std::int64_t row, std::int64_t from, std::int64_t rows) {
+                               PlannedChunk run = chunk;
+                               run.offset[0] = row;
+                               run.sizes[0] = run.parts[0].sizes[0] = rows;
+                               run.parts[0].local_offset[0] += from;
+                               append(chunks, std::move(run));
+                             });
+  }
+  return chunks;
+}
+
+std::int64_t bytes_of_chunk(const StateEntry& entry, const PlannedChunk& chunk) {
+  return std::accumulate(chunk.sizes.begin(), chunk.sizes.end(), entry.tensor.element_size(),
+                         std::multiplies<>());
+}
+
+PlannedChunk rows_of_chunk(const PlannedChunk& chunk, std::int64_t begin, std::int64_t count) {
+  PlannedChunk rows = chunk;
+  rows.offset[0] += begin;
+  rows.sizes[0] = count;
+  rows.parts.clear();
+  for (ChunkRows part : chunk.parts) {
+    const std::int64_t first = std::max(begin, part.row);
+    const std::int64_t last = std::min(begin + count, part.row + part.sizes[0]);
+    if (first < last) {
+      part.local_offset[0] += first - part.row;
+      part.sizes[0] = last - first;
+      part.row = first - begin;
+      rows.parts.push_back(part);
+    }
+  }
+  return rows;
+}
+
+/// Assigns chunks to the ranks that write them.
+class Writers {
+ public:
+  Writers(const std::vector<StateEntry>& entries, int world_size)
+      : entries_(entries), bytes_(static_cast<std::size_t>(world_size), 0) {}
+
+  void add(PlannedChunk chunk, const std::vector<int>& ranks) {
+    const auto holders = static_cast<std::int64_t>(ranks.size());
+    const bool divide = holders > 1 && !chunk.sizes.empty() && chunk.sizes[0] >= holders &&
+                        bytes_of_chunk(entries_[chunk.entry], chunk) >= kLeastDividedBytes;
+    for (std::int64_t i = 0; divide && i < holders; ++i) {
+      // Rows are divided evenly. With chunks of ceil(rows / holders) rows, the last ranks would get
+      // fewer rows than the others.
+      const std::int64_t begin = chunk.sizes[0] * i / holders;
+      const std::int64_t end = chunk.sizes[0] * (i + 1) / holders;
+      assign(rows_of_chunk(chunk, begin, end - begin), ranks[static_cast<std::size_t>(i)]);
+    }
+    if (!divide && holders == 1) {
+      assign(std::move(chunk), ranks[0]);
+    } else if (!divide) {
+      shared_.emplace_back(std::move(chunk), ranks);
+    }
+  }
+
+  /// Assigns large chunks first, so that small chunks can even out the differences between ranks.
+  std::vector<PlannedChunk> finish() {
+    std::ranges::stable_sort(shared_, std::greater<>(), [this](const auto& shared) {
+      return bytes_of_chunk(entries_[shared.first.entry], shared.first);
+    });
+    for (auto& [chunk, ranks] : shared_) {
+      const int least = *std::ranges::min_element(
+          ranks, {}, [this](int rank) { return bytes_[static_cast<std::size_t>(rank)]; });
+      assign(std::move(chunk), least);
+    }
+    std::ranges::stable_sort(chunks_, {}, &PlannedChunk::entry);
+    return std::move(chunks_);
+  }
+
+ private:
+  void assign(PlannedChunk chunk, int rank) {
+    chunk.rank = rank;
+    bytes_[static_cast<std::size_t>(rank)] += bytes_of_chunk(entries_[chunk.entry], chunk);
+    chunks_.push_back(std::move(chunk));
+  }
+
+  const std::vector<StateEntry>& entries_;
+  std::vector<std::int64_t> bytes_;  ///< the bytes assigned to each rank so far
+  std::vector<std::pair<PlannedChunk, std::vector<int>>> shared_;
+  std::vector<PlannedChunk> chunks_;
+};
+
+/// Assigns chunks to files. A file can have a name only once, so the second block of a tensor is
+/// stored in another file.
+void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
+  std::map<std::pair<std::size_t, int>, int> boxes;
+  for (PlannedChunk& chunk : plan.chunks) {
+    const int earlier = boxes[{chunk.entry, chunk.rank}]++;
+    const int first = entries[chunk.entry].is_parameter ? kWeightsFile : kOptimizerFile;
+    chunk.file = earlier == 0 ? first : kOptimizerFile + earlier;
+    plan.files = std::max(plan.files, chunk.file);
+  }
+}
+
+/// Makes the plan. A chunk that several ranks have is written by the rank with the fewest bytes to
+/// write; a large chunk is divided among these ranks. Rank 0 writes plain tensors.
+SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
+  Writers writers(entries, world_size);
+  for (std::size_t index = 0; index < entries.size(); ++index) {
+    for (const Holders& holders : holders_of(entries[index].tensor)) {
+      for (PlannedChunk& chunk : chunks_at(entries[index], index, holders.coordinate)) {
+        writers.add(std::move(chunk), holders.ranks);
+      }
+    }
+  }
+  SavePlan plan{.chunks = writers.finish()};
+  number_files(plan, entries);
+  return plan;
+}
+
+/// A hash of the folder of a step, of the names, types, sizes and chunks of a state, and of
+/// `others`, further values that must be equal on all ranks. Ranks that save the same state to the
+/// same place have equal hashes.
+std::int64_t fingerprint(const std::filesystem::path& folder,
+                         const std::vector<StateEntry>& entries, const SavePlan& plan,
+                         const std::string& others) {
+  std::uint32_t crc = 0;
+  const auto add = [&crc](const std::string& text) {
+    crc = detail::crc32c(std::as_bytes(std::span(text)), crc);
+  };
+  add(std::filesystem::absolute(folder).lexically_normal().string());
+  add(others);
+  for (const StateEntry& entry : entries) {
+    add(fmt::format("{} {} [{}]", fmt::join(entry.names, "="),
+                    c10::toString(entry.tensor.scalar_type()), fmt::join(entry.stored.sizes, ",")));
+  }
+  for (const PlannedChunk& chunk : plan.chunks) {
+    add(fmt::format("{} {} {} [{}] [{}]", chunk.entry, chunk.rank, chunk.file,
+                    fmt::join(chunk.offset, ","), fmt::join(chunk.sizes, ",")));
+  }
+  return crc;
+}
+
+FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
+  const at::Tensor local = local_tensor(entry.tensor).detach();
+  FileChunk chunk{.tensor = entry.stored.name,
+                  .dtype = entry.tensor.scalar_type(),
+                  .offset = planned.offset,
+                  .sizes = planned.sizes,
+                  .blocks = {}};
+  for (const ChunkRows& part : planned.parts) {
+    chunk.blocks.push_back({part.row, local_block(local, Box{{}, part.local_offset, part.sizes})});
+  }
+  return chunk;
+}
+
+/// The files that a rank writes, by name. The blocks share the memory of the state.
+std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<StateEntry>& entries,
+                                   int rank) {
+  std::map<std::string, std::vector<FileChunk>> by_name;
+  for (const PlannedChunk& planned : plan.chunks) {
+    if (planned.rank == rank) {
+      by_name[plan.file_name(planned)].push_back(chunk_of(planned, entries[planned.entry]));
+    }
+  }
+  std::vector<ShardFile> files;
+  for (auto& [name, chunks] : by_name) {
+    files.push_back({name, std::move(chunks)});
+  }
+  return files;
+}
+
+/// The limits of a saved state: the maximum depth of a manifest minus the levels above a state.
+constexpr JsonLimits kStateLimits{.depth = 29};
+
+std::string text_of(const json& state) {
+  return state.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+bool survives_text(const json& state) {
+  const json object = {{"state", state}};  // the parser accepts only objects
+  try {
+    return detail::parse_strict_json(text_of(object), kStateLimits) == object;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// The JSON path of the first number that is NaN or infinite: "/loss/0"; "" if there is none.
+std::string path_of_nonfinite(const json& state) {
+  // `flat` is a named variable, because items() does not extend the lifetime of a temporary.
+  const json flat = state.flatten();
+  for (const auto& [path, value] : flat.items()) {
+    if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+      return path.empty() ? "/" : path;
+    }
+  }
+  return "";
+}
+
+/// Throws Error for JSON that saving and loading would change. `what` names the state in the
+/// message.
+void check_storable(const json& state, const std::string& what) {
+  const std::string nonfinite = path_of_nonfinite(state);
+  TESSERA_CHECK(nonfinite.empty(), what, ": the number at '", nonfinite,
+                "' is NaN or infinite, which JSON cannot hold: save finite numbers, or a text");
+  TESSERA_CHECK(
+      survives_text(state), what,
+      " would be read as other than it was saved: use finite numbers, texts in UTF-8, and at "
+      "most ",
+      kStateLimits.depth - 1, " levels");
+}
+
+template <class Object>
+json checked_state(const std::string& name, const Object& object) {
+  json state = object.state_dict();
+  check_storable(state, "the state of '" + name + "'");
+  return state;
+}
+
+/// The names of the saved objects as text, which must be equal on all ranks. Throws Error for a
+/// name that is empty or used twice.
+std::string names_of_objects(const StateDict& state) {
+  std::set<std::string> seen;
+  std::string names;
+  const auto add = [&](const std::string& name, const char* kind) {
+    TESSERA_CHECK(!name.empty() && seen.insert(name).second, "the state has two objects named '",
+                  name, "', or one without a name: give each its own name");
+    check_storable(name, "the name of an object");
+    names += text_of(name) + kind;
+  };
+  for (const auto& [name, object] : state.stateful) {
+    add(name, " of all,");
+  }
+  for (const auto& [name, object] : state.rank_states) {
+    add(name, object->persistent() ? " of each," : " not saved,");
+  }
+  return names;
+}
+
+/// Adds to a manifest the states of the objects that are equal on all ranks. Throws Error for a
+/// state that check_storable() rejects.
+void add_stateful(Manifest& manifest, const StateDict& state) {
+  for (const auto& [name, object] : state.stateful) {
+    manifest.stateful[name] = checked_state(name, *object);
+  }
+}
+
+/// The states of this rank that are to be saved, by name. Throws Error for a state that
+/// check_storable() rejects.
+json own_rank_states(const NamedRankStates& objects) {
+  json states = json::object();
+  for (const auto& [name, object] : objects) {
+    if (object->persistent()) {
+      states[name] = checked_state(name, *object);
+    }
+  }
+  return states;
+}
+
+/// Combines the own_rank_states() texts of all ranks. The result has, for each name, the list of
+/// the states of all ranks.
+json rank_state_lists(const std::vector<std::string>& of_ranks) {
+  json lists = json::object();
+  for (const std::string& text : of_ranks) {
+    const json states = json::parse(text);
+    for (const auto& [name, state] : states.items()) {
+      lists[name].push_back(state);
+    }
+  }
+  return lists;
+}
 
 void check_arguments(std::int64_t step, const StateDict& state, const SaveOptions& options) {
   TESSERA_CHECK(step >= 0, "a checkpoint of step ", step, " is invalid: count steps from 0");
@@ -67,8 +511,7 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       others.empty(), "ranks ", fmt::format("{}", fmt::join(others, ", ")),
       " have another model, optimizer or objects than rank 0, in names, sizes, types or meshes, "
       "or save another step, to another folder, or with another run_id or keep: save the same on "
-      "all "
-      "ranks");
+      "all ranks");
 }
 
 /// The tensors whose copies must be equal on all ranks: parameters and optimizer state. Buffers may
@@ -100,13 +543,6 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
          .rounded = tessera::is_distributed(entry.tensor)});
   }
   return tensors;
-}
-
-/// Throws Error if copies of a tensor differ between ranks. A file has one value for each element,
-/// so a save of different copies would be a mixture.
-void check_copies(comm::Communicator& hosts, const std::vector<nn::detail::CopiedTensor>& tensors) {
-  nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, tensors,
-                           {.what = "checkpoint::save"});
 }
 
 /// Records in the manifest the mesh of the first distributed tensor, for information only.
@@ -144,48 +580,10 @@ void set_tensors(Manifest& manifest, const std::vector<StateEntry>& entries, con
   }
 }
 
-}  // namespace
-
-PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path& dir,
-                          std::int64_t step, const StateDict& state, const SaveOptions& options) {
-  PreparedSave prepared{StepFolder(dir, step, options.run_id), options.keep, {}, {}};
-  std::int64_t own = 0;
-  std::string own_states;
-  std::vector<nn::detail::CopiedTensor> copied;
-  run_or_fail_on_all(hosts, [&] {
-    check_arguments(step, state, options);
-    check_filled(saved_slots(state.model));
-    const std::vector<StateEntry> entries = state_entries(state);
-    check_entries(entries);
-    const SavePlan plan = plan_save(entries, hosts.size());
-    own =
-        fingerprint(prepared.folder.path(), entries, plan,
-                    fmt::format("{} {} {}", names_of_objects(state), options.keep, options.run_id));
-    prepared.files = shard_files(plan, entries, hosts.rank());
-    prepared.manifest = {.run_id = options.run_id, .step = step, .world_size = hosts.size()};
-    prepared.manifest.entries = state.entries;
-    prepared.manifest.dropout_calls = dropout_calls(state.model);
-    set_mesh(prepared.manifest, entries);
-    set_tensors(prepared.manifest, entries, plan);
-    add_stateful(prepared.manifest, state);
-    own_states = own_rank_states(state.rank_states).dump();
-    copied = copied_tensors(state.model, entries);
-  });
-  check_same_plan(hosts, own);
-  check_copies(hosts, copied);
-  if (!state.rank_states.empty()) {
-    prepared.manifest.rank_states =
-        rank_state_lists(comm::gather_texts(hosts, c10::kCPU, own_states));
-  }
-  return prepared;
-}
-
-namespace {
-
 /// The metadata that PyTorch's HuggingFaceStorageReader needs: the offset of each block in its
 /// tensor.
 std::string sharding_info(const ShardFile& file) {
-  nlohmann::json info;
+  json info;
   for (const FileChunk& chunk : file.chunks) {
     info[chunk.tensor]["saved_offsets"] = chunk.offset;
   }
@@ -225,6 +623,42 @@ FileRecord write_shard(const std::filesystem::path& folder, const ShardFile& fil
 
 }  // namespace
 
+PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path& dir,
+                          std::int64_t step, const StateDict& state, const SaveOptions& options) {
+  PreparedSave prepared{StepFolder(dir, step, options.run_id), options.keep, {}, {}};
+  std::int64_t own = 0;
+  std::string own_states;
+  std::vector<nn::detail::CopiedTensor> copied;
+  run_or_fail_on_all(hosts, [&] {
+    check_arguments(step, state, options);
+    check_filled(saved_slots(state.model));
+    const std::vector<StateEntry> entries = state_entries(state);
+    check_entries(entries);
+    const SavePlan plan = plan_save(entries, hosts.size());
+    own =
+        fingerprint(prepared.folder.path(), entries, plan,
+                    fmt::format("{} {} {}", names_of_objects(state), options.keep, options.run_id));
+    prepared.files = shard_files(plan, entries, hosts.rank());
+    prepared.manifest = {.run_id = options.run_id, .step = step, .world_size = hosts.size()};
+    prepared.manifest.entries = state.entries;
+    prepared.manifest.dropout_calls = dropout_calls(state.model);
+    set_mesh(prepared.manifest, entries);
+    set_tensors(prepared.manifest, entries, plan);
+    add_stateful(prepared.manifest, state);
+    own_states = own_rank_states(state.rank_states).dump();
+    copied = copied_tensors(state.model, entries);
+  });
+  check_same_plan(hosts, own);
+  // A file has one value for each element, so a save of different copies would be a mixture.
+  nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, copied,
+                           {.what = "checkpoint::save"});
+  if (!state.rank_states.empty()) {
+    prepared.manifest.rank_states =
+        rank_state_lists(comm::gather_texts(hosts, c10::kCPU, own_states));
+  }
+  return prepared;
+}
+
 std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
                                      const std::vector<ShardFile>& files) {
   std::vector<FileRecord> records;
@@ -236,36 +670,25 @@ std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
 
 namespace {
 
-/// Serializes file records for rank 0, one line for each file: name, size and checksums.
-std::string to_lines(const std::vector<FileRecord>& records) {
-  std::ostringstream lines;
+std::string to_json_text(const std::vector<FileRecord>& records) {
+  json list = json::array();
   for (const FileRecord& record : records) {
-    lines << record.name << ' ' << record.bytes << ' ' << record.sums.size();
-    for (const std::uint32_t sum : record.sums) {
-      lines << ' ' << sum;
-    }
-    lines << '\n';
+    list.push_back({record.name, record.bytes, record.sums});
   }
-  return lines.str();
+  return list.dump();
 }
 
-/// Fills the file records of the manifest from the lines of all ranks.
-void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
+/// Fills the file records of the manifest from the records of all ranks.
+void complete_files(Manifest& manifest, const std::vector<std::string>& of_ranks) {
   std::map<std::string, FileRecord*> by_name;
   for (FileRecord& file : manifest.files) {
     by_name.emplace(file.name, &file);
   }
-  for (const std::string& of_rank : lines) {
-    std::istringstream in(of_rank);
-    std::string name;
-    while (in >> name) {
-      FileRecord& file = *by_name.at(name);
-      std::size_t count = 0;
-      in >> file.bytes >> count;
-      file.sums.resize(count);
-      for (std::uint32_t& sum : file.sums) {
-        in >> sum;
-      }
+  for (const std::string& of_rank : of_ranks) {
+    for (const json& record : json::parse(of_rank)) {
+      FileRecord& file = *by_name.at(record.at(0));
+      record.at(1).get_to(file.bytes);
+      record.at(2).get_to(file.sums);
     }
   }
 }
@@ -275,14 +698,13 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& lines) {
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
   run_or_fail_on_all(hosts, [&] { records = write_shards(save.folder.path(), save.files); });
-  const auto lines = comm::gather_texts(hosts, c10::kCPU, to_lines(records));
+  const auto of_ranks = comm::gather_texts(hosts, c10::kCPU, to_json_text(records));
   run_or_fail_on_all(hosts, [&] {
     if (hosts.rank() == 0) {
-      complete_files(save.manifest, lines);
+      complete_files(save.manifest, of_ranks);
       const std::string text = to_text(save.manifest);
-      parse_manifest(text,
-                     // A manifest that load() would reject is never committed.
-                     save.folder.path() / kManifestFile);
+      // A manifest that load() would reject is never committed.
+      parse_manifest(text, save.folder.path() / kManifestFile);
       save.folder.commit(text);
       committed = true;
     }

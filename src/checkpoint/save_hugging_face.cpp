@@ -1,27 +1,15 @@
 // Exports of a model, and of its adapters, to a folder.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/ScalarType.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <optional>
-#include <string>
 #include <system_error>
-#include <utility>
-#include <vector>
 
-#include "export_folder.h"
-#include "model_files.h"
+#include "model_folder.h"
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
@@ -35,6 +23,15 @@
 namespace tessera::checkpoint {
 namespace {
 
+struct SentParameter {
+  nn::SlotPtr slot;
+  std::vector<StoredTensor> tensors;
+};
+
+/// The type in which floating-point values are written. nullopt: fp64 for fp64 values, and fp32 for
+/// all other values, because fp32 represents every 16-bit value exactly.
+using SentType = std::optional<c10::ScalarType>;
+
 c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
   const c10::ScalarType type = tensor.scalar_type();
   if (!c10::isFloatingType(type)) {
@@ -42,8 +39,6 @@ c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
   }
   return dtype.value_or(type == c10::kDouble ? type : c10::kFloat);
 }
-
-}  // namespace
 
 std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters) {
   std::vector<SentParameter> sent;
@@ -53,8 +48,9 @@ std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& param
   return sent;
 }
 
+/// The tensors to be written to files. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
-                                              SentType dtype) {
+                                              SentType dtype = {}) {
   std::vector<SafetensorsWriter::Item> items;
   for (const SentParameter& each : parameters) {
     check_one_value(*each.slot, each.tensors.front().name);
@@ -65,29 +61,43 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
   return items;
 }
 
-void Receiver::write(const std::string& name, std::span<const std::int64_t> offset,
-                     const at::Tensor& block) {
-  if (failure_) {
-    return;
-  }
-  try {
-    write_(name, offset, block);
-  } catch (...) {
-    failure_ = std::current_exception();
-  }
-}
+/// Writes tensors on rank 0. After a failed write, the receiver still accepts the remaining blocks,
+/// so that the sending ranks do not wait forever.
+class Receiver {
+ public:
+  using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
+                                   const at::Tensor& block)>;
+  explicit Receiver(Write write) : write_(std::move(write)) {}
 
-void Receiver::check() const {
-  if (failure_) {
-    std::rethrow_exception(failure_);
+  void write(const std::string& name, std::span<const std::int64_t> offset,
+             const at::Tensor& block) {
+    try {
+      if (!failure_) {
+        write_(name, offset, block);
+      }
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
   }
-}
 
-/// Sends parameters in the same order on every rank, because gather_blocks() is collective. If a
-/// rank fails (out of memory, for example), it aborts the other ranks, which would otherwise wait
-/// for the blocks of this rank.
+  /// Throws the error of the first failed write.
+  void check() const {
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
+  }
+
+ private:
+  Write write_;
+  std::exception_ptr failure_;
+};
+
+/// Sends the parameters to rank 0. `receiver` gets the parameters under the names of items_of(), in
+/// pieces of bounded size. Collective over `world`: parameters are sent in the same order on every
+/// rank. If a rank fails (out of memory, for example), it aborts the other ranks, which would
+/// otherwise wait for the blocks of this rank.
 void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
-              SentType dtype) {
+              SentType dtype = {}) {
   const auto group = all_ranks(world);
   try {
     for (const SentParameter& each : parameters) {
@@ -108,8 +118,6 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
   }
 }
 
-namespace {
-
 /// The type of the weights that is written to the configuration: the widest type of the weights, so
 /// that readers that convert to this type lose nothing.
 c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& items) {
@@ -125,21 +133,37 @@ std::string config_of_export(const std::string& config_json,
                            dtype.value_or(type_of_weights(items)));
 }
 
-std::vector<std::string> names_of_embedding(const std::vector<NamedParameter>& parameters) {
-  const auto found = std::ranges::find_if(
-      parameters, [](const NamedParameter& each) { return each.names.front() == kEmbedding; });
-  return found == parameters.end() ? std::vector<std::string>() : found->names;
-}
+constexpr const char* kHead = "lm_head.weight";
 
+/// Throws Error if readers would ignore the weights of the head or initialize a new head, because
+/// head and embedding are tied in the configuration but not in the model, or the reverse.
 void check_head(const std::string& config_json, const std::vector<NamedParameter>& parameters,
                 const std::vector<SafetensorsWriter::Item>& items) {
-  TESSERA_CHECK(!lacks_head(config_json, names_of_embedding(parameters)), "'", kEmbedding,
+  const auto config = nlohmann::ordered_json::parse(config_json, nullptr,
+                                                    /*allow_exceptions=*/false);
+  if (!config.is_object()) {
+    return;
+  }
+  const auto embedding = std::ranges::find(
+      parameters, kEmbedding, [](const NamedParameter& each) { return each.names.front(); });
+  const bool tied = embedding != parameters.end() &&
+                    std::ranges::find(embedding->names, kHead) != embedding->names.end();
+  // The comparison uses the untied configuration, in which a missing key has the default of the
+  // model's class.
+  nlohmann::ordered_json apart = config;
+  apart["tie_word_embeddings"] = false;
+  TESSERA_CHECK(!tied || !config_change(config_json, apart.dump()).empty(), "'", kEmbedding,
                 "' and '", kHead,
                 "' are one parameter of the model, but its config.json does not say "
                 "\"tie_word_embeddings\": true, without which readers draw the latter anew: say "
                 "true there");
+  const auto has = [&](const char* name) {
+    return std::ranges::find(items, name, &SafetensorsWriter::Item::name) != items.end();
+  };
   TESSERA_CHECK(
-      !drops_head(config_json, items), "the model has '", kEmbedding, "' and '", kHead,
+      config.value("tie_word_embeddings", nlohmann::ordered_json()) != true || !has(kEmbedding) ||
+          !has(kHead),
+      "the model has '", kEmbedding, "' and '", kHead,
       "', but its config.json says \"tie_word_embeddings\": true, with which readers drop "
       "the latter: say false there, or tie the two (nn::ModuleBase::tie_slot)");
 }

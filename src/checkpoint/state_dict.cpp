@@ -1,23 +1,15 @@
 // In-memory state dicts. set_model_state_dict() and set_optimizer_state_dict() compare everything
 // before they change anything.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/Device.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <set>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "format.h"
 #include "manifest.h"
@@ -28,11 +20,8 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/module.h"
-#include "tessera/nn/parameter.h"
 
 namespace tessera::checkpoint {
 

@@ -1,26 +1,27 @@
+#include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <random>
 #include <set>
-#include <string_view>
 #include <system_error>
-#include <utility>
 
 #include "manifest.h"
-#include "step_files.h"
+#include "ranks.h"
 #include "step_folder.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/comm/detail/agreement.h"
+#include "tessera/comm/world.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -29,10 +30,48 @@ namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
+
+/// A run_id as ASCII, for messages, because a run_id in a file may contain any characters.
+std::string quoted_run(const std::string& run_id) {
+  return "run " + nlohmann::json(run_id).dump(-1, ' ', /*ensure_ascii=*/true,
+                                              nlohmann::json::error_handler_t::replace);
+}
+
+/// The step number of a folder whose name is from step_folder_name(); nullopt for other names.
+std::optional<std::int64_t> step_of(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  std::int64_t step = 0;
+  if (name.starts_with(kStepPrefix)) {
+    std::from_chars(name.data() + kStepPrefix.size(), name.data() + name.size(), step);
+  }
+  return name == step_folder_name(step) ? std::optional(step) : std::nullopt;
+}
+
+/// The folders of steps in `dir`, highest step first.
+std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
+  std::map<std::int64_t, fs::path, std::greater<>> steps;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    if (const auto step = step_of(entry.path()); step && entry.is_directory(error)) {
+      steps.emplace(*step, entry.path());
+    }
+  }
+  return steps;
+}
+
+/// The text of the marker, which is the run_id; nullopt if there is no marker.
+std::optional<std::string> marker_of(const fs::path& folder) {
+  if (!is_marked(folder)) {
+    return std::nullopt;
+  }
+  return files::read_file(folder / kMarker, "the marker of a step", kMaxMarkerBytes,
+                          files::Symlinks::kRefuse);
+}
 
 /// Whether a folder has the marker of an unfinished save or removal by this run.
 bool is_marked_by(const fs::path& folder, const std::string& run_id) {
@@ -53,7 +92,6 @@ void remove_file(const fs::path& path) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// Removes all files of a folder except the marker.
 void remove_under_marker(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -119,15 +157,94 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   }
 }
 
+/// The highest step below `before` with a valid manifest. Warns about invalid manifests. Throws
+/// Error for a manifest that exists but cannot be read, because it may be valid.
+std::optional<std::int64_t> newest_step_in(const fs::path& dir,
+                                           std::optional<std::int64_t> before = std::nullopt) {
+  for (const auto& [step, folder] : steps_in(dir)) {
+    if ((!before || step < *before) && committed(folder, step)) {
+      return step;
+    }
+  }
+  return std::nullopt;
+}
+
+/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+json of_first_rank(comm::World& world, const std::function<json()>& look) {
+  std::string text;
+  run_or_fail_on_all(world, [&] {
+    if (world.rank() == 0) {
+      text = look().dump();
+    }
+  });
+  return json::parse(
+      comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
+}
+
+/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+template <class T>
+std::optional<T> optional_of_first_rank(comm::World& world,
+                                        const std::function<std::optional<T>()>& look) {
+  const json found = of_first_rank(world, [&] {
+    const std::optional<T> own = look();
+    return own ? json(*own) : json();
+  });
+  return found.is_null() ? std::nullopt : std::optional(found.get<T>());
+}
+
+/// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
+std::optional<std::string> run_of_whole_step(const fs::path& folder) {
+  try {
+    return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+void check_one_run(const fs::path& dir, const fs::path& step, const std::string& run_id) {
+  for (const auto& [number, folder] : steps_in(dir)) {
+    const std::optional<std::string> other = run_of_whole_step(folder);
+    TESSERA_CHECK(!other || *other == run_id, "'", dir.string(),
+                  "' has steps of two runs: ", step.filename().string(), " of ", quoted_run(run_id),
+                  ", ", folder.filename().string(), " of ", other ? quoted_run(*other) : "",
+                  ": move those of one of them away");
+  }
+}
+
+/// The steps after `after`, highest first, which a run that continues from `after` must withdraw.
+std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
+                                               const std::string& run_id) {
+  std::vector<std::int64_t> found;
+  for (const auto& [step, folder] : steps_in(dir)) {
+    if (step <= after) {
+      break;
+    }
+    if (!lacks_manifest(folder)) {
+      StepFolder(dir, step, run_id).check_withdrawable();
+      found.push_back(step);
+      continue;
+    }
+    const std::optional<std::string> marker = marker_of(folder);
+    TESSERA_CHECK(marker || is_untouched(folder), "'", folder.string(),
+                  "' has no manifest, and is later than the newest whole step, ", after,
+                  ": move it away to continue from there");
+    TESSERA_CHECK(!marker || *marker == run_id, "'", folder.string(),
+                  "' is the unfinished save of another run, ", quoted_run(marker.value_or("")),
+                  ": remove it first");
+  }
+  return found;
+}
+
 }  // namespace
 
-std::optional<std::int64_t> step_of(const fs::path& folder) {
-  const std::string name = folder.filename().string();
-  std::int64_t step = 0;
-  if (name.starts_with(kStepPrefix)) {
-    std::from_chars(name.data() + kStepPrefix.size(), name.data() + name.size(), step);
-  }
-  return name == step_folder_name(step) ? std::optional(step) : std::nullopt;
+bool is_marked(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / kMarker, error);
+}
+
+bool lacks_manifest(const fs::path& folder) {
+  std::error_code error;
+  return fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found;
 }
 
 std::string step_folder_name(std::int64_t step) {
@@ -138,40 +255,6 @@ bool is_run_id(const std::string& text) {
   constexpr std::size_t kMostBytes = 200;
   return text.size() <= kMostBytes &&
          std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
-}
-
-std::string quoted_run(const std::string& run_id) {
-  return "run " + nlohmann::json(run_id).dump(-1, ' ', /*ensure_ascii=*/true,
-                                              nlohmann::json::error_handler_t::replace);
-}
-
-std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
-  std::map<std::int64_t, fs::path, std::greater<>> steps;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
-    if (const auto step = step_of(entry.path()); step && entry.is_directory(error)) {
-      steps.emplace(*step, entry.path());
-    }
-  }
-  return steps;
-}
-
-bool is_marked(const fs::path& folder) {
-  std::error_code error;
-  return fs::exists(folder / kMarker, error);
-}
-
-std::optional<std::string> marker_of(const fs::path& folder) {
-  if (!is_marked(folder)) {
-    return std::nullopt;
-  }
-  return files::read_file(folder / kMarker, "the marker of a step", kMaxMarkerBytes,
-                          files::Symlinks::kRefuse);
-}
-
-bool lacks_manifest(const fs::path& folder) {
-  std::error_code error;
-  return fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found;
 }
 
 StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_id)
@@ -287,48 +370,6 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
   }
 }
 
-std::optional<std::int64_t> newest_step_in(const fs::path& dir,
-                                           std::optional<std::int64_t> before) {
-  for (const auto& [step, folder] : steps_in(dir)) {
-    if ((!before || step < *before) && committed(folder, step)) {
-      return step;
-    }
-  }
-  return std::nullopt;
-}
-
-std::optional<std::int64_t> last_step_in(const fs::path& dir) {
-  for (const auto& [step, folder] : steps_in(dir)) {
-    if (!lacks_manifest(folder) || !(is_marked(folder) || is_untouched(folder))) {
-      return step;
-    }
-  }
-  return std::nullopt;
-}
-
-std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
-                                               const std::string& run_id) {
-  std::vector<std::int64_t> found;
-  for (const auto& [step, folder] : steps_in(dir)) {
-    if (step <= after) {
-      break;
-    }
-    if (!lacks_manifest(folder)) {
-      StepFolder(dir, step, run_id).check_withdrawable();
-      found.push_back(step);
-      continue;
-    }
-    const std::optional<std::string> marker = marker_of(folder);
-    TESSERA_CHECK(marker || is_untouched(folder), "'", folder.string(),
-                  "' has no manifest, and is later than the newest whole step, ", after,
-                  ": move it away to continue from there");
-    TESSERA_CHECK(!marker || *marker == run_id, "'", folder.string(),
-                  "' is the unfinished save of another run, ", quoted_run(marker.value_or("")),
-                  ": remove it first");
-  }
-  return found;
-}
-
 std::filesystem::path find_step(const std::filesystem::path& path) {
   std::error_code error;
   if (std::filesystem::exists(path / kManifestFile, error) || has_torch_hf_shards(path)) {
@@ -339,6 +380,59 @@ std::filesystem::path find_step(const std::filesystem::path& path) {
   TESSERA_CHECK(step, "there is no checkpoint in '", path.string(),
                 "': give a folder with a step that was saved whole, which has a ", kManifestFile);
   return path / step_folder_name(*step);
+}
+
+std::string new_run_id(comm::World& world) {
+  return of_first_rank(world, [] {
+    std::random_device random;
+    return fmt::format("{:08x}{:08x}", random(), random());
+  });
+}
+
+std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t step) {
+  return of_first_rank(world, [&] {
+    const fs::path folder = dir / step_folder_name(step);
+    std::string run_id = manifest_in(find_step(folder)).run_id;
+    check_one_run(dir, folder, run_id);
+    return run_id;
+  });
+}
+
+std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
+  return optional_of_first_rank<std::string>(world, [&]() -> std::optional<std::string> {
+    for (const auto& [step, folder] : steps_in(dir)) {
+      const std::optional<std::string> marker = marker_of(folder);
+      if (marker && is_run_id(*marker) && lacks_manifest(folder)) {
+        return marker;
+      }
+    }
+    return std::nullopt;
+  });
+}
+
+std::optional<std::int64_t> newest_step(comm::World& world, const fs::path& dir,
+                                        std::optional<std::int64_t> before) {
+  return optional_of_first_rank<std::int64_t>(world, [&] { return newest_step_in(dir, before); });
+}
+
+std::optional<std::int64_t> last_step(comm::World& world, const fs::path& dir) {
+  return optional_of_first_rank<std::int64_t>(world, [&]() -> std::optional<std::int64_t> {
+    for (const auto& [step, folder] : steps_in(dir)) {
+      if (!lacks_manifest(folder) || !(is_marked(folder) || is_untouched(folder))) {
+        return step;
+      }
+    }
+    return std::nullopt;
+  });
+}
+
+std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const fs::path& dir,
+                                            std::int64_t after, const std::string& run_id) {
+  return of_first_rank(world, [&] { return steps_to_withdraw_in(dir, after, run_id); });
+}
+
+void withdraw_step(const fs::path& dir, std::int64_t step, const std::string& run_id) {
+  StepFolder(dir, step, run_id).withdraw();
 }
 
 }  // namespace tessera::checkpoint

@@ -6,11 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "tessera/export.h"
 
@@ -19,8 +15,6 @@ namespace tessera::checkpoint {
 
 /// Whether a text is a valid run_id: at most 200 printable ASCII characters.
 bool is_run_id(const std::string& text);
-/// A run_id as ASCII, for messages, because a run_id in a file may contain any characters.
-std::string quoted_run(const std::string& run_id);
 
 /// The folder of a step that is being saved.
 class StepFolder {
@@ -67,36 +61,12 @@ class StepFolder {
   std::string run_id_;
 };
 
-/// The step number of a folder whose name is from step_folder_name(); nullopt for other names.
-std::optional<std::int64_t> step_of(const std::filesystem::path& folder);
-
 /// Whether a folder has the marker of an unfinished save or removal.
 bool is_marked(const std::filesystem::path& folder);
-
-/// The text of the marker, which is the run_id; nullopt if there is no marker.
-std::optional<std::string> marker_of(const std::filesystem::path& folder);
 
 /// Whether a folder certainly has no manifest. False if this cannot be determined at the moment,
 /// because the step may then be complete.
 bool lacks_manifest(const std::filesystem::path& folder);
-
-/// The folders of steps in `dir`, highest step first.
-std::map<std::int64_t, std::filesystem::path, std::greater<>> steps_in(
-    const std::filesystem::path& dir);
-
-/// The highest step below `before` with a valid manifest. Warns about invalid manifests. Throws
-/// Error for a manifest that exists but cannot be read, because it may be valid.
-std::optional<std::int64_t> newest_step_in(const std::filesystem::path& dir,
-                                           std::optional<std::int64_t> before = std::nullopt);
-
-/// The highest step in `dir` whose folder has more than the remains of an unfinished save.
-std::optional<std::int64_t> last_step_in(const std::filesystem::path& dir);
-
-/// The steps after `after`, highest first, which a run that continues from `after` must withdraw.
-/// Throws Error if one of these steps cannot be withdrawn, and for the remains of another run's
-/// save.
-std::vector<std::int64_t> steps_to_withdraw_in(const std::filesystem::path& dir, std::int64_t after,
-                                               const std::string& run_id);
 
 }  // namespace tessera::checkpoint
 TESSERA_API_FOR_TEST_END

@@ -1,17 +1,15 @@
-#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <exception>
 #include <iterator>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
-#include "format.h"
-#include "manifest.h"
-#include "step_files.h"
 #include "stored_step.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
@@ -20,39 +18,25 @@
 namespace tessera::checkpoint {
 namespace {
 
-class Tasks {
- public:
-  explicit Tasks(const std::vector<std::function<void()>>& tasks) : tasks_(tasks) {}
-
-  void run_what_is_left() {
-    for (std::size_t i = next_++; i < tasks_.size(); i = next_++) {
+/// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
+/// `threads` - 1 others. The other threads get this thread's thread-local state (gradient mode,
+/// scopes). Returns when all tasks have ended. Throws the error of the first failed task; tasks
+/// that had not started are then skipped.
+void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr first_error;
+  const auto run_what_is_left = [&] {
+    for (std::size_t i = next++; i < tasks.size(); i = next++) {
       try {
-        tasks_[i]();
+        tasks[i]();
       } catch (...) {
-        next_ = tasks_.size();
-        const std::lock_guard lock(mutex_);
-        error_ = error_ == nullptr ? std::current_exception() : error_;
+        next = tasks.size();
+        const std::lock_guard lock(mutex);
+        first_error = first_error == nullptr ? std::current_exception() : first_error;
       }
     }
-  }
-
-  void rethrow() const {
-    if (error_ != nullptr) {
-      std::rethrow_exception(error_);
-    }
-  }
-
- private:
-  const std::vector<std::function<void()>>& tasks_;
-  std::atomic<std::size_t> next_{0};
-  std::mutex mutex_;
-  std::exception_ptr error_;
-};
-
-}  // namespace
-
-void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
-  Tasks left(tasks);
+  };
   const tessera::detail::StateOfThread state;
   // The destructor of std::jthread joins the threads, also after an exception.
   std::vector<std::jthread> others;
@@ -60,18 +44,18 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
     while (static_cast<int>(others.size()) + 1 < threads) {
       others.emplace_back([&] {
         const tessera::detail::StateOfThreadScope guard(state);
-        left.run_what_is_left();
+        run_what_is_left();
       });
     }
   } catch (const std::exception&) {
     // If a thread or memory for a thread is not available, fewer threads do all of the work.
   }
-  left.run_what_is_left();
+  run_what_is_left();
   others.clear();
-  left.rethrow();
+  if (first_error != nullptr) {
+    std::rethrow_exception(first_error);
+  }
 }
-
-namespace {
 
 /// The smallest number of bytes for which a further thread saves time.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
@@ -85,6 +69,28 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
   } catch (const Error& error) {
     fail("tensor '", name, "': ", error.what());
   }
+}
+
+/// Opens a file of a step. Throws Error for a file that is missing or of another size, and for a
+/// header whose bytes do not match their checksum. The size of the file is checked before the
+/// header: a file of another size is truncated, or is a different file.
+SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
+  const std::filesystem::path path = folder / record.name;
+  std::error_code error;
+  const auto found = std::filesystem::file_size(path, error);
+  if (error) {
+    throw detail::ReadError(
+        detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
+                       error.message(), ": copy the whole folder, or load another step"),
+        error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
+  }
+  if (found != record.bytes) {
+    const files::InputFile refuses_lfs_pointers(path, "a file of a step", Symlinks::kRefuse);
+  }
+  TESSERA_CHECK(found == record.bytes, "'", path.string(), "' has ", found,
+                " bytes, but the manifest says ", record.bytes,
+                ": copy it again, or load another step");
+  return SafetensorsFile(path, Symlinks::kRefuse, record.sums);
 }
 
 }  // namespace
@@ -123,6 +129,16 @@ void PieceReads::run() {
     });
   }
   run_on_threads(static_cast<int>(threads), shares);
+}
+
+void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
+                 const ManifestChunk& chunk) {
+  const TensorEntry& entry = file.entry(name);
+  TESSERA_CHECK(entry.dtype_name == tensor.dtype && entry.sizes == chunk.sizes, "tensor '", name,
+                "' of '", file.path().string(), "' is ", entry.dtype_name,
+                fmt::format(" [{}], but the manifest says ", fmt::join(entry.sizes, ", ")),
+                tensor.dtype, fmt::format(" [{}]", fmt::join(chunk.sizes, ", ")),
+                ": copy the step again, or load another");
 }
 
 StoredStep::StoredStep(std::filesystem::path folder, Manifest manifest)
@@ -192,6 +208,14 @@ void StoredStep::read(const ReadLimits& limits) {
     }
     reads.run();
   }
+}
+
+at::Tensor StoredStep::values(const std::string& name, std::span<const std::int64_t> offset,
+                              std::span<const std::int64_t> sizes, c10::ScalarType type) {
+  at::Tensor values = at::empty(at::IntArrayRef(sizes.data(), sizes.size()), type);
+  want(name, offset, values);
+  read();
+  return values;
 }
 
 }  // namespace tessera::checkpoint

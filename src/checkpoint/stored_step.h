@@ -2,17 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "format.h"
 #include "manifest.h"
 #include "tessera/checkpoint/safetensors.h"
@@ -21,16 +10,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
-/// `threads` - 1 others. The other threads get this thread's thread-local state (gradient mode,
-/// scopes). Returns when all tasks have ended. Throws the error of the first failed task; tasks
-/// that had not started are then skipped.
-void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks);
-
-}  // namespace tessera::checkpoint
-TESSERA_API_FOR_TEST_END
-
-namespace tessera::checkpoint {
+/// Throws Error unless `file` has the chunk of the tensor `name` that the manifest describes.
+void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
+                 const ManifestChunk& chunk);
 
 /// Limits of a read. The read buffer of each thread has at most one piece.
 struct ReadLimits {
@@ -62,11 +44,6 @@ class PieceReads {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace tessera::checkpoint
-
-TESSERA_API_FOR_TEST_BEGIN
-namespace tessera::checkpoint {
-
 /// A step on disk, for reading. Requests are collected before reading, so that each file is opened
 /// only once, no matter how many ranks have written the step.
 class StoredStep {
@@ -87,6 +64,9 @@ class StoredStep {
   /// Fills the requested blocks, with several threads if there are enough bytes, and clears the
   /// requests. Throws the errors of check(), and Error for bytes that do not match their checksum.
   void read(const ReadLimits& limits = {});
+  /// Reads the block at `offset` of a tensor, converted to `type`.
+  at::Tensor values(const std::string& name, std::span<const std::int64_t> offset,
+                    std::span<const std::int64_t> sizes, c10::ScalarType type);
 
  private:
   /// A requested part of a chunk, and the memory to fill.

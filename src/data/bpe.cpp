@@ -1,4 +1,4 @@
-#include "bpe.h"
+#include "tokenizer_parts.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "tessera/core/error.h"
 #include "unicode.h"
 
 namespace tessera::data {
@@ -215,7 +214,6 @@ class Bpe {
     return std::min(at, text.size());
   }
 
-  /// Fills workspace.ids with the merged tokens of a word.
   void merge_word(std::string_view word, Workspace& workspace) const {
     const auto whole = model_.vocabulary.find(word);
     if (model_.ignore_merges && whole != model_.vocabulary.end()) {

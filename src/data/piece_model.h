@@ -4,7 +4,6 @@
 // scope, SentencePiece's constructors would overwrite libc10's memory.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,9 +30,5 @@ class PieceModel {
 /// protobuf; if that fails, the function returns nullptr and sets `fault`.
 using LoadPieceModel = PieceModel* (*)(const std::string& model, std::string& fault);
 inline constexpr const char* kLoadPieceModel = "tessera_load_piece_model";
-
-/// Loads a model through libtessera_sentencepiece.so. Throws Error if Tessera was built without
-/// SentencePiece.
-std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault);
 
 }  // namespace tessera::data

@@ -4,22 +4,18 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "files_beside.h"
 #include "piece_model.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
 #include "tessera/version.h"
+#include "tokenizer_parts.h"
 #include "unicode.h"
 
 namespace tessera::data {
@@ -50,15 +46,13 @@ LoadPieceModel load_library() {
   return function;
 }
 
-}  // namespace
-
+/// Loads a model through libtessera_sentencepiece.so. Throws Error if Tessera was built without
+/// SentencePiece.
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
   // If loading the library throws, the next call tries again.
   static const LoadPieceModel load = load_library();
   return std::unique_ptr<PieceModel>(load(model, fault));
 }
-
-namespace {
 
 /// Maximum size of a model file: ten times the largest known model.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;

@@ -3,6 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include <exception>
+#include <memory>
 
 #include "piece_model.h"
 #include "tessera/export.h"

@@ -1,11 +1,9 @@
-#include "steps.h"
+#include "tokenizer_parts.h"
 
 #include <algorithm>
 #include <charconv>
-#include <memory>
 #include <utility>
 
-#include "pattern.h"
 #include "unicode.h"
 
 namespace tessera::data {
@@ -211,14 +209,6 @@ std::optional<std::string> bytes_of_token(std::string_view token) {
   return bytes;
 }
 
-std::string token_of_bytes(std::string_view bytes) {
-  std::string token;
-  for (const char byte : bytes) {
-    append_character(kCodePoints[static_cast<unsigned char>(byte)], token);
-  }
-  return token;
-}
-
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) {
     return std::nullopt;
@@ -358,6 +348,15 @@ PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool 
     }
     give();
   };
+}
+
+/// Bytes as UTF-8 text in GPT-2's alphabet.
+std::string token_of_bytes(std::string_view bytes) {
+  std::string token;
+  for (const char byte : bytes) {
+    append_character(kCodePoints[static_cast<unsigned char>(byte)], token);
+  }
+  return token;
 }
 
 /// Adds a split. After ByteLevel, the split applies to the characters that represent bytes.
@@ -592,30 +591,28 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
   }
 }
 
+/// The steps that `add` reads from a field; none if the field is null.
+template <class Steps>
+Steps read_steps(const JsonField& field, void (*add)(const JsonField& field, Steps& steps)) {
+  Steps steps;
+  if (!field.is_null()) {
+    add(field, steps);
+  }
+  return steps;
+}
+
 }  // namespace
 
 Normalizers read_normalizers(const JsonField& field) {
-  Normalizers steps;
-  if (!field.is_null()) {
-    add_normalizer(field, steps);
-  }
-  return steps;
+  return read_steps<Normalizers>(field, add_normalizer);
 }
 
 Decoders read_decoders(const JsonField& field) {
-  Decoders steps;
-  if (!field.is_null()) {
-    add_decoder(field, steps);
-  }
-  return steps;
+  return read_steps<Decoders>(field, add_decoder);
 }
 
 PreTokenizers read_pre_tokenizers(const JsonField& field) {
-  PreTokenizers all;
-  if (!field.is_null()) {
-    add_pre_tokenizer(field, all);
-  }
-  return all;
+  return read_steps<PreTokenizers>(field, add_pre_tokenizer);
 }
 
 void PreTokenizers::split_from(std::size_t step, Piece piece, OnPiece on_piece) const {

@@ -1,14 +1,10 @@
 #include "tessera/data/text.h"
-#include "tessera/data/detail/fingerprint.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
@@ -89,8 +85,6 @@ std::uint64_t piece_offset(std::uint64_t i, std::uint64_t bytes) {
                                         : i * (bytes - kPieceBytes) / (kPieces - 1);
 }
 
-}  // namespace
-
 FileFingerprint fingerprint(const std::string& path) {
   const files::InputFile file(path, "a file of training data");
   FileFingerprint result{std::filesystem::path(path).filename().string(), file.size(), 0};
@@ -103,6 +97,8 @@ FileFingerprint fingerprint(const std::string& path) {
   }
   return result;
 }
+
+}  // namespace
 
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files) {
   std::vector<FileFingerprint> results;

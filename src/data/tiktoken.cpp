@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
+#include "tokenizer_parts.h"
 
 namespace tessera::data {
 namespace {

@@ -2,18 +2,11 @@
 // 16 or 32 bits. Several shards form one sequence of tokens.
 #include "tessera/data/token_shards.h"
 
-#include <glob.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <limits>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
@@ -26,7 +19,6 @@ namespace {
 using ShardHeader = std::array<std::int32_t, 256>;
 constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 
-/// The properties of a shard of 16-bit or of 32-bit tokens.
 struct ShardKind {
   std::int32_t magic;
   std::int32_t version;  ///< version number that llm.c writes in the header
@@ -154,27 +146,7 @@ std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t bef
   return result;
 }
 
-/// The files that match a glob, sorted by the bytes of their names on every machine. Throws Error
-/// if no file matches.
-std::vector<std::string> token_shard_files(const std::string& pattern) {
-  glob_t found{};
-  const int status = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
-  std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
-  // GLOB_NOMATCH has its own message below, with a hint.
-  TESSERA_CHECK(status == 0 || status == GLOB_NOMATCH, "cannot list the files of '", pattern,
-                "': check the folder's permissions");
-  TESSERA_CHECK(!paths.empty(), "no token shard matches '", pattern,
-                "': give the path of llm.c token shards (and quote the pattern in the shell)");
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
-
 }  // namespace
-
-TokenSourcePtr open_token_shards(const std::string& glob) {
-  return open_token_shards(token_shard_files(glob));
-}
 
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files) {
   return std::make_shared<ShardedTokens>(files);

@@ -1,9 +1,5 @@
-#include "tessera/data/tokenizer.h"
-#include "tessera/data/detail/tokenizers.h"
-
 #include <algorithm>
 #include <cctype>
-#include <filesystem>
 #include <iterator>
 #include <span>
 #include <utility>
@@ -12,6 +8,7 @@
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tokenizer_parts.h"
 #include "unicode.h"
 
 namespace tessera::data {

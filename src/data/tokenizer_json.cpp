@@ -1,14 +1,254 @@
-// Hugging Face's tokenizer.json, as the `tokenizers` package reads it.
+// Hugging Face's tokenizer.json, as the `tokenizers` package reads it, and the files next to a
+// tokenizer, as PreTrainedTokenizerBase.from_pretrained() in `transformers` reads them.
+
+#include "tokenizer_parts.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 
-#include "files_beside.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"
+#include "unicode.h"
 
 namespace tessera::data {
 namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kMaxBytesBeside = 20'000'000;
+constexpr const char* kExtraTokens = "extra_special_tokens";
+constexpr std::array kSpecialKeys{
+    "bos_token", "eos_token", "unk_token",  "sep_token",
+    "pad_token", "cls_token", "mask_token", "additional_special_tokens",
+    kExtraTokens};
+
+/// Reads a JSON file and adds the path to `files.read`. Returns null if the file does not exist.
+json read_json(const std::filesystem::path& file, FilesBeside& files) {
+  if (!has_file(file)) {
+    return {};
+  }
+  files.read.push_back(file);
+  const std::string text = files::read_file(file, "a file of a tokenizer", kMaxBytesBeside);
+  try {
+    return detail::parse_strict_json(text, {.depth = 64});
+  } catch (const Error& error) {
+    fail("cannot read '", file.string(), "' beside the tokenizer: ", error.what());
+  }
+}
+
+/// Reads a token from a JSON field: a string, or an object with flags.
+AddedToken read_token(const JsonField& field, bool special) {
+  if (field.json().is_string()) {
+    return {.content = field.text(), .normalized = !special, .special = special};
+  }
+  return added_token_of(field, special);
+}
+
+void read_decoder(const JsonField& field, FilesBeside& files) {
+  field.require(field.json().is_object(), "an object of tokens by their ids");
+  for (const auto& [key, unused] : field.json().items()) {
+    const JsonField entry = field.at(key.c_str());
+    TokenId id = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    entry.require(error == std::errc() && end == key.data() + key.size() && id < kMaxTokenId,
+                  "under the id of a token");
+    files.tokens.push_back({id, read_token(entry, /*special=*/false)});
+  }
+}
+
+/// Reads added_tokens.json, the older form of added_tokens_decoder.
+void read_added_tokens(const JsonField& field, FilesBeside& files) {
+  field.require(field.json().is_object(), "an object of ids by their tokens");
+  for (const auto& [content, unused] : field.json().items()) {
+    const TokenId id = field.at(content.c_str()).number_below(kMaxTokenId);
+    files.tokens.push_back({id, {.content = content, .normalized = true}});
+  }
+}
+
+/// Adds a special token, which may already be in `files` with an id.
+void add_special_token(AddedToken token, FilesBeside& files) {
+  token.special = true;
+  const auto known = std::ranges::find(files.tokens, token.content,
+                                       [](const NamedToken& named) { return named.token.content; });
+  if (known == files.tokens.end()) {
+    files.tokens.push_back({std::nullopt, std::move(token)});
+  } else {
+    known->token.special = true;
+    known->token.normalized = known->token.normalized && token.normalized;
+  }
+}
+
+/// The special token in a JSON field; nullopt if the field is null or "".
+std::optional<AddedToken> special_token_of(const JsonField& field) {
+  const json& value = field.json();
+  if (value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty())) {
+    return std::nullopt;
+  }
+  return read_token(field, /*special=*/true);
+}
+
+/// Adds the special tokens of `root`. `config`: the file that has "extra_special_tokens".
+void add_special_tokens(const JsonField& root, const std::filesystem::path& config,
+                        FilesBeside& files) {
+  for (const char* key : kSpecialKeys) {
+    const JsonField field = root.at(key);
+    if (field.json().is_array()) {
+      field.for_each(
+          [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
+    } else if (key == kExtraTokens && field.json().is_object()) {
+      // New ids are assigned in the order of the file, which nlohmann::json does not store.
+      const auto ordered = nlohmann::ordered_json::parse(
+          files::read_file(config, "a file of a tokenizer", kMaxBytesBeside));
+      const auto tokens = ordered.value(key, nlohmann::ordered_json::object());
+      for (const auto& [name, unused] : tokens.items()) {
+        add_special_token(read_token(field.at(name.c_str()), true), files);
+      }
+    } else if (auto token = special_token_of(field)) {
+      add_special_token(std::move(*token), files);
+    }
+  }
+}
+
+std::optional<bool> flag(const JsonField& root, const char* key) {
+  const JsonField field = root.at(key);
+  return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
+}
+
+/// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens and
+/// decide themselves whether a text gets them.
+void read_ends(const JsonField& root, FilesBeside& files) {
+  const JsonField name = root.at("tokenizer_class");
+  const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
+  const auto end_of = [&](const char* token, const char* adds, TextEnd class_end) {
+    TextEnd end{.text = {}, .adds = flag(root, adds)};
+    if (const auto named = special_token_of(root.at(token))) {
+      end.text = named->content;
+    }
+    if (is_llama) {
+      end = {.text = end.text.value_or(*class_end.text),
+             .adds = end.adds.value_or(*class_end.adds)};
+    }
+    return end;
+  };
+  files.begin = end_of("bos_token", "add_bos_token", {.text = "<s>", .adds = true});
+  files.end = end_of("eos_token", "add_eos_token", {.text = "</s>", .adds = false});
+  files.decides_ends = is_llama || name.is_null();
+  files.legacy = root.at("legacy").flag_or(true);
+  files.prefix = flag(root, "add_prefix_space");
+}
+
+}  // namespace
+
+bool has_file(const std::filesystem::path& file) {
+  const bool is_there = std::filesystem::exists(file);
+  TESSERA_CHECK(is_there || !std::filesystem::is_symlink(file), "'", file.string(),
+                "' is a link to a file that is gone; download the model again");
+  return is_there;
+}
+
+FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
+  const std::filesystem::path folder = tokenizer.parent_path();
+  FilesBeside files;
+  json config = read_json(folder / "tokenizer_config.json", files);
+  const bool names_tokens = config.contains("added_tokens_decoder");
+  if (!names_tokens) {
+    // special_tokens_map.json overrides the special tokens of tokenizer_config.json.
+    const json map = read_json(folder / "special_tokens_map.json", files);
+    if (map.is_object()) {
+      config.update(map);
+    }
+  }
+  const json added = names_tokens ? json() : read_json(folder / "added_tokens.json", files);
+  try {
+    if (!added.is_null()) {
+      read_added_tokens(JsonField(added, "added_tokens.json"), files);
+    }
+    if (!config.is_null()) {
+      const JsonField root(config, "");
+      if (names_tokens) {
+        read_decoder(root.at("added_tokens_decoder"), files);
+      }
+      add_special_tokens(root, folder / "tokenizer_config.json", files);
+      read_ends(root, files);
+    }
+  } catch (const Error& error) {
+    fail("the files beside the tokenizer '", tokenizer.string(), "': ", error.what());
+  }
+  std::ranges::stable_sort(files.tokens, {},
+                           [](const NamedToken& named) { return named.id.value_or(kMaxTokenId); });
+  return files;
+}
+
+void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
+  TESSERA_CHECK(!named.id || *named.id == id, "the files beside the tokenizer give '",
+                printable(named.token.content), "' the id ", named.id.value_or(0), ", but it is ",
+                is_new ? "a new token, and the next id is " : "the token of id ", id,
+                ": make them agree");
+  TESSERA_CHECK(id < kMaxTokenId, "the tokenizer has more than ", kMaxTokenId, " tokens");
+}
+
+namespace {
+
+/// The tokens that begin or end a text. `key`: the flag for this end of the text. `of_template`:
+/// the tokens in the template of tokenizer.json.
+std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
+                                    const std::vector<std::int64_t>& of_template, bool decides,
+                                    const Vocabulary& ids) {
+  TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", key,
+                "\" beside the tokenizer is ", *end.adds ? "true" : "false",
+                ", but the post_processor of tokenizer.json adds ", *end.adds ? "no" : "a",
+                " token there, and versions of transformers differ in which they take: make them "
+                "agree");
+  if (!end.adds || (!decides && *end.adds)) {
+    return of_template;
+  }
+  if (!*end.adds) {
+    return {};
+  }
+  TESSERA_CHECK(end.text, "\"", key, "\" beside the tokenizer is true, but no token is named");
+  return {ids.at(*end.text)};
+}
+
+/// Adds the contents of the files next to a tokenizer to the tokenizer. Throws Error if the files
+/// contradict the tokenizer.
+void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside) {
+  Vocabulary ids;
+  for (std::size_t id = 0; id < parts.texts.size(); ++id) {
+    ids.try_emplace(parts.texts[id], static_cast<TokenId>(id));
+  }
+  for (const NamedToken& named : beside.tokens) {
+    const std::string& content = named.token.content;
+    // A token outside the vocabulary gets the next id, as in `transformers`.
+    const auto [known, is_new] = ids.try_emplace(content, static_cast<TokenId>(parts.texts.size()));
+    const TokenId id = known->second;
+    check_id(named, id, is_new);
+    if (is_new) {
+      parts.texts.push_back(content);
+    }
+    const auto added = std::ranges::find(parts.added, id, &AddedToken::id);
+    if (added != parts.added.end()) {
+      added->special = added->special || named.token.special;
+    } else {
+      parts.added.push_back(named.token);
+      parts.added.back().id = id;
+    }
+  }
+  for (const TextEnd* end : {&beside.begin, &beside.end}) {
+    TESSERA_CHECK(!end->text || ids.contains(*end->text), "'", printable(end->text.value_or("")),
+                  "', which the files beside the tokenizer name as an end of texts, is not a token "
+                  "of it");
+  }
+  parts.begin_tokens =
+      tokens_of(beside.begin, "add_bos_token", parts.begin_tokens, beside.decides_ends, ids);
+  parts.end_tokens =
+      tokens_of(beside.end, "add_eos_token", parts.end_tokens, beside.decides_ends, ids);
+  parts.begins_texts = !parts.begin_tokens.empty();
+  if (parts.begin_tokens.empty() && beside.begin.text) {
+    parts.begin_tokens = {ids.at(*beside.begin.text)};
+  }
+}
 
 /// Maximum size of a tokenizer.json: three times the largest known file.
 constexpr std::uint64_t kMaxTokenizerBytes = 100'000'000;
@@ -22,7 +262,6 @@ void set_text(std::vector<std::string>& texts, TokenId id, const std::string& te
   texts[id] = text;
 }
 
-/// Maps the token texts of the file to ids.
 Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& texts) {
   field.require(field.json().is_object(), "an object of tokens");
   Vocabulary vocabulary;

@@ -1,11 +1,16 @@
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include "unicode.h"
 
+#include <pcre2.h>
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <cstdint>
 #include <cstdlib>
-#include <memory>
+#include <utility>
+#include <vector>
 
 #include "tessera/core/error.h"
 
@@ -29,7 +34,6 @@ bool begins_character(std::string_view text) {
   });
 }
 
-/// The number of valid UTF-8 bytes at the beginning of `text`.
 std::size_t valid_prefix(std::string_view text) {
   std::size_t at = 0;
   while (at < text.size()) {
@@ -192,6 +196,323 @@ std::size_t without_trailing_space(std::string_view text) {
     text.remove_suffix(last_character(text).size());
   }
   return text.size();
+}
+
+namespace {
+
+/// Limits of the match steps of PCRE2 for a search: kMinMatchLimit, or more for long texts in
+/// proportion to their bytes. A tokenizer's pattern needs a few steps per word, but a word may be
+/// the whole text.
+constexpr std::size_t kMinMatchLimit = 1'000'000;
+constexpr std::size_t kMatchStepsOfByte = 16;
+/// The limit of the heap of PCRE2's interpreter, in KiB.
+constexpr std::uint32_t kHeapLimit = 64 * 1024;
+constexpr std::size_t kMaxPatternBytes = 100'000;
+
+// Elements of character classes, as in Oniguruma. PCRE2's own \s contains U+180E, and its \w
+// contains no marks.
+constexpr std::string_view kSpace =
+    R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+/// Characters that Oniguruma counts as \w only outside of a class.
+constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
+
+/// The elements of a class that an escape letter of Oniguruma means.
+struct Escape {
+  char letter;
+  std::string_view elements;
+  bool is_set = false;  ///< whether the letter stands for a set of characters
+};
+constexpr std::array kEscapes{Escape{'s', kSpace, true},
+                              Escape{'S', R"(\S\x{180e})", true},
+                              Escape{'w', kWord, true},
+                              Escape{'d', R"(\p{Nd})", true},
+                              Escape{'D', R"(\P{Nd})", true},
+                              Escape{'h', "0-9a-fA-F", true},
+                              Escape{'v', R"(\x0b)"},
+                              Escape{'b', R"(\x08)"},
+                              Escape{'p', "p"},
+                              Escape{'P', "P"}};
+
+constexpr std::array<std::string_view, 7> kGroups{"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"};
+
+template <class T, void (*release)(T*)>
+struct Release {
+  void operator()(T* object) const { release(object); }
+};
+using CompileContext = std::unique_ptr<pcre2_compile_context,
+                                       Release<pcre2_compile_context, pcre2_compile_context_free>>;
+using Code = std::unique_ptr<pcre2_code, Release<pcre2_code, pcre2_code_free>>;
+using MatchContext =
+    std::unique_ptr<pcre2_match_context, Release<pcre2_match_context, pcre2_match_context_free>>;
+using MatchData =
+    std::unique_ptr<pcre2_match_data, Release<pcre2_match_data, pcre2_match_data_free>>;
+
+PCRE2_SPTR bytes_of(std::string_view text) {
+  return reinterpret_cast<PCRE2_SPTR>(text.data());
+}
+
+std::string pcre2_message(int code) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(code, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+/// Compiles an expression, or a text to be matched literally. Returns nullptr and sets `error` if
+/// PCRE2 rejects the expression.
+pcre2_code* try_compile(std::string_view expression, bool literal, int& error) {
+  const CompileContext context(pcre2_compile_context_create(nullptr));
+  TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
+  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at the begin and end of each
+  // line.
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
+  PCRE2_SIZE place = 0;
+  return pcre2_compile(bytes_of(expression), expression.size(),
+                       PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE), &error,
+                       &place, context.get());
+}
+
+/// Translates an Oniguruma expression to PCRE2. A construct that may mean something else in PCRE2
+/// throws Error.
+class Translation {
+ public:
+  explicit Translation(std::string_view expression) : whole_(expression), rest_(expression) {}
+
+  std::string run() {
+    while (!rest_.empty()) {
+      switch (rest_[0]) {
+        case '\\':
+          escape();
+          break;
+        case '[':
+          copy_class();
+          break;
+        case '(':
+          group();
+          break;
+        case '{':
+          interval();
+          break;
+        default:
+          copy(1);
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void refuse_if(bool condition, std::string_view construct) const {
+    TESSERA_CHECK(!condition, "the tokenizer's pattern '", printable(whole_), "' has '",
+                  printable(construct), "', which is not implemented");
+  }
+
+  void copy(std::size_t bytes) { out_ += take(bytes); }
+
+  std::string_view take(std::size_t bytes) {
+    const std::string_view taken = rest_.substr(0, bytes);
+    rest_.remove_prefix(taken.size());
+    return taken;
+  }
+
+  void group() {
+    if (rest_.starts_with("(?")) {
+      refuse_if(std::ranges::none_of(kGroups,
+                                     [&](auto kind) { return rest_.substr(1).starts_with(kind); }),
+                rest_.substr(0, 3));
+    }
+    refuse_if(rest_.starts_with("(*"), "(*");
+    copy(1);
+    copy(rest_.starts_with('?') ? 1 : 0);
+  }
+
+  /// Copies the "{" of an interval, or of a literal. {n,m}+ is possessive only in PCRE2, {n}? is
+  /// lazy only in PCRE2, and {,m} is an interval only in Oniguruma.
+  void interval() {
+    refuse_if(rest_.starts_with("{,"), "{,}");
+    const std::size_t end = rest_.find_first_not_of("0123456789,", 1);
+    if (rest_.substr(std::min(end, rest_.size())).starts_with('}')) {
+      const char next = end + 1 < rest_.size() ? rest_[end + 1] : ' ';
+      refuse_if(next == '+' || next == '?', std::string("{}") + next);
+    }
+    copy(1);
+  }
+
+  void escape() {
+    refuse_if(rest_.size() < 2, "\\");
+    const std::string word = "[" + std::string(kWord) + std::string(kWordOutside) + "]";
+    const auto border = [&](const char* first, const char* second) {
+      return "(?:(?<=" + word + ")" + first + word + ")|(?<!" + word + ")" + second + word + "))";
+    };
+    const std::size_t special = std::string_view("wWbB").find(rest_[1]);
+    if (special != std::string_view::npos) {
+      take(2);
+      out_ += std::array{word, "(?!" + word + ")(?s:.)", border("(?!", "(?="),
+                         border("(?=", "(?!")}[special];
+      return;
+    }
+    const std::string elements = take_elements();
+    out_ += last_is_set_ ? "[" + elements + "]" : elements;
+  }
+
+  /// Takes an escape, and returns it as elements of a character class.
+  std::string take_elements() {
+    refuse_if(rest_.size() < 2, "\\");
+    const char kind = rest_[1];
+    if ((kind == 'p' || kind == 'P') && rest_.substr(2).starts_with('{')) {
+      return take_property();
+    }
+    const auto* const known = std::ranges::find(kEscapes, kind, &Escape::letter);
+    last_is_set_ = known != kEscapes.end() && known->is_set;
+    if (known != kEscapes.end()) {
+      take(2);
+      return std::string(known->elements);
+    }
+    if (kind == 'u' || kind == 'x') {
+      return take_number();
+    }
+    refuse_if(std::isalnum(static_cast<unsigned char>(kind)) &&
+                  std::string_view("nrtfae").find(kind) == std::string::npos,
+              rest_.substr(0, 2));
+    return std::string(take(1 + first_character(rest_.substr(1)).bytes));
+  }
+
+  /// PCRE2's \p{Han} includes script extensions, Oniguruma's does not.
+  std::string take_property() {
+    const std::size_t end = rest_.find('}');
+    refuse_if(end == std::string_view::npos, rest_.substr(0, 3));
+    const bool inverted = rest_.substr(3).starts_with('^');
+    const bool negated = (rest_[1] == 'P') != inverted;
+    const std::size_t begin = inverted ? 4 : 3;
+    const std::string name(rest_.substr(begin, end - begin));
+    const auto is_known = [](const std::string& property) {
+      int error = 0;
+      return Code(try_compile("\\p{" + property + "}", false, error)) != nullptr;
+    };
+    const bool is_script = is_known("sc:" + name);
+    refuse_if(!is_script && !is_known(name), rest_.substr(0, end + 1));
+    last_is_set_ = true;
+    take(end + 1);
+    return (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
+  }
+
+  /// Takes the code point of \x1F, \x{1F600} or \u1F60.
+  std::string take_number() {
+    const bool braced = rest_.starts_with("\\x{");
+    const std::size_t begin = braced ? 3 : 2;
+    const std::size_t end = braced ? rest_.find('}') : rest_[1] == 'x' ? 4 : 6;
+    const std::string digits(rest_.substr(begin, end - begin));
+    // In Oniguruma two hexadecimal digits from 80 on are a byte and not a character.
+    refuse_if(end > rest_.size() || digits.empty() ||
+                  digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos ||
+                  (rest_[1] == 'x' && !braced && digits[0] >= '8'),
+              rest_.substr(0, 4));
+    take(end + (braced ? 1 : 0));
+    return "\\x{" + digits + "}";
+  }
+
+  /// Copies a character class. Nested classes are united, as in Oniguruma.
+  void copy_class() {
+    copy(rest_.starts_with("[^") ? 2 : 1);
+    refuse_if(rest_.starts_with(']'), "[]");
+    bool ends_item = true;  // whether "-" is a literal here: after a set, and at the begin
+    for (int depth = 1; depth > 0;) {
+      TESSERA_CHECK(!rest_.empty(), "the tokenizer's pattern '", printable(whole_),
+                    "' is not a regular expression (a class without its ])");
+      for (const char* construct : {"&&", "[^", "-["}) {
+        refuse_if(rest_.starts_with(construct), construct);
+      }
+      refuse_if(rest_.starts_with("[:"), rest_.substr(0, rest_.find(']') + 1));
+      const char next = rest_[0];
+      if (next == '[' || next == ']') {
+        take(1);
+        depth += next == '[' ? 1 : -1;
+        out_ += depth == 0 ? "]" : "";
+        refuse_if(next == '[' && rest_.starts_with(']'), "[]");
+        ends_item = true;
+      } else if (next == '-' && (ends_item || rest_.substr(1).starts_with(']'))) {
+        take(1);
+        out_ += "\\-";
+        ends_item = false;
+      } else if (next == '\\') {
+        out_ += take_elements();
+        ends_item = last_is_set_;
+      } else {
+        copy(first_character(rest_).bytes);
+        ends_item = false;
+      }
+    }
+  }
+
+  std::string_view whole_;
+  std::string_view rest_;
+  std::string out_;
+  bool last_is_set_ = false;  ///< whether the last escape, such as \s, is a set of characters
+};
+
+/// The position of the first character of `text` that begins at `at` or later.
+std::size_t character_at(std::string_view text, std::size_t at) {
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
+    ++at;
+  }
+  return at;
+}
+
+pcre2_code* compile(std::string_view expression, bool literal) {
+  TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "a pattern of ", expression.size(),
+                " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
+  int error = 0;
+  pcre2_code* code = try_compile(literal ? std::string(expression) : Translation(expression).run(),
+                                 literal, error);
+  TESSERA_CHECK(code != nullptr, "the tokenizer's pattern '", printable(expression),
+                "' is not a regular expression (", pcre2_message(error), ")");
+  // If JIT compilation is not available on this machine, the interpreter runs the pattern.
+  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
+  return code;
+}
+
+}  // namespace
+
+void Pattern::Free::operator()(pcre2_real_code_8* code) const {
+  pcre2_code_free(code);
+}
+
+Pattern::Pattern(std::string_view expression, bool literal)
+    : expression_(expression), code_(compile(expression, literal)) {}
+
+void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
+  const MatchContext context(pcre2_match_context_create(nullptr));
+  const MatchData data(pcre2_match_data_create(1, nullptr));
+  TESSERA_CHECK(context && data, "no memory is left to match a tokenizer's pattern");
+  pcre2_set_match_limit(
+      context.get(), static_cast<std::uint32_t>(std::min<std::size_t>(
+                         std::max(kMinMatchLimit, kMatchStepsOfByte * text.size()), UINT32_MAX)));
+  pcre2_set_heap_limit(context.get(), kHeapLimit);
+  const auto match = [&](std::size_t at, std::uint32_t options) {
+    return pcre2_match(code_.get(), bytes_of(text), text.size(), at, PCRE2_NO_UTF_CHECK | options,
+                       data.get(), context.get());
+  };
+  std::size_t last_end = std::string_view::npos;
+  for (std::size_t at = 0; at <= text.size();) {
+    int found = match(at, 0);
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
+      // The interpreter of PCRE2 uses the heap instead of the JIT stack, which was too small.
+      found = match(at, PCRE2_NO_JIT);
+    }
+    if (found == PCRE2_ERROR_NOMATCH) {
+      return;
+    }
+    TESSERA_CHECK(found >= 0, "the tokenizer's pattern '", printable(expression_),
+                  "' cannot be matched in a text of ", text.size(), " bytes (",
+                  pcre2_message(found), "): use a tokenizer with a simpler pattern");
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(data.get());
+    // An empty match at the end of the previous match is skipped.
+    if (range[0] == range[1] && last_end == range[1]) {
+      at = character_at(text, range[1] + 1);
+      continue;
+    }
+    on_match(range[0], range[1]);
+    last_end = at = range[1];
+  }
 }
 
 }  // namespace tessera::data

@@ -1,28 +1,19 @@
 // Saves in the background, slow disks, and several blocks of one tensor on a rank.
 
 #include <pthread.h>
-#include <sys/wait.h>
-#include <torch/nn/modules/transformerlayer.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <thread>
 
-#include "checkpoint/heard_warnings.h"
 #include "checkpoint/known_model.h"
 #include "faults/system_calls.h"
-#include "saved_state.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/distributed.h"
 #include "testing/files.h"
 #include "testing/models.h"
 #include "testing/module_values.h"

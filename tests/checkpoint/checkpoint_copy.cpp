@@ -5,11 +5,9 @@
 
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 
 #include "checkpoint/known_model.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 
 namespace tessera::checkpoint {

@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "checkpoint/known_model.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/fsdp/fully_shard.h"

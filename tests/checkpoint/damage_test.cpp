@@ -1,26 +1,20 @@
 // Damaged files of steps, interrupted saves, and the report of tessera-ckpt about a step.
 
 #include <signal.h>
-#include <sys/wait.h>
 
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <new>
 
+#include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/ranks.h"
 #include "checkpoint/safetensors_bytes.h"
 #include "faults/changes.h"
+#include "faults/power_cut.h"
 #include "faults/system_calls.h"
-#include "saved_state.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/nn/linear.h"

@@ -1,17 +1,12 @@
 // Loading Hugging Face folders: values, pairs of names, indices and links.
 
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
-#include <filesystem>
-#include <functional>
-#include <string>
-#include <string_view>
 
-#include "checkpoint/model_files.h"
+#include "checkpoint/known_model.h"
+#include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"
-#include "known_model.h"
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/containers.h"
@@ -250,21 +245,6 @@ HuggingFaceOptions GoodPairs() {
                     {"visual.num_batches_tracked", ""}}};
 }
 
-void WriteSharded(const std::filesystem::path& folder, const Tensors& tensors) {
-  std::string map;
-  Tensors halves[2];
-  int shard = 0;
-  for (const auto& [name, tensor] : tensors) {
-    map +=
-        (map.empty() ? "\"" : ", \"") + name + "\": \"" + std::to_string(shard) + ".safetensors\"";
-    halves[shard][name] = tensor;
-    shard = 1 - shard;
-  }
-  WriteModel(folder / "0.safetensors", halves[0]);
-  WriteModel(folder / "1.safetensors", halves[1]);
-  WriteFile(folder / "model.safetensors.index.json", "{\"weight_map\": {" + map + "}}");
-}
-
 TEST(LoadNames, NamesThePairThatRemovesAPrefix) {
   TemporaryFolder folder;
   Tensors wrapped;
@@ -294,23 +274,6 @@ TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
   Net other;
   load_hugging_face(other, folder.path(), {.names = {{"top.*", "head.*"}}});
   ExpectEqual(LocalValues(other), Values());
-}
-
-TEST(LoadNames, FillsEachRanksSlicesFromShards) {
-  TemporaryFolder folder;
-  WriteSharded(folder.path(), ForeignValues());
-  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Net loaded, expected;
-    for (Net* net : {&loaded, &expected}) {
-      for (const auto& [name, slot] : net->named_slots()) {
-        const at::Tensor whole = Values().at(name);
-        const at::Tensor values = net == &loaded ? at::zeros_like(whole) : whole;
-        slot->set(distribute_tensor(values, mesh, {Shard{0}}).tensor());
-      }
-    }
-    load_hugging_face(loaded, *rank.world(), folder.path(), GoodPairs());
-    ExpectEqual(LocalValues(loaded), LocalValues(expected));
-  });
 }
 
 TEST(LoadNames, FillsATiedParameterByOneOfItsNames) {

@@ -1,18 +1,10 @@
 // Safetensors files: what the writer writes, what the reader refuses and reads.
 
 #include <ATen/ATen.h>
-#include <ATen/core/Tensor.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <fstream>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "checkpoint/format.h"
 #include "safetensors_bytes.h"

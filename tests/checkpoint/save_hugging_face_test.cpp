@@ -2,14 +2,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include <optional>
 #include <span>
-#include <stdexcept>
 
-#include "checkpoint/export_folder.h"
-#include "checkpoint/model_files.h"
+#include "checkpoint/known_model.h"
+#include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"
-#include "known_model.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"

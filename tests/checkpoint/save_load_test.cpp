@@ -1,17 +1,11 @@
 // Sharded checkpoints on any mesh: values, buffers, dropout counts, refusals.
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
-
-#include <map>
-#include <optional>
 
 #include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
 #include "faults/system_calls.h"
 #include "fsdp/training/random_model.h"
-#include "saved_state.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/fsdp/fully_shard.h"

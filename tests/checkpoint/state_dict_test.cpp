@@ -3,9 +3,8 @@
 #include <numeric>
 
 #include "checkpoint/format.h"
+#include "checkpoint/known_model.h"
 #include "checkpoint/ranks.h"
-#include "known_model.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -13,7 +12,6 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
-#include "testing/distributed.h"
 #include "testing/files.h"
 
 namespace tessera::checkpoint {

@@ -3,31 +3,24 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
-#include <filesystem>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <set>
-#include <span>
 #include <thread>
 
-#include "checkpoint/heard_warnings.h"
+#include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/save.h"
 #include "checkpoint/step_folder.h"
 #include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
-#include "saved_state.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/checkpoint/stateful.h"
 #include "tessera/core/detail/files.h"
 #include "testing/files.h"
 #include "testing/memory.h"

@@ -2,27 +2,16 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <future>
-#include <memory>
 #include <numeric>
 #include <semaphore>
-#include <span>
-#include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "tessera/data/batch_loader.h"
-#include "tessera/data/samples.h"
 #include "testing/errors.h"
-#include "testing/files.h"
 
 namespace tessera::data {
 namespace {
@@ -317,8 +306,6 @@ TEST(PrefetchLoader, LoadsTheNextStepOnTheCallersThreadIfNotBesideIt) {
   EXPECT_EQ(tokens->reads.size(), 3U);  // step 2 is read ahead
 }
 
-using testing::TemporaryFolder;
-using testing::WriteFile;
 using Tokens = std::vector<std::int64_t>;
 
 /// A tokenizer of bytes, in which two equal letters are one token.
@@ -339,9 +326,11 @@ class PairTokenizer final : public Tokenizer {
 
 /// The inputs and targets of a sample of 6 tokens, with the end token 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
-  TemporaryFolder folder;
-  WriteFile(folder / "p.jsonl", line);
-  const auto samples = prompt_completions(folder / "p.jsonl", PairTokenizer(), 6, options);
+  bool given = false;
+  const JsonLines lines = [&]() -> std::optional<JsonLine> {
+    return std::exchange(given, true) ? std::nullopt : std::optional(JsonLine{line, "p.jsonl:1"});
+  };
+  const auto samples = prompt_completions(lines, PairTokenizer(), 6, options);
   std::pair<Tokens, Tokens> sample{Tokens(6), Tokens(6)};
   samples->read(samples->size() - 1, sample.first, sample.second);
   return sample;

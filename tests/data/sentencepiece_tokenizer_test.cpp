@@ -1,13 +1,8 @@
-#include "tessera/data/detail/tokenizers.h"
-#include "tessera/data/tokenizer.h"
-
 #include <c10/util/Flags.h>
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 
 #include "data/small_tokenizers.h"
 #include "testing/errors.h"
-#include "testing/files.h"
 
 // libc10's flag; SentencePiece has another flag of the same name.
 C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
@@ -15,40 +10,46 @@ C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 namespace tessera::data {
 namespace {
 
-TEST(SentencePieceTokenizer, NamesAMissingFile) {
+/// A folder with SmallModel().
+class SentencePieceTokenizer : public ::testing::Test {
+ protected:
+  SentencePieceTokenizer() { write(SmallModel()); }
+  void write(const std::string& model) { testing::WriteFile(model_, model); }
+  void configure(const std::string& config) {
+    testing::WriteFile(folder_ / "tokenizer_config.json", config);
+  }
+
+  testing::TemporaryFolder folder_;
+  const std::filesystem::path model_ = folder_ / "tokenizer.model";
+};
+
+TEST_F(SentencePieceTokenizer, NamesAMissingFile) {
   EXPECT_ERROR(sentencepiece_tokenizer("/nowhere/tokenizer.model"), "tokenizer.model");
 }
 
-TEST(SentencePieceTokenizer, RefusesAnotherFile) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", "not a model");
-  EXPECT_ERROR(sentencepiece_tokenizer(folder / "tokenizer.model"), "tokenizer.model");
+TEST_F(SentencePieceTokenizer, RefusesAnotherFile) {
+  write("not a model");
+  EXPECT_ERROR(sentencepiece_tokenizer(model_), "tokenizer.model");
 }
 
 /// Inputs for which the SentencePiece library throws.
-TEST(SentencePieceTokenizer, RefusesAModelWithAnEmptyPiece) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", SmallModel() + Piece("", -4, 1));
-  EXPECT_ERROR(sentencepiece_tokenizer(folder / "tokenizer.model"),
-               "tokenizer.model' is not a SentencePiece model");
+TEST_F(SentencePieceTokenizer, RefusesAModelWithAnEmptyPiece) {
+  write(SmallModel() + Piece("", -4, 1));
+  EXPECT_ERROR(sentencepiece_tokenizer(model_), "tokenizer.model' is not a SentencePiece model");
 }
 
 /// The library's constructors would overwrite libc10's flag of the same name, so that a
 /// libtorch error would end the process.
-TEST(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
+TEST_F(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
   if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
     GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";
   }
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", SmallModel());
-  EXPECT_EQ(sentencepiece_tokenizer(folder / "tokenizer.model")->vocabulary(), 6);
+  EXPECT_EQ(sentencepiece_tokenizer(model_)->vocabulary(), 6);
   EXPECT_FALSE(FLAGS_caffe2_use_fatal_for_enforce);
 }
 
-TEST(SentencePieceTokenizer, EncodesAndDecodes) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", SmallModel());
-  const auto tokenizer = sentencepiece_tokenizer(folder / "tokenizer.model");
+TEST_F(SentencePieceTokenizer, EncodesAndDecodes) {
+  const auto tokenizer = sentencepiece_tokenizer(model_);
   EXPECT_EQ(tokenizer->vocabulary(), 6);
   EXPECT_EQ(tokenizer->encode("a bc a"), (std::vector<std::int64_t>{3, 4, 5, 3}));
   EXPECT_EQ(tokenizer->decode({3, 4, 5, 3}), "a bc a");
@@ -56,35 +57,27 @@ TEST(SentencePieceTokenizer, EncodesAndDecodes) {
   EXPECT_EQ(tokenizer->end_tokens(), std::vector<std::int64_t>{2});
 }
 
-TEST(SentencePieceTokenizer, FindsSpecialTokensInAText) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", SmallModel());
-  const auto ids = [&](const char* text) {
-    return open_tokenizer(folder / "tokenizer.model")->encode(text);
-  };
+TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
+  const auto ids = [&](const char* text) { return open_tokenizer(model_)->encode(text); };
   using Ids = std::vector<std::int64_t>;
   EXPECT_EQ(ids("a</s>a<s><unk>"), (Ids{3, 2, 3, 1, 0}));
-  testing::WriteFile(folder / "added_tokens.json", R"({"<t>": 6})");
+  testing::WriteFile(folder_ / "added_tokens.json", R"({"<t>": 6})");
   EXPECT_EQ(ids("a<t>a"), (Ids{3, 6, 3}));
-  EXPECT_EQ(open_tokenizer(folder / "tokenizer.model")->decode({3, 6, 3, 2}), "a<t>a");
-  EXPECT_EQ(open_tokenizer(folder / "tokenizer.model")->begins_texts(), std::nullopt);
-  testing::WriteFile(folder / "tokenizer_config.json",
-                     R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
+  EXPECT_EQ(open_tokenizer(model_)->decode({3, 6, 3, 2}), "a<t>a");
+  EXPECT_EQ(open_tokenizer(model_)->begins_texts(), std::nullopt);
+  configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
                          "add_bos_token": false, "pad_token": "<pad>"})");
   // Only the first part begins with a space.
   EXPECT_EQ(ids("a</s>c<pad> a"), (Ids{3, 2, 5, 7, 3}));
-  EXPECT_EQ(open_tokenizer(folder / "tokenizer.model")->begins_texts(), false);
-  testing::WriteFile(folder / "added_tokens.json", R"({"<t>": 8})");
+  EXPECT_EQ(open_tokenizer(model_)->begins_texts(), false);
+  testing::WriteFile(folder_ / "added_tokens.json", R"({"<t>": 8})");
   EXPECT_ERROR(ids("a"), "give '<t>' the id 8, but it is a new token, and the next id is 6");
 }
 
-TEST(SentencePieceTokenizer, BeginsATextWithoutASpace) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", SmallModel());
-  testing::WriteFile(folder / "tokenizer_config.json",
-                     R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
+TEST_F(SentencePieceTokenizer, BeginsATextWithoutASpace) {
+  configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
                          "add_prefix_space": false})");
-  const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
+  const auto tokenizer = open_tokenizer(model_);
   EXPECT_EQ(tokenizer->encode("c a</s>c"), (std::vector<std::int64_t>{5, 3, 2, 5}));
   EXPECT_EQ(tokenizer->encode(" a"), std::vector<std::int64_t>{3});
 }
@@ -94,35 +87,29 @@ std::string ModelWithSpace() {
   return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
 }
 
-TEST(SentencePieceTokenizer, DropsASpaceBeforeAllSpecialTokens) {
-  testing::TemporaryFolder folder;
+TEST_F(SentencePieceTokenizer, DropsASpaceBeforeAllSpecialTokens) {
   // A model whose normalizer_spec has remove_extra_whitespaces: false.
-  testing::WriteFile(folder / "tokenizer.model",
-                     ModelWithSpace() + std::string("\x1a\x02\x20\x00", 4));
-  testing::WriteFile(folder / "tokenizer_config.json",
-                     R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
+  write(ModelWithSpace() + std::string("\x1a\x02\x20\x00", 4));
+  configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
                          "add_prefix_space": false, "pad_token": "<pad>"})");
-  const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
+  const auto tokenizer = open_tokenizer(model_);
   EXPECT_EQ(tokenizer->encode(" <pad>c"), (std::vector<std::int64_t>{7, 5}));
   EXPECT_EQ(tokenizer->encode(" </s>c"), (std::vector<std::int64_t>{2, 5}));
 }
 
-TEST(SentencePieceTokenizer, GivesSpecialTokensNoText) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", ModelWithSpace());
-  testing::WriteFile(folder / "tokenizer_config.json",
-                     R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
-  const auto tokenizer = open_tokenizer(folder / "tokenizer.model");
+TEST_F(SentencePieceTokenizer, GivesSpecialTokensNoText) {
+  write(ModelWithSpace());
+  configure(R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
+  const auto tokenizer = open_tokenizer(model_);
   // The space of a word that follows another one stays.
   EXPECT_EQ(tokenizer->decode({3, 7, 3, 2, 4, 5}), "a a bc");
   EXPECT_EQ(tokenizer->decode({3, 0, 4}), "a b");
-  EXPECT_EQ(sentencepiece_tokenizer(folder / "tokenizer.model")->decode({0, 3, 0}), "a");
+  EXPECT_EQ(sentencepiece_tokenizer(model_)->decode({0, 3, 0}), "a");
 }
 
-TEST(SentencePieceTokenizer, StreamsSpacesThatAreTokens) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", ModelWithSpace());
-  StreamDecoder decoder(sentencepiece_tokenizer(folder / "tokenizer.model"));
+TEST_F(SentencePieceTokenizer, StreamsSpacesThatAreTokens) {
+  write(ModelWithSpace());
+  StreamDecoder decoder(sentencepiece_tokenizer(model_));
   std::string text;
   for (const std::int64_t token : {6, 5, 6, 5, 6, 0, 3}) {
     text += decoder.push(token);
@@ -130,10 +117,8 @@ TEST(SentencePieceTokenizer, StreamsSpacesThatAreTokens) {
   EXPECT_EQ(text + decoder.finish(), "c c  a");
 }
 
-TEST(SentencePieceTokenizer, RefusesATokenOutsideItsVocabulary) {
-  testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "tokenizer.model", SmallModel());
-  const auto tokenizer = sentencepiece_tokenizer(folder / "tokenizer.model");
+TEST_F(SentencePieceTokenizer, RefusesATokenOutsideItsVocabulary) {
+  const auto tokenizer = sentencepiece_tokenizer(model_);
   EXPECT_ERROR(tokenizer->decode({6}), "token 6 is outside");
   EXPECT_ERROR(tokenizer->decode({-1}), "token -1 is outside");
 }

@@ -4,7 +4,6 @@
 
 #include <fstream>
 #include <iostream>
-#include <string>
 
 #include "tessera/data/text.h"
 #include "tessera/data/tokenizer.h"

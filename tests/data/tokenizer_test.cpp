@@ -1,8 +1,4 @@
-#include <gtest/gtest.h>
-
 #include "data/small_tokenizers.h"
-#include "tessera/data/detail/tokenizers.h"
-#include "tessera/data/tokenizer.h"
 #include "testing/errors.h"
 
 namespace tessera::data {

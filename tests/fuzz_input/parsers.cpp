@@ -17,8 +17,7 @@
 #include <string_view>
 
 #include "checkpoint/manifest.h"
-#include "checkpoint/model_files.h"
-#include "checkpoint/step_files.h"
+#include "checkpoint/model_folder.h"
 #include "fuzz_input/samples.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "checkpoint/format.h"
 #include "checkpoint/manifest.h"
 #include "tessera/checkpoint/safetensors.h"
 

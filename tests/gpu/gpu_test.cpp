@@ -18,7 +18,6 @@
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/kernels/detail/lists.h"
 #include "tessera/nn/causal_attention.h"
-#include "tessera/nn/detail/attention.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
 #include "tessera/observe/metrics.h"

@@ -21,7 +21,7 @@
 #include "examples/llama/texts/texts.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/core/error.h"
-#include "tessera/data/samples.h"
+#include "tessera/data/batch_loader.h"
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
 #include "tessera/dtensor/sharding_spec.h"

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -74,50 +73,6 @@ class SafetensorsFile {
   void read_bytes(const TensorEntry& item, std::span<const std::int64_t> offset,
                   const at::Tensor& out) const;
 
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
-
-/// Writes a safetensors file in pieces, so that only one piece is in memory. The bytes are
-/// identical to those that the reference implementation writes. The writer uses a temporary file
-/// next to `path`, and the constructor reserves its disk space. Without finish(), the temporary
-/// file is removed; if the process is killed, the next writer of this path removes the temporary
-/// file. Not thread safe: use a writer from one thread at a time.
-class SafetensorsWriter {
- public:
-  /// The name, type and sizes of a tensor to be written.
-  struct Item {
-    std::string name;
-    c10::ScalarType dtype;
-    std::vector<std::int64_t> sizes;
-  };
-  /// A function that is called after each write, with the offset in the file and the bytes written
-  /// at this offset.
-  using OnWrite = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
-  /// Throws Error for duplicate or invalid names, for a type that the format lacks, and if the disk
-  /// is full.
-  SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,
-                    const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
-                    OnWrite on_write = {});
-  ~SafetensorsWriter();
-  SafetensorsWriter(SafetensorsWriter&&) noexcept;
-
-  /// The names of the tensors, in the order in which the file stores the tensors.
-  std::vector<std::string> names() const;
-  /// Writes a whole tensor from any device, with any strides. Tensors may be written in any order.
-  void write(const std::string& name, const at::Tensor& tensor);
-  /// Writes the block of a tensor that starts at `offset`. Blocks must not overlap.
-  void write(const std::string& name, std::span<const std::int64_t> offset,
-             const at::Tensor& block);
-
-  /// Completes the file: calls seal() and publish().
-  void finish();
-  /// Checks that every element was written, and syncs the temporary file to disk.
-  void seal();
-  /// Renames the sealed temporary file to `path`, and replaces an older file.
-  void publish();
-
- private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -36,14 +36,11 @@ using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 /// token.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
-/// Opens the llm.c shards that match a glob, sorted by the bytes of their names, as one sequence.
-/// A shard is a header of 256 int32 (magic, version, token count) followed by the tokens, little
-/// endian: magic 20240520 with uint16 tokens, or 20240801 with uint32 tokens. Throws Error, with
-/// the file's name, if no file matches, for a bad magic or version, for a file length that
-/// contradicts the token count, and for anything but a regular file.
-TokenSourcePtr open_token_shards(const std::string& glob);
-/// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. Throws the errors
-/// of open_token_shards() with a glob.
+/// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. A shard is a
+/// header of 256 int32 (magic, version, token count) followed by the tokens, little endian: magic
+/// 20240520 with uint16 tokens, or 20240801 with uint32 tokens. Throws Error, with the file's name,
+/// for a bad magic or version, for a file length that contradicts the token count, and for anything
+/// but a regular file.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
 /// The type of the tokens in a shard.

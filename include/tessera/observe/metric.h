@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/stateful.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 

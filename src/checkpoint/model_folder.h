@@ -1,28 +1,48 @@
-// The folder of an export, and the transfer of parameters to the rank that writes it.
+// The folder of a Hugging Face model: reading its files, and exporting to it.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 
-#include <cstdint>
-#include <exception>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
+#include <deque>
 
-#include "parameters.h"
+#include "format.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/comm/world.h"
 #include "tessera/export.h"
-#include "tessera/nn/parameter.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
+
+inline constexpr const char* kSingleFile = "model.safetensors";
+inline constexpr const char* kIndexFile = "model.safetensors.index.json";
+/// The file names that PEFT uses for adapters.
+inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
+
+/// The weights of a Hugging Face model folder: model.safetensors, or the shards listed in
+/// model.safetensors.index.json. The constructor reads all headers and checks them against the
+/// index. The index is not trusted: a shard must be a file in this folder, not a path or a link out
+/// of the folder (links into the blobs of a Hugging Face cache are followed). Throws Error with the
+/// file's name. Also throws Error for a folder with an adapter, which other programs would load
+/// together with its base model.
+class ModelFiles {
+ public:
+  explicit ModelFiles(const std::filesystem::path& folder);
+
+  /// Every tensor by name, with the file that stores the tensor.
+  const std::map<std::string, const SafetensorsFile*>& tensors() const { return tensors_; }
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  void open_single();
+  void open_index();
+
+  std::filesystem::path folder_;
+  /// The opened files, in a deque, because `tensors_` has pointers to the elements while elements
+  /// are added.
+  std::deque<SafetensorsFile> files_;
+  std::map<std::string, const SafetensorsFile*> tensors_;
+};
 
 /// Throws Error if an export of `bytes` bytes of weights with this configuration cannot be written
 /// to `folder`: if the folder cannot be created or written, if its file system has too little free
@@ -42,16 +62,7 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
 std::string with_model_type(const std::string& config_json,
                             const std::vector<SafetensorsWriter::Item>& items);
 
-/// Whether the exported files lack the weights of the head: the configuration says that head and
-/// embedding are untied, but in the model the head is tied to the embedding. Readers would
-/// initialize a new head.
-bool lacks_head(const std::string& config_json, const std::vector<std::string>& tied);
-
-/// Whether readers would ignore the weights of the head: the configuration says that head and
-/// embedding are tied, but the export has separate tensors for them.
-bool drops_head(const std::string& config_json, const std::vector<SafetensorsWriter::Item>& items);
 inline constexpr const char* kEmbedding = "model.embed_tokens.weight";
-inline constexpr const char* kHead = "lm_head.weight";
 
 /// The total number of bytes of the tensors' values.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
@@ -92,47 +103,3 @@ class ExportFolder {
 
 }  // namespace tessera::checkpoint
 TESSERA_API_FOR_TEST_END
-
-namespace tessera::checkpoint {
-
-/// A parameter, and the tensors that store the parameter in files.
-struct SentParameter {
-  nn::SlotPtr slot;
-  std::vector<StoredTensor> tensors;
-};
-
-/// Lists the parameters, each under its first name.
-std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& parameters);
-
-/// The type in which floating-point values are written. nullopt: fp64 for fp64 values, and fp32 for
-/// all other values, because fp32 represents every 16-bit value exactly.
-using SentType = std::optional<c10::ScalarType>;
-
-/// The tensors to be written to files. Throws Error for parameters that cannot be saved.
-std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
-                                              SentType dtype = {});
-
-/// Writes tensors on rank 0. After a failed write, the receiver still accepts the remaining blocks,
-/// so that the sending ranks do not wait forever.
-class Receiver {
- public:
-  using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
-                                   const at::Tensor& block)>;
-  explicit Receiver(Write write) : write_(std::move(write)) {}
-
-  void write(const std::string& name, std::span<const std::int64_t> offset,
-             const at::Tensor& block);
-  /// Throws the error of the first failed write.
-  void check() const;
-
- private:
-  Write write_;
-  std::exception_ptr failure_;
-};
-
-/// Sends the parameters to rank 0. `receiver` gets the parameters under the names of items_of(), in
-/// pieces of bounded size. Collective over `world`.
-void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
-              SentType dtype = {});
-
-}  // namespace tessera::checkpoint

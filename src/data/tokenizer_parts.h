@@ -1,5 +1,6 @@
-// The processing steps around a tokenizer's model: the JSON objects of tokenizer.json, and how they
-// change a text.
+// The parts of a tokenizer: the processing steps around its model (the JSON objects of
+// tokenizer.json, and how they change a text), the byte-pair model (Sennrich et al., 2016), and the
+// files next to the tokenizer.
 
 #pragma once
 
@@ -7,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -17,6 +19,8 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/data/detail/tokenizers.h"
+#include "tessera/data/tokenizer.h"
 
 namespace tessera::data {
 
@@ -118,8 +122,6 @@ class AddedTokens {
 /// The bytes of a token in GPT-2's alphabet, which writes each byte as one printable character;
 /// nullopt if the token has other characters.
 std::optional<std::string> bytes_of_token(std::string_view token);
-/// Bytes as UTF-8 text in GPT-2's alphabet.
-std::string token_of_bytes(std::string_view bytes);
 /// The byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
@@ -167,5 +169,84 @@ struct TemplateTokens {
 /// Reads the "post_processor" of tokenizer.json. Also throws Error for tokens outside the
 /// vocabulary.
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary);
+
+/// Two adjacent tokens that become one token; merges with lower ranks are applied first.
+struct Merge {
+  TokenId left = 0;
+  TokenId right = 0;
+  TokenId result = 0;
+  std::uint32_t rank = 0;
+};
+
+/// A byte-pair model. The default values fit the tiktoken format.
+struct BpeModel {
+  Vocabulary vocabulary;  ///< token texts: raw bytes if byte_level, else UTF-8
+  std::vector<Merge> merges;
+  bool byte_level = true;      ///< words are split into bytes; else into characters
+  bool byte_fallback = false;  ///< characters without a token become tokens <0xHH>
+  bool ignore_merges = true;   ///< a word that is itself a token is not split
+  bool fuse_unknown = false;   ///< adjacent characters without a token become one unknown token
+  std::optional<TokenId> unknown;
+};
+
+/// The largest allowed token id: eight times the largest known vocabulary.
+inline constexpr TokenId kMaxTokenId = 2'000'000;
+
+struct BpeTokenizerParts {
+  std::vector<AddedToken> added;
+  Normalizers normalizers;
+  PreTokenizers pre_tokenizers;
+  BpeModel model;
+  Decoders decoders;
+  std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for an id without
+                                   ///< a token
+  bool joined_by_spaces = false;   ///< without decoders: whether token texts are joined by spaces
+  std::vector<std::int64_t> begin_tokens;
+  std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown
+  std::vector<std::int64_t> end_tokens;
+};
+
+TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts);
+
+/// A token in a file next to the tokenizer.
+struct NamedToken {
+  std::optional<TokenId> id;  ///< the token's id; nullopt: the id of its text, or the next free id
+  AddedToken token;           ///< the token; AddedToken::id is not set
+};
+
+/// The token that begins or ends a text.
+struct TextEnd {
+  std::optional<std::string> text;  ///< the token's text: bos_token or eos_token
+  std::optional<bool> adds;  ///< whether texts get the token: add_bos_token or add_eos_token, or
+                             ///< the default of the tokenizer's class
+};
+
+/// The contents of tokenizer_config.json. If tokenizer_config.json has no "added_tokens_decoder",
+/// also the contents of special_tokens_map.json and added_tokens.json.
+struct FilesBeside {
+  std::vector<NamedToken> tokens;  ///< tokens of all files: first the tokens with ids, by id
+  TextEnd begin, end;
+  bool decides_ends = true;  ///< whether TextEnd::adds overrides the template of tokenizer.json
+  bool legacy = true;  ///< SentencePiece: each part between special tokens gets a leading space
+  /// add_prefix_space: whether a text gets a leading space. A SentencePiece tokenizer adds the
+  /// space unless both `prefix` and `legacy` are false.
+  std::optional<bool> prefix;
+  std::vector<std::filesystem::path> read;  ///< the files that were read
+};
+
+/// Reads the files in the folder of a tokenizer's file. Throws Error for files of another form.
+FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
+
+/// Whether the file exists. Throws Error for a broken link, as in a cleaned-up hub cache.
+bool has_file(const std::filesystem::path& file);
+
+/// Throws Error if the files next to the tokenizer give a token another id than `id`, or if `id` is
+/// too large. `is_new`: the vocabulary lacks the token.
+void check_id(const NamedToken& named, std::int64_t id, bool is_new);
+
+/// hugging_face_tokenizer() and sentencepiece_tokenizer() with the contents of the files next to
+/// the tokenizer. Both functions also throw Error if the files contradict the tokenizer.
+TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside);
+TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside);
 
 }  // namespace tessera::data
