@@ -4,9 +4,7 @@
 #include <range/v3/view/iota.hpp>
 
 #include <algorithm>
-#include <list>
 #include <numeric>
-#include <unordered_map>
 
 #include "lowerings/lowering.h"
 #include "redistribute/redistribute.h"
@@ -22,54 +20,44 @@ namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// A std::list, because pointers to its elements stay valid when it grows.
-std::list<std::vector<Lowering>>& added_lowerings() {
-  static std::list<std::vector<Lowering>> lowerings;
-  return lowerings;
-}
-
-std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings_by_name() {
-  std::unordered_map<std::string_view, std::vector<const Lowering*>> lowerings;
-  for (const auto table : lowering_tables()) {
-    for (const Lowering& lowering : table) {
-      lowerings[lowering.name].push_back(&lowering);
-    }
-  }
-  return lowerings;
+Lowerings& lowerings() {
+  static Lowerings by_name;
+  return by_name;
 }
 
 }  // namespace
 
-AddedLowerings::AddedLowerings(std::initializer_list<Lowering> lowerings) {
-  added_lowerings().emplace_back(lowerings);
+AddedLowerings::AddedLowerings(std::initializer_list<Lowering> added) {
+  for (const Lowering& lowering : added) {
+    lowerings()[lowering.name].push_back(lowering);
+  }
 }
 
-std::vector<std::span<const Lowering>> lowering_tables() {
-  return {added_lowerings().begin(), added_lowerings().end()};
+const Lowerings& all_lowerings() {
+  return lowerings();
 }
 
-std::span<const Lowering* const> lowerings_of(const OperatorInfo& info) {
-  static const auto by_name = lowerings_by_name();
+std::span<const Lowering> lowerings_of(const OperatorInfo& info) {
   std::string_view name = info.name;
   if (name.starts_with(kAtenPrefix)) {
     name.remove_prefix(kAtenPrefix.size());
   }
-  const auto found = by_name.find(name);
-  return found == by_name.end() ? std::span<const Lowering* const>{} : found->second;
+  const auto found = lowerings().find(name);
+  return found == lowerings().end() ? std::span<const Lowering>{} : found->second;
 }
 
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes) {
   LoweringChoice choice;
-  for (const Lowering* lowering : lowerings_of(info)) {
-    const std::optional<double> own = lowering->bytes(bound);
-    if (own && lowering->own_collectives) {
-      return {lowering, /*moves=*/false};
+  for (const Lowering& lowering : lowerings_of(info)) {
+    const std::optional<double> own = lowering.bytes(bound);
+    if (own && lowering.own_collectives) {
+      return {&lowering, /*moves=*/false};
     }
     // If two lowerings send equally many bytes, the first is used.
     if (!own || *own >= bytes) {
       continue;
     }
-    choice = {lowering, *own > 0};
+    choice = {&lowering, *own > 0};
     bytes = *own;
   }
   return choice;

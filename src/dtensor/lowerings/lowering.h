@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "operators/operator_info.h"
@@ -48,15 +49,16 @@ struct LoweringChoice {
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
 /// All lowerings of one operator.
-std::span<const Lowering* const> lowerings_of(const OperatorInfo& info);
+std::span<const Lowering> lowerings_of(const OperatorInfo& info);
 
 /// Registers lowerings, as a static object in the file that defines them. Put all lowerings of one
 /// operator in one object; otherwise their order depends on the linker.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> lowerings);
 };
-/// All lowerings, one table for each AddedLowerings object.
-std::vector<std::span<const Lowering>> lowering_tables();
+/// All lowerings by operator, as Lowering::name names it.
+using Lowerings = std::unordered_map<std::string_view, std::vector<Lowering>>;
+const Lowerings& all_lowerings();
 
 }  // namespace tessera::detail
 TESSERA_API_FOR_TEST_END

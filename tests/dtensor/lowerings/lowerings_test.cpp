@@ -182,21 +182,14 @@ std::vector<Function> functions() {
       [](auto& t) { return at::conv1d(t[0], t[1], t[2], 1, 1, 1, 2); });
   add("conv2d", {{3, 2, 7, 6}, {4, 2, 3, 2}, {4}},
       [](auto& t) { return at::conv2d(t[0], t[1], t[2], 2, 1); });
-  add("dilated", {{3, 2, 9, 8}, {4, 2, 3, 2}},
-      [](auto& t) { return at::conv2d(t[0], t[1], {}, 1, 2, {2, 3}); });
-  add("one_sample", {{2, 7, 6}, {4, 2, 3, 2}}, [](auto& t) { return at::conv2d(t[0], t[1]); });
-  add("conv3d", {{2, 3, 5, 4, 6}, {4, 3, 2, 2, 2}, {4}},
-      [](auto& t) { return at::conv3d(t[0], t[1], t[2]); });
   add("transposed", {{2, 4, 5, 4}, {4, 2, 3, 3}, {4}},
       [](auto& t) { return at::conv_transpose2d(t[0], t[1], t[2], 2, 1, 1, 2); });
   add("no_rows", {{0, 2, 7, 6}, {4, 2, 3, 2}, {4}},
       [](auto& t) { return at::conv2d(t[0], t[1], t[2]); });
   add("batch_norm", {{3, 2, 7, 6}, {2}, {2}},
       [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); });
-  add("group_norm", {{3, 4, 7, 6}, {4}}, [](auto& t) { return at::group_norm(t[0], 2, t[1]); });
   add("layer_norm", {{3, 4, 6}, {6}, {6}},
       [](auto& t) { return at::layer_norm(t[0], {6}, t[1], t[2]); });
-  add("avg_pool", {{3, 4, 6, 6}}, [](auto& t) { return at::avg_pool2d(t[0], 2); });
   return all;
 }
 
