@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "backends.h"
-#include "checked/checked_communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/peer_wait.h"
