@@ -28,7 +28,7 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -21,7 +21,7 @@
 #include "group_info.h"
 #include "host/host.h"
 #include "rendezvous/group_setup.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/peer_wait.h"

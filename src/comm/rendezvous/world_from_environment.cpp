@@ -25,7 +25,7 @@
 #include "host/host.h"
 #include "rendezvous/rendezvous_wait.h"
 #include "rendezvous/store_world.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/store_sync.h"

@@ -12,7 +12,7 @@
 
 #include "host/host.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/flight_record.h"
 #include "tessera/core/error.h"

@@ -3,7 +3,7 @@
 // in operators_test, and what becomes of the losses is in tests/tensor_parallel.
 
 #include "dtensor/listing_mode.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "testing/distributed.h"

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "dtensor/fused/attention_of_parts.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"
