@@ -11,7 +11,6 @@
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/peer_wait.h"
-#include "watch/store_sync.h"
 
 namespace tessera::comm {
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use) {

@@ -25,7 +25,6 @@
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/peer_wait.h"
-#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {

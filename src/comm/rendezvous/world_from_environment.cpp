@@ -31,7 +31,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/process.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/store_sync.h"
+#include "watch/peer_wait.h"
 
 namespace tessera::comm {
 namespace {
