@@ -23,7 +23,7 @@
 
 #include "ranks.h"
 #include "save.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/streams.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"

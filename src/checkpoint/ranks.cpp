@@ -10,7 +10,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/detail/layout_math.h"

@@ -20,7 +20,7 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/detail/strict_json.h"

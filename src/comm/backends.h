@@ -10,6 +10,7 @@
 
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/placement.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d.h"
 
@@ -32,6 +33,9 @@ CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart sta
 /// A call writes this rank's data to the shared memory and returns; Work::wait() reads the data of
 /// the other ranks. A call first waits until the previous call is complete.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
+
+/// The operator of c10d for `op`. NCCL implements all operators, Gloo all except the average.
+detail::GroupReduceOp to_c10d(ReduceOp op);
 
 /// Gloo over TCP between the ranks of `group`, for CPU tensors. Only this group may use `store`;
 /// the other ranks reach this host at `address`. Collective. Reduce-scatter is an all-to-all and a

@@ -18,7 +18,7 @@
 
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/world.h"
 #include "tessera/internals/detail/devices.h"
 #include "tessera/observe/detail/memory.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "schedule.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/streams.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"

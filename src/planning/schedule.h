@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/streams.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/observe/detail/memory.h"

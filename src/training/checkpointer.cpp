@@ -22,6 +22,8 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/rank_threads.h"
 #include "tessera/core/detail/files.h"
+#include "tessera/comm/detail/worlds.h"
+#include "tessera/core/detail/atomic_file.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/random.h"
 

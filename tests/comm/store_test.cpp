@@ -21,7 +21,6 @@
 #include "testing/errors.h"
 #include "testing/ranks.h"
 #include "watch/peer_wait.h"
-#include "watch/store_sync.h"
 #include "watch/world_watch.h"
 
 namespace tessera::comm {

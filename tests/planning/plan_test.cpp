@@ -18,7 +18,7 @@
 
 #include "planning/net.h"
 #include "planning/sent.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/adamw.h"

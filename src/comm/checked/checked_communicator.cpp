@@ -501,6 +501,38 @@ class CheckedCommunicator final : public Communicator {
 
 }  // namespace
 
+Communicator& LazyHostGroup::get() {
+  if (failed_) {
+    throw PeerError(
+        "the group over which the hosts agree failed earlier; look for the first error");
+  }
+  if (made_ == nullptr) {
+    // The lock is not held while the group is made: making the group may take as long as the
+    // time-out, and abort() must not wait that long.
+    CommunicatorPtr made;
+    try {
+      made = make_();
+    } catch (const PeerError&) {
+      failed_ = true;
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    made_ = std::move(made);
+    if (failed_) {  // abort() was called while the group was made
+      made_->abort();
+    }
+  }
+  return *made_;
+}
+
+void LazyHostGroup::abort() {
+  failed_ = true;
+  const std::lock_guard lock(mutex_);
+  if (made_ != nullptr) {
+    made_->abort();
+  }
+}
+
 CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
                                           TrafficCounterPtr traffic,
                                           std::unique_ptr<LazyHostGroup> hosts) {

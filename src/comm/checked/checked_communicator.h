@@ -4,9 +4,12 @@
 
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <utility>
 
-#include "gloo/gloo.h"
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/trace.h"
@@ -14,6 +17,28 @@
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
+
+/// A second group of the ranks of a group, for data on the hosts. The second group is made at its
+/// first use, because most groups never need a second group.
+class LazyHostGroup {
+ public:
+  using Make = std::function<CommunicatorPtr()>;
+
+  /// `make` makes the second group. It is collective.
+  explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
+
+  /// The second group. Collective at the first call. Throws what `make` throws.
+  Communicator& get();
+  /// Makes ranks that wait in the second group fail. Thread safe.
+  void abort();
+
+ private:
+  Make make_;
+  // Protects `made_` in get() against an abort() from another thread.
+  std::mutex mutex_;
+  CommunicatorPtr made_;
+  std::atomic<bool> failed_{false};
+};
 
 /// Makes the wrapper of a communicator that a World makes. The wrapper checks the arguments of each
 /// call, so that an invalid call throws before any byte is moved; counts the call in `traffic`,

@@ -14,7 +14,6 @@
 #include "tessera/version.h"
 
 namespace tessera::comm {
-
 namespace {
 
 /// A version number as text: "2.28.9".
@@ -47,11 +46,8 @@ std::string cudnn_warning(const LibraryVersions& versions) {
       version_text(versions.cudnn_loaded), version_text(versions.cudnn_libtorch));
 }
 
-}  // namespace tessera::comm
-
 // libtessera_cuda.so is loaded once, at the first request for a GPU, so that a program on the CPU
 // never maps CUDA's libraries.
-namespace tessera::comm {
 namespace {
 
 constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
@@ -87,11 +83,8 @@ const CudaBackend& cuda_backend() {
   return backend;
 }
 
-}  // namespace tessera::comm
-
 // The lanes (streams) of a CPU, and make_streams(), which chooses lanes by device. The lanes of a
 // GPU are in cuda/cuda_streams.cpp.
-namespace tessera::comm {
 namespace {
 
 /// The lanes of a CPU. Work on a CPU is done when its call returns, so every event has already

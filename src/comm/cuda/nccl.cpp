@@ -17,9 +17,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "backends.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/events.h"
-#include "gloo/gloo.h"
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "backends.h"
-#include "gloo/gloo.h"
 #include "group_info.h"
 #include "tessera/core/placement.h"
 #include "tessera/internals/detail/c10d.h"
@@ -106,38 +105,6 @@ detail::GroupReduceOp to_c10d(ReduceOp op) {
       return detail::GroupReduceOp::PRODUCT;
   }
   return detail::GroupReduceOp::SUM;
-}
-
-Communicator& LazyHostGroup::get() {
-  if (failed_) {
-    throw PeerError(
-        "the group over which the hosts agree failed earlier; look for the first error");
-  }
-  if (made_ == nullptr) {
-    // The lock is not held while the group is made: making the group may take as long as the
-    // time-out, and abort() must not wait that long.
-    CommunicatorPtr made;
-    try {
-      made = make_();
-    } catch (const PeerError&) {
-      failed_ = true;
-      throw;
-    }
-    const std::lock_guard lock(mutex_);
-    made_ = std::move(made);
-    if (failed_) {  // abort() was called while the group was made
-      made_->abort();
-    }
-  }
-  return *made_;
-}
-
-void LazyHostGroup::abort() {
-  failed_ = true;
-  const std::lock_guard lock(mutex_);
-  if (made_ != nullptr) {
-    made_->abort();
-  }
 }
 
 namespace {

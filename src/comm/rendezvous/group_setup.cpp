@@ -8,11 +8,9 @@
 #include <algorithm>
 
 #include "backends.h"
-#include "checked/checked_communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
 #include "watch/peer_wait.h"
-#include "watch/store_sync.h"
 
 namespace tessera::comm {
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "gloo/gloo.h"
+#include "checked/checked_communicator.h"
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/internals/detail/c10d.h"

@@ -10,7 +10,7 @@
 #include "backends.h"
 #include "checked/checked_communicator.h"
 #include "rendezvous/store_world.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
 

@@ -21,11 +21,10 @@
 #include "group_info.h"
 #include "host/host.h"
 #include "rendezvous/group_setup.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/peer_wait.h"
-#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
+#include <exception>
 #include <functional>
 #include <future>
 #include <iostream>
@@ -25,10 +27,11 @@
 #include "host/host.h"
 #include "rendezvous/rendezvous_wait.h"
 #include "rendezvous/store_world.h"
-#include "tessera/comm/detail/rank_threads.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/core/error.h"
+#include "tessera/core/process.h"
 #include "tessera/internals/detail/c10d.h"
-#include "watch/store_sync.h"
+#include "watch/peer_wait.h"
 
 namespace tessera::comm {
 namespace {
@@ -419,6 +422,39 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
   read_time_limits(environment_variable, job);
   const WorldOptions adjusted = with_time_limits_of(job, options);
   return make_world(size == 1 ? alone(job) : meet_by_broadcast(job, broadcast, adjusted), adjusted);
+}
+
+// The end of the program of a rank after an uncaught exception: one line that says which rank
+// failed and why.
+
+namespace {
+
+/// The prefix of a message: "rank 2 of 4: ". Empty for a world of one rank, under tessera-run,
+/// which shows the rank of each line, and if the variables of the launcher are invalid.
+std::string name_of_rank() {
+  try {
+    const JobVariables job = read_job_variables(&environment_variable);
+    const bool is_known = job.size == 1 || environment_variable("TESSERA_JOB_TOKEN");
+    return is_known ? "" : tessera::detail::concat("rank ", job.rank, " of ", job.size, ": ");
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+}  // namespace
+
+int run_main(const std::function<void()>& body) {
+  // With SIGXFSZ ignored, writing a file above the size limit is an error with a message and does
+  // not end the process.
+  std::signal(SIGXFSZ, SIG_IGN);
+  try {
+    body();
+    return 0;
+  } catch (const c10::Error& error) {
+    tessera::end_program(name_of_rank() + "error", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    tessera::end_program(name_of_rank() + "error", error.what());
+  }
 }
 
 }  // namespace tessera::comm

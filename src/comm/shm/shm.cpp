@@ -24,7 +24,7 @@
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/core/placement.h"
-#include "watch/store_sync.h"
+#include "watch/peer_wait.h"
 
 // ShmGroup runs one collective after another on a shared segment. ShmGroup handles only rounds and
 // calls; ShmCommunicator interprets the bytes.

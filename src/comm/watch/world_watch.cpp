@@ -22,7 +22,6 @@
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
 #include "watch/peer_wait.h"
-#include "watch/store_sync.h"
 
 namespace tessera::comm {
 namespace {

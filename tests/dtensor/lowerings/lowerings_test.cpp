@@ -1,7 +1,7 @@
 #include <limits>
 
 #include "dtensor/operators/operator_case.h"
-#include "tessera/comm/detail/fake_world.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
 

@@ -1,7 +1,10 @@
+// Worlds without other ranks, and parts of worlds that the library uses.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -29,6 +32,19 @@ WorldPtr fake_world(int rank, int size, FakeStart start);
 /// Makes a fake world like fake_world(), but with the device "meta": tensors have sizes and no
 /// values, so that a step needs no memory. For planning.
 WorldPtr meta_world(int rank, int size);
+
+/// All ranks of a world of `size` ranks, in order.
+inline std::vector<int> ranks_of_world(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// Shows this thread's warnings in the form of the rank's main thread: one line, each text once for
+/// the whole job. libtorch's warning handler is per thread, so each thread of the library that may
+/// warn calls this first. Does nothing before world_from_environment(), or if the thread has its
+/// own handler.
+void take_warnings_of_thread();
 
 }  // namespace tessera::comm
 TESSERA_API_END
