@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "bpe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/tokenizers.h"

@@ -4,7 +4,6 @@
 #include <span>
 #include <utility>
 
-#include "files_beside.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"

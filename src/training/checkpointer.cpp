@@ -20,10 +20,8 @@
 
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/rank_threads.h"
-#include "tessera/core/detail/files.h"
 #include "tessera/comm/detail/worlds.h"
-#include "tessera/core/detail/atomic_file.h"
+#include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/random.h"
 

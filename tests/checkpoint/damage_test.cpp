@@ -12,7 +12,6 @@
 #include "checkpoint/ranks.h"
 #include "checkpoint/safetensors_bytes.h"
 #include "faults/changes.h"
-#include "faults/power_cut.h"
 #include "faults/system_calls.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"

@@ -19,10 +19,8 @@
 #include <vector>
 
 #include "dtensor/listing_mode.h"
-#include "tessera/comm/detail/fake_world.h"
-#include "tessera/comm/trace.h"
-#include "dtensor/fused/attention_of_parts.h"
 #include "tessera/comm/detail/worlds.h"
+#include "tessera/comm/trace.h"
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/detail/fused_operators.h"
