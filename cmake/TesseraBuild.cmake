@@ -94,6 +94,7 @@ function(tessera_layer name)
   tessera_use_version(tessera_${name})
   target_include_directories(tessera_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+    $<BUILD_INTERFACE:${TESSERA_RENAMED_DIR}>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
     PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)

@@ -12,7 +12,7 @@ configure_package_config_file(cmake/tesseraConfig.cmake.in
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/tesseraConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 
-install(DIRECTORY include/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY include/tessera ${TESSERA_RENAMED_DIR}/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT tesseraTargets NAMESPACE tessera:: DESTINATION ${TESSERA_PACKAGE_DIR})
 install(FILES cmake/TesseraPch.cmake cmake/TesseraTorch.cmake
