@@ -156,7 +156,7 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
       inside.insert(&module);
       for (const auto& [name, slot] : module.slots()) {
         if (seen.insert(slot.get()).second && !options.ignored.contains(slot)) {
-          slots.emplace_back(prefix + nn::join_fqn(fqn, name), slot);
+          slots.emplace_back(prefix + nn::detail::join_fqn(fqn, name), slot);
         }
       }
     };

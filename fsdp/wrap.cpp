@@ -116,7 +116,7 @@ std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& 
       if (!seen.insert(slot.get()).second) {
         continue;
       }
-      const std::string fqn = nn::join_fqn(node.fqn, name);
+      const std::string fqn = nn::detail::join_fqn(node.fqn, name);
       const std::vector<std::string> owners = owners_of(*slot, fqn, tree);
       if (plan.back().options.ignored.contains(slot)) {
         continue;
