@@ -4,9 +4,9 @@
 
 #include <chrono>
 #include <memory>
-#include <string>
 #include <optional>
 #include <set>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
