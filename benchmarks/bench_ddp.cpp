@@ -42,7 +42,7 @@ torch::nn::Sequential mlp(std::int64_t width, std::int64_t layers) {
 void run_rank(std::int64_t width, std::int64_t layers, std::int64_t batch, int steps) {
   const comm::WorldPtr world = comm::world_from_environment();
   const auto model = nn::adopt(mlp(width, layers));
-  fsdp::replicate(*model, world);
+  fsdp::replicate(*model, fsdp::world_mesh(world));
   optim::AdamW optimizer(*model, {.lr = 1e-4, .weight_decay = 0.1});
   const at::Tensor x = waves({batch, width}, 100 + world->rank());
   const at::Tensor target = waves({batch, width}, 200 + world->rank());

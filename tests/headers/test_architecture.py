@@ -183,10 +183,11 @@ class Architecture(unittest.TestCase):
                 self.assertEqual(Subfolders(ROOT, layer).backward(order or ["."]), [])
 
     def test_programs_include_no_header_of_the_librarys_own(self):
-        # Benchmarks measure kernels of the library, too.
+        # Benchmarks measure kernels of the library, too. tessera-run --explain reads the flight records.
         for path in [path for folder in ("examples", "tools") for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]:
             with self.subTest(file=path.relative_to(ROOT).as_posix()):
-                self.assertEqual([name for name in includes_of(path) if "/detail/" in name], [])
+                self.assertLessEqual({name for name in includes_of(path) if "/detail/" in name},
+                                     {"tessera/core/detail/flight_record.h"} if path.parent.name == "run" else set())
 
     def test_every_subfolder_is_drawn(self):
         drawn = set(re.findall(r"\w+", " ".join(re.findall(r">([^<>]+)</text>",
