@@ -368,9 +368,6 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   EXPECT_TRUE(at::equal(composite::reshape(x, {3, 2}), x.reshape({3, 2})));
   const at::Tensor classes = at::tensor({0, 2}, at::kLong);
   EXPECT_TRUE(at::equal(composite::one_hot(classes, 3), at::one_hot(classes, 3)));
-  at::Tensor out = at::empty({2, 2});
-  composite::matmul_out(out, x, x.t());
-  EXPECT_TRUE(at::equal(out, x.matmul(x.t())));
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
 }
 
