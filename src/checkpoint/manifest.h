@@ -36,7 +36,7 @@ struct ManifestChunk {
   std::vector<std::int64_t> offset, sizes;
 };
 
-/// A tensor of a step. The chunks cover each element exactly once.
+/// A tensor of a step. Its chunks (stored blocks) cover each element exactly once.
 struct ManifestTensor {
   std::string dtype;  ///< the type's name in safetensors
   std::vector<std::int64_t> sizes;

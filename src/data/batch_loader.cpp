@@ -322,13 +322,13 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 
 /// The order in which samples are taken from several weighted sources, computed independently for
 /// each index. The sources are the leaves of a binary tree. As in Bresenham's line algorithm, a
-/// node with the fraction p for its first child gives that child round(n p) of the first n samples.
-/// So in any prefix, each source has its fraction within one half per level, of which there are
-/// log2 of the number of sources.
+/// node whose first child has the fraction p gives that child round(n p) of its first n samples. So
+/// the number of samples of a source is exact to half a sample per level of the tree, of which
+/// there are log2 of the number of sources.
 class Mixture {
  public:
-  /// Takes positive weights of the sources. Fractions are integers, so that every machine rounds
-  /// equally.
+  /// `weights` are positive, one for each source. Fractions are stored as integers, so that every
+  /// machine rounds equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -395,8 +395,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets the positions of one row within its documents. The token after an end token belongs to the
-/// next document, so it is not a target.
+/// Sets the positions of one row within its documents. The target at a document's end token would
+/// belong to the next document, so it is ignored.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -543,8 +543,8 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // The background thread uses the current GPU of the calling thread, because a new thread would
-  // use the first GPU, where allocating page-locked memory would create another CUDA context. The
+  // The background thread uses the current GPU of the calling thread: otherwise it would use the
+  // first GPU, where allocating page-locked memory would create another CUDA context. The
   // DeviceGuard on this thread has no index: it only returns the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);

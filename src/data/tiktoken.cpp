@@ -42,7 +42,7 @@ void append(std::vector<std::string>& names, std::initializer_list<const char*> 
   }
 }
 
-/// Appends names of reserved special tokens, numbered from `first`, until there are `total` names.
+/// Appends names of reserved tokens, numbered from `first`, until there are `total` names.
 void append_reserved(std::vector<std::string>& names, const std::string& group, int first,
                      std::size_t total) {
   for (int i = first; names.size() < total; ++i) {

@@ -240,12 +240,12 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
 /// Whether the file exists. Throws Error for a broken link, as in a cleaned-up hub cache.
 bool has_file(const std::filesystem::path& file);
 
-/// Throws Error if the files next to the tokenizer give a token another id than `id`, or if `id` is
-/// too large. `is_new`: the vocabulary lacks the token.
+/// Throws Error if the files next to the tokenizer give the token an id other than `id`, or if `id`
+/// is too large. `is_new`: the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
-/// hugging_face_tokenizer() and sentencepiece_tokenizer() with the contents of the files next to
-/// the tokenizer. Both functions also throw Error if the files contradict the tokenizer.
+/// Like hugging_face_tokenizer() and sentencepiece_tokenizer(), with the contents of the files next
+/// to the tokenizer. Both also throw Error if these files contradict the tokenizer.
 TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside);
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside);
 

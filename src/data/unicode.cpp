@@ -325,8 +325,8 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// Copies the "{" of an interval, or of a literal. {n,m}+ is possessive only in PCRE2, {n}? is
-  /// lazy only in PCRE2, and {,m} is an interval only in Oniguruma.
+  /// Copies the "{" of an interval such as {2,3}, or of a literal. Rejects {n,m}+ and {n}?, which
+  /// have a special meaning only in PCRE2, and {,m}, which is an interval only in Oniguruma.
   void interval() {
     refuse_if(rest_.starts_with("{,"), "{,}");
     const std::size_t end = rest_.find_first_not_of("0123456789,", 1);
@@ -376,7 +376,7 @@ class Translation {
     return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
-  /// PCRE2's \p{Han} includes script extensions, Oniguruma's does not.
+  /// PCRE2's \p{Han} includes script extensions, but Oniguruma's \p{Han} does not.
   std::string take_property() {
     const std::size_t end = rest_.find('}');
     refuse_if(end == std::string_view::npos, rest_.substr(0, 3));

@@ -102,9 +102,9 @@ void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem:
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 
 /// Compares two model configurations, both JSON objects. Returns the first key whose value changes
-/// the computation, as `"key" is 1 instead of 2`, or "" if there is none. Ignored are weight types,
-/// version names, and the tokens that begin and end texts. A missing or null key has the default of
-/// the Llama, Mistral and Qwen classes.
+/// the computation, as `"key" is 1 instead of 2`, or "" if there is none. Ignores weight types,
+/// library versions, and the tokens that begin and end texts. A missing or null key has the default
+/// of the Llama, Mistral and Qwen classes.
 std::string config_change(const std::string& before, const std::string& now);
 
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's format, for

@@ -55,8 +55,8 @@ struct IncompatibleKeys {
 };
 
 /// Returns the parameters and persistent buffers of `model`. Shards share the model's memory unless
-/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for requested values
-/// that were never filled, and for parameters that differ between ranks.
+/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for parameters or
+/// buffers without values, and for parameters that differ between ranks.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
 /// Copies the values of `state` into the model; floating-point types are converted. For a tied
