@@ -117,11 +117,11 @@ class BackgroundSave {
 
 namespace {
 
-/// Host memory for the copies of a save, in 2 MiB pages if the kernel has them: clearing 512 small
-/// pages takes as long as the copy that fills the pages.
+/// Host memory for the copies of a save, in 2 MiB pages if the kernel has them, because clearing
+/// many small pages takes as long as the copy.
 class HostMemory {
  public:
-  /// Allocates memory for the blocks that are in host memory. Throws Error if there is none.
+  /// Allocates memory for copies of all CPU blocks. Throws Error if this fails.
   explicit HostMemory(const std::vector<ShardFile>& files) {
     for (const ShardFile& file : files) {
       for (const FileChunk& chunk : file.chunks) {

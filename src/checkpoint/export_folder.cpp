@@ -136,8 +136,8 @@ constexpr const char* kConfigFile = "config.json";
 /// The largest accepted size of config.json, far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Whether this export or an earlier export wrote the file as a shard. The pattern is narrow,
-/// because other files in the folder belong to the user.
+/// Whether this export or an earlier export wrote the file as a shard. The pattern of names is
+/// narrow, because other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
@@ -192,8 +192,8 @@ const char* torch_name(c10::ScalarType dtype) {
   }
 }
 
-/// Throws Error if the folder has a model with a different config.json. Weights and config.json
-/// cannot be replaced together atomically, so a reader could combine an old file with a new file.
+/// Throws Error if the folder has a different `config_file`. Weights and configuration cannot be
+/// replaced together atomically, so a reader could combine an old file with a new file.
 void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
                        const char* config_file) {
   const std::filesystem::path path = folder / config_file;

@@ -1,4 +1,4 @@
-// Inspection of steps without ranks: describe, verify, compare.
+// Inspection of saved steps in one process: describe, verify, compare.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

@@ -137,8 +137,8 @@ void load_object(const std::string& name, Object& object, const json& saved, con
   }
 }
 
-/// Loads the states of this rank from the lists of a step into the objects, or resets the objects,
-/// as RankState describes.
+/// Loads this rank's states into the objects. `lists`: for each object's name, the states of all
+/// ranks. States are merged or reset as RankState describes.
 void load_rank_states(const json& lists, const NamedRankStates& objects, const LoadOptions& options,
                       int rank, int world_size) {
   const auto load_own = [&](RankState& object, const json& of_ranks) {

@@ -85,7 +85,7 @@ Index read_index(const std::filesystem::path& path) {
   }
 }
 
-/// Throws Error for a broken link, which an incomplete download leaves in Hugging Face's cache.
+/// Throws Error for a broken symbolic link, which an incomplete download leaves in the cache.
 void check_link(const std::filesystem::path& path) {
   std::error_code error;
   TESSERA_CHECK(!std::filesystem::is_symlink(path, error) || std::filesystem::exists(path, error),
@@ -204,7 +204,7 @@ class Renaming {
   explicit Renaming(const HuggingFaceOptions& options)
       : pairs_(options.names), used_(options.names.size()) {}
 
-  /// The name that the model has for a tensor; "" if the tensor is to be skipped.
+  /// The model's name for the tensor `tensor` of the files; "" if the tensor is to be skipped.
   std::string name_of(const std::string& tensor) {
     std::optional<std::size_t> taken;
     std::string name = tensor;

@@ -52,8 +52,8 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// Adds the entries of `tensor`, which is the parameter itself or a tensor of its optimizer state.
-/// The name of an entry is `prefix`, the FQN and `suffix` joined.
+/// Adds a StateEntry for each tensor in files that stores `tensor`, which is the parameter itself
+/// or optimizer state. The name of an entry is `prefix`, the FQN and `suffix` joined.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();

@@ -292,8 +292,8 @@ HeaderPlan plan_header(std::vector<Item> items,
 // RunReader joins reads of nearby byte ranges. A shard of columns has thousands of short ranges,
 // and one system call for each would take longer than reading the gaps between them.
 
-/// Reads runs of a file, given in ascending order, into consecutive memory. Nearby runs are read
-/// with one call.
+/// Reads byte ranges of a file, given in ascending order, into consecutive memory. Nearby ranges
+/// are read with one call.
 class RunReader {
  public:
   RunReader(const CheckedFile& file, std::byte* out) : file_(file), out_(out) {}
@@ -350,8 +350,8 @@ class RunReader {
   }
 
   const CheckedFile& file_;
-  std::byte* out_;         ///< the destination in memory of the next run
-  std::uint64_t end_ = 0;  ///< the offset in the file at which the last added run ends
+  std::byte* out_;         ///< the destination in memory of the next range
+  std::uint64_t end_ = 0;  ///< the offset in the file at which the last added range ends
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
 };

@@ -38,7 +38,7 @@ using nlohmann::json;
 
 /// Consecutive rows of a stored block (chunk), and their position in the local tensor.
 struct ChunkRows {
-  std::int64_t row = 0;  ///< first row of the block within the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< index of the first row in the stored block; 0 for a scalar
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
 };
@@ -53,10 +53,10 @@ struct PlannedChunk {
 };
 
 struct SavePlan {
-  std::vector<PlannedChunk> chunks;  ///< the chunks of all ranks, in the order of the entries
+  std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, in the order of the entries
   int files = 1;                     ///< the largest number of files that a rank writes
 
-  /// The name of the file of a chunk: "shard-00000-model-00001-of-00002.safetensors".
+  /// The name of the file of a block: "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const {
     return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", chunk.rank, chunk.file,
                        files);
@@ -189,7 +189,7 @@ bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends a block that consists of one part, or merges the block into the last block if the block
+/// Appends the block `next`, which has one part, or merges `next` into the last block if `next`
 /// begins where the last block ends.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {

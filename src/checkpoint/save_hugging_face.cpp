@@ -135,8 +135,8 @@ std::string config_of_export(const std::string& config_json,
 
 constexpr const char* kHead = "lm_head.weight";
 
-/// Throws Error if readers would ignore the weights of the head or initialize a new head, because
-/// head and embedding are tied in the configuration but not in the model, or the reverse.
+/// Throws Error if readers would ignore the weights of the output head or initialize a new head,
+/// because head and embedding are tied in the configuration but not in the model, or the reverse.
 void check_head(const std::string& config_json, const std::vector<NamedParameter>& parameters,
                 const std::vector<SafetensorsWriter::Item>& items) {
   const auto config = nlohmann::ordered_json::parse(config_json, nullptr,

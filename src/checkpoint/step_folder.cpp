@@ -169,7 +169,7 @@ std::optional<std::int64_t> newest_step_in(const fs::path& dir,
   return std::nullopt;
 }
 
-/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+/// Calls `look` on rank 0, and broadcasts the result of `look` to all ranks.
 json of_first_rank(comm::World& world, const std::function<json()>& look) {
   std::string text;
   run_or_fail_on_all(world, [&] {
@@ -181,7 +181,7 @@ json of_first_rank(comm::World& world, const std::function<json()>& look) {
       comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
 }
 
-/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+/// Calls `look` on rank 0, and broadcasts the result of `look` to all ranks.
 template <class T>
 std::optional<T> optional_of_first_rank(comm::World& world,
                                         const std::function<std::optional<T>()>& look) {
@@ -211,7 +211,7 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// The steps after `after`, highest first, which a run that continues from `after` must withdraw.
+/// The steps above `after`, highest first, which a run that continues from `after` must withdraw.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;

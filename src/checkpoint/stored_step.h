@@ -74,7 +74,7 @@ class StoredStep {
     std::string name;  ///< the name of the tensor in the file
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
-    std::vector<std::int64_t> from;  ///< the offset of the requested part within the chunk
+    std::vector<std::int64_t> from;  ///< the offset of the requested part within the stored block
     at::Tensor target;
   };
 

@@ -25,8 +25,8 @@ namespace {
 /// The value of a target that the loss ignores: cross_entropy's ignore_index.
 constexpr std::int64_t kIgnoredTarget = -100;
 
-/// The number of tokens that are checked before the first step, which takes less than a second.
-/// Later tokens are checked when they are read.
+/// The number of tokens that are compared with the vocabulary before the first step, which takes
+/// less than a second. Later tokens are checked when they are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
 /// The number of tokens that are read and checked at once, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
@@ -148,7 +148,7 @@ class PromptCompletions final : public SampleSource {
   }
 
  private:
-  /// A sample whose targets begin at token `prompt`.
+  /// Returns a sample of `tokens` whose targets begin at token `prompt`.
   static Sample sample_of(std::vector<std::int64_t> tokens, std::size_t prompt) {
     std::vector<bool> learned(tokens.size(), true);
     std::fill_n(learned.begin(), std::min(prompt, learned.size()), false);
@@ -309,8 +309,8 @@ class Permutation {
   std::array<std::uint64_t, 4> keys_;
 };
 
-/// The resolution of a source's fraction of all samples; the product of two fractions fits into 62
-/// bits.
+/// Fractions of samples are integers in units of 1 / kUnits, so that two of them multiplied fit
+/// into 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
 /// round(n * part / all), exact and without overflow for any n.
@@ -488,7 +488,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// A source starts over after its last sample.
+/// Returns the source and index of sample `n`. A source starts over after its last sample.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();

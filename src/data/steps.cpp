@@ -358,7 +358,7 @@ std::string token_of_bytes(std::string_view bytes) {
   return token;
 }
 
-/// Adds a split. After ByteLevel, the split applies to the characters that represent bytes.
+/// Adds a splitting step. After ByteLevel, the step splits the characters that represent bytes.
 void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenizers& all) {
   PreTokenizers::Step step = split_step(std::move(pattern), behavior, invert);
   if (all.byte_level) {

@@ -211,9 +211,9 @@ LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
 class BackgroundSave;
 
 /// A background save, pending or finished. Copies of a SaveFuture refer to the same save. The
-/// destructor of the last copy waits for the save, and warns if the save failed and neither wait()
-/// nor a later save has thrown the error of the save. Wait before World::shutdown(). Not thread
-/// safe: use all copies from one thread at a time.
+/// destructor of the last copy waits for the save, and warns if the save failed and no call has
+/// thrown its error. Call wait() before World::shutdown(). Not thread safe: use all copies from one
+/// thread at a time.
 class SaveFuture {
  public:
   /// A SaveFuture without a save; done() is true.

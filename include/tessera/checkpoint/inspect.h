@@ -20,7 +20,7 @@ namespace tessera::checkpoint {
 /// there is no step folder.
 std::filesystem::path find_step(const std::filesystem::path& path);
 
-// The functions below inspect sharded checkpoints, without ranks and without loading whole tensors.
+// The functions below inspect sharded checkpoints in one process, without loading whole tensors.
 
 /// Describes a step in several lines: its run, mesh, entries and tensors. Throws Error for an
 /// invalid manifest.

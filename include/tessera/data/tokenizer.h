@@ -57,7 +57,7 @@ class StreamDecoder {
   /// these tokens.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
-  /// Returns the text that this token completes; may be empty. Bytes that cannot become a character
+  /// Returns the text that `token` completes; may be empty. Bytes that cannot become a character
   /// are returned unchanged, together with the next complete character. An id above the vocabulary
   /// decodes to nothing, as in `transformers`, because a model's vocabulary may be padded. Throws
   /// Error for a negative id.
