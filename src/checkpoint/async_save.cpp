@@ -1,4 +1,4 @@
-// Background saves: copies the state to the host, and writes the copy on a thread.
+// Background saves: copy the state to host memory, and write the copy on a separate thread.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -32,8 +32,7 @@
 
 namespace tessera::checkpoint {
 
-/// A save on a separate thread. Not thread safe: only one thread at a time may call a
-/// BackgroundSave.
+/// A save on a separate thread. Not thread safe: only one thread at a time may call its functions.
 class BackgroundSave {
  public:
   /// Creates the thread, which waits for begin(). Throws Error if the thread cannot be created.
@@ -52,8 +51,8 @@ class BackgroundSave {
   }
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
-  /// Waits for the thread; a save that has not begun is cancelled. An error that was never thrown
-  /// becomes a warning.
+  /// Waits for the thread; a save that has not begun is cancelled. If no call has thrown the save's
+  /// error, prints a warning with the error.
   ~BackgroundSave() {
     if (!begun_) {
       go_.set_value(false);
@@ -81,7 +80,7 @@ class BackgroundSave {
     }
   }
 
-  /// Waits for the save like wait(), but throws the error of the save only at the first call.
+  /// Like wait(), but throws an error only if no call has thrown this error yet.
   void wait_once() {
     join();
     if (!error_thrown_) {
@@ -118,11 +117,11 @@ class BackgroundSave {
 
 namespace {
 
-/// Host memory for the copies of a save, in 2 MiB pages if the kernel has them: clearing 512 small
-/// pages takes as long as the copy that fills the pages.
+/// Host memory for the copies of a save, in 2 MiB pages if the kernel has them, because clearing
+/// many small pages takes as long as the copy.
 class HostMemory {
  public:
-  /// Allocates memory for the blocks that are in host memory. Throws Error if there is none.
+  /// Allocates memory for copies of all CPU blocks. Throws Error if this fails.
   explicit HostMemory(const std::vector<ShardFile>& files) {
     for (const ShardFile& file : files) {
       for (const FileChunk& chunk : file.chunks) {
@@ -165,8 +164,8 @@ class HostMemory {
   std::int64_t taken_ = 0;
 };
 
-/// Replaces each block by a copy on the host; copies from a GPU are in page-locked memory. After
-/// this call, the model and the optimizer may change.
+/// Replaces each block by a copy in host memory, page-locked for a block on a GPU. When the
+/// function returns, the model and the optimizer may change.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory(files);
   std::optional<c10::Device> device;
@@ -191,7 +190,7 @@ void copy_to_host(std::vector<ShardFile>& files) {
   }
 }
 
-/// The pending save of each process group. A save ends before its process group is destroyed.
+/// The unfinished save of each process group. A save ends before its process group is destroyed.
 class PendingSaves {
  public:
   static PendingSaves& instance() {
@@ -239,9 +238,9 @@ void finish_pending_save(comm::Communicator& hosts) {
 
 namespace {
 
-/// Copies the state to host memory and starts to save the copy. The background save uses the group
-/// `hosts` until it ends. Collective over `hosts`. Throws Error on all ranks if one rank cannot
-/// start.
+/// Copies the state to host memory and starts to save the copy. The background save uses the CPU
+/// process group `hosts` until the save ends. Collective over `hosts`. Throws Error on all ranks if
+/// one rank cannot start.
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
   std::shared_ptr<BackgroundSave> save;

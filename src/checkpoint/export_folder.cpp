@@ -136,8 +136,8 @@ constexpr const char* kConfigFile = "config.json";
 /// The largest accepted size of config.json, far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Whether this export or an earlier export wrote the file as a shard. The pattern is narrow,
-/// because other files in the folder belong to the user.
+/// Whether this export or an earlier export wrote the file as a shard. The pattern of names is
+/// narrow, because other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
@@ -192,9 +192,8 @@ const char* torch_name(c10::ScalarType dtype) {
   }
 }
 
-/// Throws Error if the folder has a model with a different configuration. Weights and configuration
-/// are separate files and cannot be replaced atomically, so a reader could combine an old file with
-/// a new file.
+/// Throws Error if the folder has a different `config_file`. Weights and configuration cannot be
+/// replaced together atomically, so a reader could combine an old file with a new file.
 void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
                        const char* config_file) {
   const std::filesystem::path path = folder / config_file;
@@ -337,18 +336,18 @@ void ExportFolder::publish() {
     remove(kIndexFile);
   }
   remove_older_shards();
-  // config.json is written last, because it turns a new folder into a model. An existing
-  // configuration is equal: see check_export_folder().
+  // config.json is written last, because a folder with config.json counts as a model. An existing
+  // config.json is equal: see check_export_folder().
   if (!std::filesystem::exists(folder_ / kConfigFile)) {
     files::write_file(folder_ / kConfigFile, config_json_);
   }
 }
 
-/// The prefix of shard names. The first model in a folder uses the usual shard names; later models
-/// use other names.
+/// Returns the prefix of shard names: "model-" for the first model in a folder, and a prefix with a
+/// random number for later models.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // an error is ignored here: opening the first file reports it
+  std::error_code ignored;  // ignored, because opening the first file reports the error
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }

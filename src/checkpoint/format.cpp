@@ -23,9 +23,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// The number of leading dimensions to iterate over when a block is split into contiguous runs. In
-/// all later dimensions the block is complete, except that the block may cover only a range of the
-/// first later dimension.
+/// The number of leading dimensions to loop over when a block is split into contiguous ranges. In
+/// the later dimensions, except the first of them, the block has the full size of the tensor.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -63,12 +62,11 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
   }
 }
 
-/// Visits contiguous runs. A run covers the trailing dimensions that the block spans completely,
-/// and the last dimension before these dimensions. The index iterates over the remaining leading
-/// dimensions.
+/// Each contiguous range covers the trailing dimensions that the block spans completely, and the
+/// last dimension before them. The loop iterates over the remaining leading dimensions.
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
-  // Returns early for an empty block, because the loop below visits at least one run.
+  // Returns early for an empty block, because the loop below visits at least one range.
   if (std::find(block.begin(), block.end(), 0) != block.end()) {
     return;
   }
@@ -78,13 +76,13 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   const auto first =
       std::inner_product(offset.begin(), offset.end(), strides.begin(), std::int64_t{0});
   std::vector<std::int64_t> index(outer, 0);
-  // For a scalar, the index is empty and advance() returns false, so the loop visits one run.
+  // For a scalar, the index is empty and advance() returns false, so the loop visits one element.
   do {
     visit(std::inner_product(index.begin(), index.end(), strides.begin(), first), count);
   } while (advance(index, block.first(outer)));
 }
 
-/// The pieces have size 1 in all dimensions before the first dimension whose rows fit into a piece.
+/// A piece has size 1 in each leading dimension of which one slice is larger than `most_elements`.
 void for_each_piece(SizesRef sizes, std::int64_t most_elements,
                     const std::function<void(SizesRef, SizesRef)>& visit) {
   if (product(sizes) == 0) {
@@ -117,7 +115,7 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// The result usually has one box. Some layouts split the part of a rank into several boxes: see
+/// The result usually has one block. Some layouts split the part of a rank into several blocks: see
 /// owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
@@ -147,7 +145,7 @@ at::Tensor local_block(const at::Tensor& local, const Box& box) {
 
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
-  // An eighth of a 2 MiB L2 cache. Summing whole 1 MiB granules took 1.9 times as long.
+  // An eighth of a 2 MiB L2 cache. Checksumming blocks of 1 MiB took 1.9 times as long.
   constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
   std::uint32_t sum = 0;
   while (!out.empty()) {
@@ -179,8 +177,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// The types of the format, sorted as in the enum of the reference implementation, because the
-/// order of the tensors in a file depends on this order.
+/// The types of the format, in the order of the enum in Hugging Face's safetensors library, because
+/// the order of the tensors in a file depends on this order.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", 8, ScalarType::Bool, 0},
     {"F4", 4, ScalarType::Undefined, 1},
@@ -239,8 +237,7 @@ const SafetensorsDtype* find_dtype(std::string_view name) {
 }
 
 const SafetensorsDtype* find_dtype(c10::ScalarType type) {
-  // The type Undefined is excluded, because Undefined in a row of the table means that libtorch
-  // lacks the type.
+  // Undefined is not looked up, because kDtypes uses Undefined for types that libtorch lacks.
   if (type == ScalarType::Undefined) {
     return nullptr;
   }
@@ -248,7 +245,7 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type) {
 }
 
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype) {
-  // Zeros count as ones, so that a product that wraps around to 0 does not pass as an empty tensor.
+  // Sizes of 0 count as 1, so that an overflow of the other sizes is found in an empty tensor, too.
   std::int64_t positions = 1;
   for (const auto size : sizes) {
     TESSERA_CHECK(!__builtin_mul_overflow(positions, std::max<std::int64_t>(size, 1), &positions),

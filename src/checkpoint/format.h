@@ -33,8 +33,8 @@ std::int64_t product(std::span<const std::int64_t> sizes);
 void check_block(std::span<const std::int64_t> sizes, std::span<const std::int64_t> offset,
                  std::span<const std::int64_t> block);
 
-/// Calls `visit(element, count)` for each contiguous run of the block [offset, offset + block) in a
-/// row-major tensor of `sizes`, in order. Runs are as long as possible. An empty block has no runs.
+/// Calls `visit(element, count)` for each contiguous range of elements of the block [offset, offset
+/// + block) in a row-major tensor of `sizes`, in order. Ranges are as long as possible.
 void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int64_t> offset,
                   std::span<const std::int64_t> block,
                   const std::function<void(std::int64_t element, std::int64_t count)>& visit);
@@ -65,17 +65,17 @@ at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
 
-/// The number of granules (1 MiB each) in a file of `bytes`; the last granule may be shorter.
+/// The number of blocks of 1 MiB (granules) in a file; the last block may be shorter.
 constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
-/// Fills `out`, of at most one granule, with the bytes of a file at `offset`, and returns their
-/// CRC-32C. Each part is summed while it is in the CPU's cache.
+/// Fills `out`, of at most 1 MiB, with the bytes of a file at `offset`, and returns their CRC-32C.
+/// Each part is checksummed while it is in the CPU's cache.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
-/// Computes the CRC-32C of each granule of a file that is written sequentially.
+/// Computes the CRC-32C of each block of 1 MiB of a file that is written sequentially.
 class GranuleSums {
  public:
   /// Adds the next bytes of the file. Throws Error if `bytes` do not continue the preceding bytes.
@@ -123,11 +123,11 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what);
 /// dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
-/// Writes a safetensors file in pieces, so that only one piece is in memory. The bytes are
-/// identical to those that the reference implementation writes. The writer uses a temporary file
-/// next to `path`, and the constructor reserves its disk space. Without finish(), the temporary
-/// file is removed; if the process is killed, the next writer of this path removes the temporary
-/// file. Not thread safe: use a writer from one thread at a time.
+/// Writes a safetensors file block by block, so that only one block is in memory. The bytes are
+/// those that Hugging Face's safetensors library writes. The writer uses a temporary file next to
+/// `path`, and the constructor reserves its disk space. Without finish(), the temporary file is
+/// removed; if the process is killed, the next writer of this path removes it. Not thread safe: use
+/// a writer from one thread at a time.
 class SafetensorsWriter {
  public:
   /// The name, type and sizes of a tensor to be written.

@@ -1,4 +1,4 @@
-// Inspection of steps without ranks: describe, verify, compare.
+// Inspection of saved steps in one process: describe, verify, compare.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -25,8 +25,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// The largest number of elements in a block. Limited in addition to the bytes, because comparisons
-/// convert small types to wider types.
+/// The largest number of elements in a block. A limit on the bytes alone does not suffice, because
+/// comparisons convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 /// The type of a tensor. Throws Error, with the tensor's name, for a type that libtorch lacks.
@@ -110,8 +110,8 @@ class Verification {
     }
   }
 
-  /// The names of the tensors that have bytes in [begin, end) of a file; "" if the header can no
-  /// longer be read.
+  /// Names the tensors that have bytes in [begin, end) of a file, or the header if the header
+  /// cannot be read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {

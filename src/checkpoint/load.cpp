@@ -102,8 +102,8 @@ void check_exclude(const Manifest& manifest, const StateDict& state, std::set<st
   }
 }
 
-/// Adds to the report which Stateful objects of the state the manifest lacks, and which Stateful
-/// objects of the manifest the state lacks.
+/// Adds to the report the names of Stateful objects that are only in the state or only in the
+/// manifest.
 void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
                       LoadReport& report) {
   std::set<std::string> names;
@@ -113,8 +113,8 @@ void compare_stateful(const Manifest& manifest, const StateDict& state, const Lo
   compare(manifest.stateful, names, options, report);
 }
 
-/// Adds to the report which RankState objects of the state the manifest lacks, and which RankState
-/// objects of the manifest the state lacks.
+/// Adds to the report the names of RankState objects that are only in the state or only in the
+/// manifest.
 void compare_rank_states(const Manifest& manifest, const StateDict& state,
                          const LoadOptions& options, LoadReport& report) {
   std::set<std::string> names;
@@ -126,7 +126,7 @@ void compare_rank_states(const Manifest& manifest, const StateDict& state,
   compare(manifest.rank_states, names, options, report);
 }
 
-/// Loads an object. If loading fails, the error message names the object.
+/// Loads the state of an object. If loading fails, the error message names the object.
 template <class Object, class Load>
 void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
   try {
@@ -137,8 +137,8 @@ void load_object(const std::string& name, Object& object, const json& saved, con
   }
 }
 
-/// Loads the states of this rank from the lists of a step into the objects, or resets the objects,
-/// as RankState describes.
+/// Loads this rank's states into the objects. `lists`: for each object's name, the states of all
+/// ranks. States are merged or reset as RankState describes.
 void load_rank_states(const json& lists, const NamedRankStates& objects, const LoadOptions& options,
                       int rank, int world_size) {
   const auto load_own = [&](RankState& object, const json& of_ranks) {
@@ -207,8 +207,8 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
-  // Checksums are required for a save by Tessera, but not for shards of PyTorch. Only rank 0 knows
-  // which of the two it has read.
+  // Checksums are required for a save by Tessera, but not for shards that PyTorch wrote. Only rank
+  // 0 knows which of the two it has read.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
@@ -229,12 +229,12 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   return std::move(*step);
 }
 
-/// An entry of the state that the load fills, and the name of the entry in the checkpoint.
+/// A tensor of the state that the load fills, and the name of the tensor in the checkpoint.
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// Further tensors of the checkpoint for an entry that is tied in this model but was untied in
-  /// the saved model.
+  /// Names of further tensors in the checkpoint, if the parameter is tied in this model but was
+  /// untied in the saved model.
   std::vector<std::string> copies;
 };
 
@@ -310,7 +310,7 @@ class Comparison {
     }
   }
 
-  /// The names of a state entry in the step: one name for each distinct stored tensor.
+  /// The names of the tensor `entry` in the step: one name for each distinct stored tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;
@@ -357,8 +357,8 @@ class Comparison {
   std::vector<std::string> different_;
   std::set<std::string> known_;
   std::vector<Filling> fillings_;
-  /// The parameters that the step fills only partly, and whether each of them had values before the
-  /// load.
+  /// The parameters that the load does not fill completely, and whether each of them had values
+  /// before the load.
   std::map<const nn::ParameterSlot*, bool> incomplete_;
 };
 
@@ -370,7 +370,7 @@ void want_filling(const Filling& filling, StoredStep& step) {
       });
 }
 
-/// Whether the two stored tensors of a tied entry have equal values in the parts that this rank
+/// Whether two stored tensors of one tied parameter have equal values in the parts that this rank
 /// needs.
 bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
   const c10::ScalarType type = filling.entry.tensor.scalar_type();
@@ -414,8 +414,8 @@ void set_filled(const Comparison& comparison) {
   }
 }
 
-/// Marks parameters as unfilled before their values are loaded. A parameter of which only the
-/// optimizer state is loaded keeps its values.
+/// Marks parameters as uninitialized before their values are loaded. Parameters of which only the
+/// optimizer state is loaded are not marked.
 void set_unfilled(const std::vector<Filling>& fillings) {
   for (const Filling& filling : fillings) {
     if (filling.entry.is_parameter) {

@@ -26,13 +26,13 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A model folder may come from an untrusted source, such as a download, so everything in the index
-// is checked against the files.
+// A model folder may come from an untrusted source, such as a download, so all entries of its
+// model.safetensors.index.json are checked against the files.
 
 using nlohmann::json;
 using WeightMap = std::map<std::string, std::string>;
 
-/// The largest accepted size of an index, far above the size of any real index.
+/// The largest accepted size of an index file, far above the size of any real index file.
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 
 struct Index {
@@ -53,8 +53,8 @@ void check_shard_name(const std::string& name) {
                 " is not the name of a file in this folder");
 }
 
-/// Parses an index. total_size is optional, because only some exporters write it. Other metadata
-/// are ignored.
+/// Parses model.safetensors.index.json. total_size is optional, because only some exporters write
+/// it. Other metadata are ignored.
 Index parse_index(const json& root) {
   Index index;
   const auto map = root.find("weight_map");
@@ -74,7 +74,7 @@ Index parse_index(const json& root) {
   return index;
 }
 
-/// Reads an index; each error message names the file.
+/// Reads model.safetensors.index.json; each error message contains the path of the file.
 Index read_index(const std::filesystem::path& path) {
   const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
@@ -85,7 +85,7 @@ Index read_index(const std::filesystem::path& path) {
   }
 }
 
-/// Throws Error for a broken link, which an incomplete download leaves in Hugging Face's cache.
+/// Throws Error for a broken symbolic link, which an incomplete download leaves in the cache.
 void check_link(const std::filesystem::path& path) {
   std::error_code error;
   TESSERA_CHECK(!std::filesystem::is_symlink(path, error) || std::filesystem::exists(path, error),
@@ -95,8 +95,8 @@ void check_link(const std::filesystem::path& path) {
                 "link");
 }
 
-/// The file to open for a shard. A link is followed only from a snapshot in a Hugging Face cache
-/// into the blobs of the same model.
+/// Returns the file to open for a shard. A symbolic link is followed only from a snapshot in a
+/// Hugging Face cache into the blobs of the same model.
 std::filesystem::path shard_path(const std::filesystem::path& folder, const std::string& name) {
   auto path = folder / name;
   std::error_code error;
@@ -173,8 +173,7 @@ void ModelFiles::open_index() {
                     "' does not list it: copy or write the model again");
     }
   }
-  // The reverse is checked, too: entry() throws for a tensor that the index lists and the shard
-  // lacks.
+  // Every tensor in the index must be in its shard: entry() throws for a missing tensor.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
@@ -199,13 +198,13 @@ std::string text_of(const NamePair& pair) {
   return "{\"" + pair.first + "\", \"" + pair.second + "\"}";
 }
 
-/// The pairs of names of one load (HuggingFaceOptions::names). Each pair must match a tensor.
+/// The pairs of names (HuggingFaceOptions::names) of one load. Each pair must match a tensor.
 class Renaming {
  public:
   explicit Renaming(const HuggingFaceOptions& options)
       : pairs_(options.names), used_(options.names.size()) {}
 
-  /// The name that the model has for a tensor; "" if the tensor is to be skipped.
+  /// The model's name for the tensor `tensor` of the files; "" if the tensor is to be skipped.
   std::string name_of(const std::string& tensor) {
     std::optional<std::size_t> taken;
     std::string name = tensor;
@@ -267,14 +266,14 @@ struct Match {
   std::vector<Match> copies;  ///< tensors under other names of a tied parameter, with equal values
 };
 
-/// Whether a tensor is a rotary buffer that older Llama exports contain. The model computes this
-/// buffer itself.
+/// Whether a tensor is a rotary-embedding buffer that older Llama exports contain. The model
+/// computes this buffer itself.
 bool is_computed(const std::string& name) {
   return name.ends_with("rotary_emb.inv_freq");
 }
 
-/// Compares a parameter with the file. Mismatches are recorded instead of thrown, so that one
-/// message can list all of them.
+/// Compares the sizes and types of a parameter and of its tensor in a file. Mismatches are recorded
+/// instead of thrown, so that one message can list all of them.
 void compare(const Match& match, Mismatch& mismatch) {
   const auto& entry = match.in_file.file->entry(match.in_file.name);
   const c10::ScalarType dtype = match.slot->persistent().scalar_type();
@@ -288,8 +287,8 @@ void compare(const Match& match, Mismatch& mismatch) {
   }
 }
 
-/// Advice for names that do not fit. If the names differ only by a prefix (the "module." of a
-/// wrapper in a state_dict), the advice is the pair of names that removes the prefix.
+/// The advice in the error message if names do not match. If the names differ only by a prefix (the
+/// "module." of a wrapper), the advice is the pair of names that removes the prefix.
 std::string advice(const Mismatch& mismatch, bool nothing_fits, const HuggingFaceOptions& options) {
   if (!options.names.empty()) {
     return ": correct the pairs of names";
@@ -402,7 +401,7 @@ void fill(std::vector<Match> matches) {
   reads.run();
 }
 
-/// Runs one pass of a load, either on all ranks or on this rank alone.
+/// A function that runs one pass of a load, either on all ranks or on this rank alone.
 using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder,

@@ -24,12 +24,12 @@ namespace {
 
 using nlohmann::json;
 
-/// The maximum number of pairs of chunks that are compared, which bounds the time for untrusted
+/// The maximum number of comparisons of stored blocks (chunks), which bounds the time for untrusted
 /// manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
-/// The dimension along which the chunks have the most distinct offsets, so that few chunks overlap
-/// along this dimension.
+/// The dimension along which the stored blocks (chunks) have the most distinct offsets, so that few
+/// of them overlap along this dimension.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;
@@ -46,12 +46,12 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
   return widest;
 }
 
-/// Throws Error unless the chunks cover each element of the tensor exactly once. All chunks must be
-/// inside the tensor. Chunks are sorted by their offsets along one dimension. A chunk can overlap
-/// only later chunks that begin before the chunk ends. Chunks that do not overlap cover the tensor
-/// exactly if the sum of their element counts is the element count of the tensor.
+/// Throws Error unless the chunks (stored blocks) cover each element of the tensor exactly once.
+/// All chunks must be inside the tensor. Chunks are sorted by their offsets along one dimension. A
+/// chunk can overlap only later chunks that begin before it ends. Chunks without overlaps cover the
+/// tensor exactly if they have as many elements as the tensor.
 void check_tiling(const ManifestTensor& tensor) {
-  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if a product overflows
+  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if the number of bytes overflows
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
@@ -111,7 +111,7 @@ std::uint32_t parse_hex(std::string_view text) {
   return number;
 }
 
-/// The end of the text of a manifest, which has the checksum of `body`.
+/// The end of a manifest's text, which contains the checksum of `body`, the text before it.
 std::string ending(std::string_view body) {
   return ",\"crc32c\":\"" + hex(detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }
@@ -270,7 +270,7 @@ std::string to_text(const Manifest& manifest) {
     root["tensors"][name] = tensor_json(tensor);
   }
   std::string text = root.dump();
-  text.pop_back();  // removes the last brace: the checksum is a member of the object
+  text.pop_back();  // removes the last brace: the checksum follows as a member of the object
   return text + ending(text);
 }
 

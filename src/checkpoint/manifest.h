@@ -36,7 +36,7 @@ struct ManifestChunk {
   std::vector<std::int64_t> offset, sizes;
 };
 
-/// A tensor of a step. The chunks cover each element exactly once.
+/// A tensor of a step. Its chunks (stored blocks) cover each element exactly once.
 struct ManifestTensor {
   std::string dtype;  ///< the type's name in safetensors
   std::vector<std::int64_t> sizes;
@@ -70,8 +70,8 @@ enum class Checksums { kRequired, kOptional };
 bool is_as_written(std::string_view text);
 
 /// Parses a manifest. Throws Error, with `path`, for a wrong checksum, an unknown version, file
-/// names that lead out of the folder, files without checksums, and chunks that overlap or leave
-/// holes.
+/// names that lead out of the folder, files without checksums, and blocks of a tensor that overlap
+/// or leave holes.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
@@ -81,7 +81,7 @@ std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
 /// Whether a folder was written by PyTorch's HuggingFaceStorageWriter with save_distributed:
-/// whether the folder has shards, but no manifest and no marker of an unfinished Tessera save.
+/// whether it has shards, but no manifest and no marker file of an unfinished Tessera save.
 bool has_torch_hf_shards(const std::filesystem::path& folder);
 
 /// Throws Error for a folder in the format of torch.distributed.checkpoint, because Tessera does

@@ -45,20 +45,19 @@ class ModelFiles {
 };
 
 /// Throws Error if an export of `bytes` bytes of weights with this configuration cannot be written
-/// to `folder`: if the folder cannot be created or written, if its file system has too little free
-/// space, or if the folder has a model with another configuration or has an adapter. For the export
-/// of an adapter, throws Error if the folder has a model. Writes nothing. `config_file`: the
-/// configuration's file name.
+/// to `folder`: the folder cannot be created or written, its file system has too little free space,
+/// or it contains an adapter or a model with another configuration. An adapter cannot be exported
+/// to the folder of a model. Writes nothing. `config_file`: the configuration's file name.
 void check_export_folder(const std::filesystem::path& folder, const std::string& config_json,
                          std::int64_t bytes, const char* config_file = "config.json");
 
-/// Returns `config_json` with the type in which the weights are exported, if the configuration
-/// names a type or readers would assume another type. Throws Error for a type that exports do not
+/// Returns `config_json` with the type of the exported weights. If `config_json` names no type,
+/// fp32 is not added, because readers assume it. Throws Error for a type that exports do not
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
 /// Returns `config_json` with "model_type": "llama", which readers need, if `config_json` has no
-/// type and the tensors have the names of a Llama.
+/// "model_type" and the tensors have the names of a Llama.
 std::string with_model_type(const std::string& config_json,
                             const std::vector<SafetensorsWriter::Item>& items);
 

@@ -38,8 +38,8 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// How files store the optimizer state of a parameter. State with the sizes of the parameter is
-/// stored like the parameter, for a fused parameter in parts. A counter is stored once for each
+/// Returns how files store the optimizer state `tensor`. State with the sizes of the parameter is
+/// stored like the parameter, in parts for a fused parameter. A counter is stored once for each
 /// part.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
@@ -52,8 +52,8 @@ std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::Parame
   return stored;
 }
 
-/// Adds the entries of `tensor`, which is the parameter itself or a tensor of its optimizer state.
-/// The name of an entry is `prefix`, the FQN and `suffix` joined.
+/// Adds a StateEntry for each tensor in files that stores `tensor`, which is the parameter itself
+/// or optimizer state. The name of an entry is `prefix`, the FQN and `suffix` joined.
 void add_entries(std::vector<StateEntry>& entries, const NamedParameter& parameter,
                  const at::Tensor& tensor, const std::string& prefix, const std::string& suffix) {
   const std::size_t begin = entries.size();
@@ -126,7 +126,7 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // A load fills the shard, so forward or backward would still use the old gathered values.
+  // A load fills the FSDP shard; forward and backward would still use the old gathered values.
   TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }

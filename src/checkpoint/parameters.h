@@ -24,7 +24,7 @@ struct NamedParameter {
 };
 
 /// All parameters of a module, then its persistent buffers. Buffers of torch::nn modules get
-/// temporary slots that share the memory of the buffers.
+/// temporary parameter slots (nn::ParameterSlot) that share the memory of the buffers.
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 
 /// The part of saved_slots() that model files contain: everything except adapters (nn::apply_lora).
@@ -50,7 +50,7 @@ nlohmann::json dropout_calls(const nn::ModuleBase& module);
 /// Throws Error for a parameter that is Partial or marked as different between ranks
 /// (set_distinct_along), because a file has one value for each name.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);
-/// Throws Error if a parameter was never filled.
+/// Throws Error if a parameter has no values yet.
 void check_filled(const std::vector<NamedParameter>& parameters);
 /// Throws Error if the values of the parameter cannot be set now, because the parameter is on the
 /// meta device or gathered.
@@ -78,8 +78,8 @@ struct StoredTensor {
   /// The rows of the parameter that the tensor stores; nullopt: all rows.
   std::optional<PartRows> rows{};
 
-  /// A function that receives an offset in the stored tensor, and the part of `block` at this
-  /// offset.
+  /// A function that receives an offset in the stored tensor, and the part of the parameter's block
+  /// at this offset.
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;
   /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
@@ -94,19 +94,19 @@ struct StoredTensor {
 /// parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
-/// A tensor of a checkpoint, and the state tensor of which it stores all or a part. The parts of a
-/// fused parameter are stored separately, so that models with and without fusion can load the
-/// parts.
+/// A tensor in a checkpoint, and the tensor of the model or optimizer that it stores as a whole or
+/// in part. The parts of a fused parameter are stored separately, so that models with and without
+/// fusion can load them.
 struct StateEntry {
-  nn::SlotPtr slot;          ///< the slot of the parameter, also for its optimizer state
+  nn::SlotPtr slot;          ///< the parameter's slot, also if the entry is optimizer state
   bool is_parameter = true;  ///< false: optimizer state; true: a parameter or a buffer
   at::Tensor tensor;
   StoredTensor stored;             ///< how files store the entry under its first name
   std::vector<std::string> names;  ///< the entry's names; several for tied parameters
 };
 
-/// The entries of a state. The list is equal on every rank if the ranks have the same state. Throws
-/// Error for optimizer state of a parameter that the model lacks.
+/// The tensors that a checkpoint of a state has. The list is equal on every rank if the ranks have
+/// the same state. Throws Error for optimizer state of a parameter that the model lacks.
 std::vector<StateEntry> state_entries(const StateDict& state);
 
 }  // namespace tessera::checkpoint

@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// What a failed read shows about the files of a step.
+/// What a failed read proves about the files of a step: that one is damaged or missing.
 struct Proof {
   bool damaged = false;
   std::string missing;  ///< the path of the file that does not exist
@@ -46,8 +46,8 @@ bool is_gone(const std::string& file) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A rank that has a part of a tensor, and its part. Of several ranks with the same part, only the
-/// first counts.
+/// A rank that sends its part of a tensor. Of several ranks with the same part, only the first
+/// sends the part.
 struct PartHolder {
   std::size_t index;  ///< the index of the rank in the mesh's ranks
   Sizes coordinate;
@@ -60,8 +60,8 @@ struct PartHolder {
   }
 };
 
-/// The ranks at coordinate 0 of each mesh dimension that replicates. Every rank computes the list
-/// without communication.
+/// Returns the ranks at coordinate 0 of each replicating mesh dimension: one rank for each part.
+/// Every rank computes the list without communication.
 std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
   const auto& shape = spec.mesh.shape();
   std::vector<PartHolder> parts;
@@ -81,9 +81,8 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
   return parts;
 }
 
-/// The part of `box` that is in local rows [begin, end). If the box has no such rows, one size of
-/// the result is 0. The local offset of the result is relative to row `begin`, as in the tensor
-/// that one round transfers.
+/// The part of `box` in the local rows [begin, end). If the box has no such rows, one size of the
+/// result is 0. The local offset of the result is relative to row `begin`.
 Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   if (box.sizes.empty()) {
     return box;
@@ -119,8 +118,8 @@ class Gather {
     }
   }
 
-  // A round transfers a range of rows of every part. The largest part determines the number of
-  // rounds, so the number is equal on every rank; smaller parts send nothing in the last rounds.
+  // Sends the tensor in rounds. A round transfers a range of rows of every rank's part. The largest
+  // part determines the number of rounds, so that the number is equal on every rank.
   void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {
@@ -128,7 +127,7 @@ class Gather {
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    // Rank 0 receives from all parts at once, so the parts share the limit on elements per round.
+    // Rank 0 receives from all ranks at once, so all parts together obey `round_elements`.
     const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       round(begin, begin + step);
@@ -136,7 +135,7 @@ class Gather {
   }
 
  private:
-  /// Transfers local rows [begin, end) of every part.
+  /// Sends the local rows [begin, end) of every rank's part to rank 0.
   void round(std::int64_t begin, std::int64_t end) {
     // Every rank of the world takes part in the all-to-all, even if the rank has nothing to send.
     const at::Tensor sent = mine_ == nullptr ? at::empty({0}, options()) : rows_of(begin, end);
@@ -156,8 +155,8 @@ class Gather {
     }
   }
 
-  // Passes the blocks that rank 0 has received to the visitor, in the order of world ranks, which
-  // is the order of the all-to-all. The order of the mesh may differ.
+  // Passes the received blocks to the visitor. `received` is in the order of world ranks, as the
+  // all-to-all returns it. The ranks of the mesh may have another order.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {
@@ -264,8 +263,7 @@ void check_gatherable(const at::Tensor& tensor, const std::string& name) {
 
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit, std::int64_t round_elements) {
-  // The result of is_whole() is equal on every rank, so either all ranks or none call the
-  // collective.
+  // The result of is_whole() is equal on every rank, so all ranks or none call the collective.
   if (!is_whole(tensor)) {
     Gather(tensor, dtype, world, device, visit).run(round_elements);
   } else if (world.rank() == 0) {

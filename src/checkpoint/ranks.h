@@ -23,15 +23,15 @@ namespace tessera::checkpoint {
 /// the world is larger than the meshes of the model. Collective at the first call.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
-/// A process group of all ranks in host memory, used only by sharded saves: a background save uses
-/// this group while the program uses the other groups. Collective at the first call.
+/// A CPU process group of all ranks, used only by sharded saves: a background save uses this group
+/// while the program uses the other groups. Collective at the first call.
 comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 
 /// Runs `work`, which must not communicate, on every rank. If `work` throws on one rank, all ranks
 /// throw an Error with the message of that rank, so that no rank waits for a failed peer.
 /// Collective over `world`.
 void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
-/// Like run_or_fail_on_all() for a world, for the ranks of a process group between hosts.
+/// Like run_or_fail_on_all() for a world, for the ranks of the CPU process group `hosts`.
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
 /// Like run_or_fail_on_all(), for work that reads the files of a step. All ranks throw DamagedStep
@@ -49,10 +49,10 @@ using BlockVisitor =
 void check_gatherable(const at::Tensor& tensor, const std::string& name);
 
 /// Sends a tensor, plain or distributed, to world rank 0, converted to `dtype`. On rank 0, `visit`
-/// gets every element in exactly one block, in pieces of bounded size. Other ranks receive nothing,
-/// and only one of several replicas is sent. Collective over `world`, whose tensors are on
-/// `device`, unless rank 0 has the whole tensor. A submesh without rank 0 must have the same values
-/// as the submesh with rank 0. `round_elements`: approximate number of elements that rank 0
+/// gets every element in exactly one block, in blocks of bounded size. Other ranks receive nothing,
+/// and only one of several replicas is sent. Collective over `world` (whose tensors are on
+/// `device`), unless rank 0 has the whole tensor. A submesh without rank 0 must have the same
+/// values as the submesh with rank 0. `round_elements`: approximate number of elements that rank 0
 /// receives at once, at least one row per rank.
 void gather_blocks(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
                    c10::DeviceType device, const BlockVisitor& visit,

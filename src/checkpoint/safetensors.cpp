@@ -29,8 +29,8 @@ using nlohmann::json;
 /// A file whose bytes are verified against checksums while they are read. Thread safe.
 class CheckedFile {
  public:
-  /// `sums`: the checksum of each granule; if empty, nothing is verified. Throws Error if the
-  /// number of checksums does not fit the size of the file.
+  /// `sums`: the checksum of each 1 MiB of the file; if empty, nothing is verified. Throws Error if
+  /// the number of checksums does not fit the size of the file.
   CheckedFile(files::InputFile file, std::vector<std::uint32_t> sums)
       : file_(std::move(file)), sums_(std::move(sums)) {
     TESSERA_CHECK(sums_.empty() || sums_.size() == granules_of(file_.size()), "'", path().string(),
@@ -41,10 +41,10 @@ class CheckedFile {
   const std::filesystem::path& path() const { return file_.path(); }
   std::uint64_t size() const { return file_.size(); }
 
-  /// Reads whole granules. Throws Error, with the file and the offset, for bytes that do not match
-  /// their checksum.
+  /// Reads bytes of the file. Every 1 MiB block that contains some of them is verified. Throws
+  /// Error, with the file and the offset, for bytes that do not match their checksum.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const {
-    // For a range beyond the end of the file, InputFile throws the error.
+    // InputFile throws an Error for a range beyond the end of the file.
     if (offset + out.size() > size()) {
       return file_.read_at(offset, out);
     }
@@ -65,7 +65,7 @@ class CheckedFile {
   }
 
  private:
-  /// A granule of which only a part was needed when it was read.
+  /// A 1 MiB block of the file that was read although only a part of the block was needed.
   struct CachedGranule {
     std::vector<std::byte> bytes;
     std::uint64_t index = UINT64_MAX;
@@ -92,7 +92,7 @@ class CheckedFile {
   void read_part(std::uint64_t index, std::uint64_t within, std::span<std::byte> out) const {
     CachedGranule& cached = cache_of_this_thread();
     if (cached.index != index) {
-      // The cached granule is invalid until its checksum has been verified.
+      // The cached 1 MiB block is invalid until its checksum has been verified.
       cached.index = UINT64_MAX;
       cached.bytes.resize(bytes_of_granule(index));
       read_granule(index, cached.bytes);
@@ -103,14 +103,14 @@ class CheckedFile {
 
   files::InputFile file_;
   std::vector<std::uint32_t> sums_;
-  // The last granule that each thread has read. One granule is enough, because each thread reads
-  // short runs in ascending order. The mutex protects only the map, so that no thread waits for the
-  // reads of another thread.
+  // The last 1 MiB block that each thread has read. One block is enough, because each thread reads
+  // short ranges in ascending order. The mutex protects only the map, so that no thread waits for
+  // the reads of another thread.
   mutable std::mutex mutex_;
   mutable std::map<std::thread::id, CachedGranule> cache_;
 };
 
-/// The limit that the reference implementation sets for the size of a header.
+/// The largest header that Hugging Face's safetensors library accepts.
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 struct SafetensorsHeader {
@@ -119,8 +119,8 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// The limits of the JSON of a header. Depth 3: the top-level object, the object of a tensor, and
-/// the lists in this object.
+/// Limits for the JSON header of a safetensors file. Depth 3: the top-level object, the object of a
+/// tensor, and the lists in this object.
 constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
 
 /// Parses a tensor's type. Types that libtorch lacks are accepted when a header is parsed; only
@@ -217,8 +217,8 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) 
 
 using Item = SafetensorsWriter::Item;
 
-/// The format's type for libtorch's type. Throws Error for complex double and quantized types,
-/// which the format lacks.
+/// Returns the safetensors type for a libtorch type. Throws Error for types that the format lacks:
+/// complex double and quantized types.
 const SafetensorsDtype& dtype_of(const Item& item) {
   const auto* dtype = find_dtype(item.dtype);
   TESSERA_CHECK(dtype != nullptr, "tensor '", item.name, "' has the type ",
@@ -236,7 +236,7 @@ std::string json_text(const std::string& text) {
   }
 }
 
-/// The text of "__metadata__", which comes first in the header, as in the reference implementation.
+/// The text of "__metadata__", which comes first in the header, as in Hugging Face's library.
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::vector<std::string> pairs;
   for (const auto& [key, value] : metadata) {
@@ -289,18 +289,18 @@ HeaderPlan plan_header(std::vector<Item> items,
   return plan;
 }
 
-// Joins reads of nearby runs. A shard of columns consists of thousands of short runs, and one
-// system call for each run would take longer than reading the gaps between runs.
+// RunReader joins reads of nearby byte ranges. A shard of columns has thousands of short ranges,
+// and one system call for each would take longer than reading the gaps between them.
 
-/// Reads runs of a file, given in ascending order, into consecutive memory. Nearby runs are read
-/// with one call.
+/// Reads byte ranges of a file, given in ascending order, into consecutive memory. Nearby ranges
+/// are read with one call.
 class RunReader {
  public:
   RunReader(const CheckedFile& file, std::byte* out) : file_(file), out_(out) {}
 
   void add(std::uint64_t offset, std::uint64_t count) {
-    // A run must not begin before the end of the preceding run, because the gap is computed as an
-    // unsigned number.
+    // A range must not begin before the end of the preceding range, because the gap is computed as
+    // an unsigned number.
     const bool near = !runs_.empty() && offset - end_ <= kMaxGap &&
                       offset + count - runs_.front().offset <= kMaxSpan;
     if (!near) {
@@ -310,8 +310,8 @@ class RunReader {
     end_ = offset + count;
   }
 
-  /// Reads the collected runs: a single run directly into its destination, several runs through the
-  /// buffer.
+  /// Reads the collected ranges: a single range directly into its destination, several ranges
+  /// through the buffer.
   void flush() {
     if (runs_.size() == 1) {
       file_.read_at(end_ - runs_[0].count, {out_, runs_[0].count});
@@ -326,8 +326,8 @@ class RunReader {
   }
 
  private:
-  /// The largest gap between two runs that are read together. Reading an eighth of the columns (3.5
-  /// KiB of every 28 KiB) from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB,
+  /// The largest gap between two ranges that are read together. Reading an eighth of the columns
+  /// (3.5 KiB of every 28 KiB) from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB,
   /// joint reads took longer.
   static constexpr std::uint64_t kMaxGap = std::uint64_t{64} << 10;
   /// The maximum number of bytes of a joint read, which limits the size of the buffer.
@@ -350,8 +350,8 @@ class RunReader {
   }
 
   const CheckedFile& file_;
-  std::byte* out_;         ///< the destination in memory of the next run
-  std::uint64_t end_ = 0;  ///< the offset in the file at which the last added run ends
+  std::byte* out_;         ///< the destination in memory of the next range
+  std::uint64_t end_ = 0;  ///< the offset in the file at which the last added range ends
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
 };
@@ -369,8 +369,8 @@ struct SafetensorsFile::Impl {
   CheckedFile file;
   SafetensorsHeader header;
 
-  /// Reads and checks the header. Errors about the content name the file and give advice here;
-  /// errors of opening and reading have their own messages.
+  /// Reads and checks the header. Errors in its content name the file and give advice; errors of
+  /// opening and reading the file have messages already.
   void read_header();
 
  private:
@@ -462,8 +462,8 @@ const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
   TESSERA_CHECK(item.dtype != c10::ScalarType::Undefined, "tensor '", name, "' of '",
                 path().string(), "' has the type ", item.dtype_name,
                 ", which libtorch lacks: convert the file first");
-  // Together with the checks of the header, this check guarantees that every run of the block is
-  // inside the file.
+  // With the checks of the header, this check guarantees that every byte of the block is inside the
+  // file.
   check_block(item.sizes, offset, sizes);
   return item;
 }
@@ -604,7 +604,7 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
     impl_->write_at(
         impl_->data_begin + entry.offset + static_cast<std::uint64_t>(element) * itemsize,
         bytes.first(run));
-    // Runs are visited in the row-major order of the block, so the bytes of the block are used
+    // Ranges are visited in the row-major order of the block, so the bytes of the block are used
     // sequentially.
     bytes = bytes.subspan(run);
   });

@@ -36,14 +36,14 @@ using nlohmann::json;
 // The plan of a save: which rank writes which blocks, and from which memory. The plan depends only
 // on the layouts: every rank computes the plan of all ranks, without communication.
 
-/// Consecutive rows of a chunk, and where these rows are in the local tensor.
+/// Consecutive rows of a stored block (chunk), and their position in the local tensor.
 struct ChunkRows {
-  std::int64_t row = 0;  ///< first row of the block within the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< index of the first row in the stored block; 0 for a scalar
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
 };
 
-/// A block of a state entry that one rank writes.
+/// A block of a model or optimizer tensor that one rank writes.
 struct PlannedChunk {
   std::size_t entry = 0;
   int rank = 0;
@@ -53,10 +53,10 @@ struct PlannedChunk {
 };
 
 struct SavePlan {
-  std::vector<PlannedChunk> chunks;  ///< the chunks of all ranks, in the order of the entries
+  std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, in the order of the entries
   int files = 1;                     ///< the largest number of files that a rank writes
 
-  /// The name of the file of a chunk: "shard-00000-model-00001-of-00002.safetensors".
+  /// The name of the file of a block: "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const {
     return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", chunk.rank, chunk.file,
                        files);
@@ -96,8 +96,8 @@ std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates
   return dims;
 }
 
-/// For each position in `mesh`: the ranks at this position in `mesh` itself and in the other slices
-/// of the root mesh along the same dimensions (sibling slices).
+/// For each position in `mesh`: the ranks at this position in `mesh` and in its sibling slices,
+/// which are the other slices of the root mesh along the same dimensions.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const auto coordinates = coordinates_on(root, mesh);
@@ -129,9 +129,9 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   return ranks;
 }
 
-/// The ranks that have each part of a tensor. The result depends on the layout alone, so it is
-/// equal on every rank of the world. Sibling slices of a sliced mesh have copies. Throws Error for
-/// a mesh whose sibling slices have unknown ranks.
+/// Returns the ranks that have each part of a tensor. The result depends only on the layout, so it
+/// is equal on every rank. If the mesh is a slice of a root mesh, the other slices along the same
+/// dimensions have copies. Throws Error if the ranks of these slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
   // Plain tensors are saved from rank 0: plain buffers may differ between ranks, for example the
   // running statistics of a norm.
@@ -140,8 +140,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
-  // Ranks are grouped by their coordinate along the sharding dimensions. Ranks that differ only
-  // along other dimensions have copies.
+  // Ranks are grouped by their coordinate along the mesh dimensions that shard. Ranks that differ
+  // only along other mesh dimensions have copies.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
@@ -162,8 +162,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
   return list;
 }
 
-/// The smallest chunk that is divided between ranks. For a smaller part, an additional entry in a
-/// header and in the manifest costs more than dividing saves.
+/// The smallest block that is divided between ranks. Dividing a smaller block saves less than the
+/// additional entries in a header and in the manifest cost.
 constexpr std::int64_t kLeastDividedBytes = std::int64_t{1} << 20;
 
 constexpr int kWeightsFile = 1;
@@ -189,7 +189,7 @@ bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends a block that consists of one part, or merges the block into the last block if the block
+/// Appends the block `next`, which has one part, or merges `next` into the last block if `next`
 /// begins where the last block ends.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {
@@ -202,7 +202,7 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// The chunks of an entry at one coordinate of the mesh of the entry's tensor.
+/// The blocks of a StateEntry to be stored, at one coordinate of its tensor's mesh.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Coordinate& coordinate) {
   std::vector<PlannedChunk> chunks;
@@ -250,7 +250,7 @@ PlannedChunk rows_of_chunk(const PlannedChunk& chunk, std::int64_t begin, std::i
   return rows;
 }
 
-/// Assigns chunks to the ranks that write them.
+/// Assigns blocks of tensors (chunks) to the ranks that write them.
 class Writers {
  public:
   Writers(const std::vector<StateEntry>& entries, int world_size)
@@ -261,7 +261,7 @@ class Writers {
     const bool divide = holders > 1 && !chunk.sizes.empty() && chunk.sizes[0] >= holders &&
                         bytes_of_chunk(entries_[chunk.entry], chunk) >= kLeastDividedBytes;
     for (std::int64_t i = 0; divide && i < holders; ++i) {
-      // Rows are divided evenly. With chunks of ceil(rows / holders) rows, the last ranks would get
+      // Rows are divided evenly. With blocks of ceil(rows / holders) rows, the last ranks would get
       // fewer rows than the others.
       const std::int64_t begin = chunk.sizes[0] * i / holders;
       const std::int64_t end = chunk.sizes[0] * (i + 1) / holders;
@@ -274,7 +274,7 @@ class Writers {
     }
   }
 
-  /// Assigns large chunks first, so that small chunks can even out the differences between ranks.
+  /// Assigns large blocks first, so that small blocks can even out the differences between ranks.
   std::vector<PlannedChunk> finish() {
     std::ranges::stable_sort(shared_, std::greater<>(), [this](const auto& shared) {
       return bytes_of_chunk(entries_[shared.first.entry], shared.first);
@@ -301,8 +301,8 @@ class Writers {
   std::vector<PlannedChunk> chunks_;
 };
 
-/// Assigns chunks to files. A file can have a name only once, so the second block of a tensor is
-/// stored in another file.
+/// Assigns blocks to files. A name can appear only once in a file, so a rank's second block of a
+/// tensor is stored in another file.
 void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   std::map<std::pair<std::size_t, int>, int> boxes;
   for (PlannedChunk& chunk : plan.chunks) {
@@ -313,8 +313,8 @@ void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Makes the plan. A chunk that several ranks have is written by the rank with the fewest bytes to
-/// write; a large chunk is divided among these ranks. Rank 0 writes plain tensors.
+/// Makes the plan. A block that several ranks have is written by the rank with the fewest bytes to
+/// write; a large block is divided among these ranks. Rank 0 writes plain tensors.
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   Writers writers(entries, world_size);
   for (std::size_t index = 0; index < entries.size(); ++index) {
@@ -329,9 +329,9 @@ SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   return plan;
 }
 
-/// A hash of the folder of a step, of the names, types, sizes and chunks of a state, and of
-/// `others`, further values that must be equal on all ranks. Ranks that save the same state to the
-/// same place have equal hashes.
+/// Returns a hash of the folder of a step, of the names, types, sizes and stored blocks of a state,
+/// and of `others`, further values that must be equal on all ranks. Ranks that save the same state
+/// to the same place have equal hashes.
 std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others) {
@@ -381,7 +381,7 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
   return files;
 }
 
-/// The limits of a saved state: the maximum depth of a manifest minus the levels above a state.
+/// Limits for an object's JSON state: the maximum depth of a manifest minus the levels above it.
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {
@@ -545,7 +545,7 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
   return tensors;
 }
 
-/// Records in the manifest the mesh of the first distributed tensor, for information only.
+/// Records the mesh of the first distributed tensor in the manifest, only to describe the save.
 void set_mesh(Manifest& manifest, const std::vector<StateEntry>& entries) {
   for (const StateEntry& entry : entries) {
     if (tessera::is_distributed(entry.tensor)) {
@@ -711,8 +711,8 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
   });
 }
 
-/// Removes markers and old steps after the commit. The step already exists, so a failure of
-/// tidy_up() only wastes disk space.
+/// Removes the marker file of the completed save, and old steps. The step already exists, so a
+/// failure of tidy_up() only wastes disk space.
 void tidy_up(const StepFolder& folder, int keep) noexcept {
   try {
     folder.release();

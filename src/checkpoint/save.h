@@ -11,9 +11,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Consecutive rows of a chunk, with the values of these rows.
+/// Consecutive rows of a stored block (chunk), with the values of these rows.
 struct RowBlock {
-  std::int64_t row = 0;  ///< first row of the block within the chunk; 0 for a scalar
+  std::int64_t row = 0;  ///< index of the first row in the stored block; 0 for a scalar
   at::Tensor values;
 };
 

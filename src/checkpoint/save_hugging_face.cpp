@@ -135,8 +135,8 @@ std::string config_of_export(const std::string& config_json,
 
 constexpr const char* kHead = "lm_head.weight";
 
-/// Throws Error if readers would ignore the weights of the head or initialize a new head, because
-/// head and embedding are tied in the configuration but not in the model, or the reverse.
+/// Throws Error if readers would ignore the weights of the output head or initialize a new head,
+/// because head and embedding are tied in the configuration but not in the model, or the reverse.
 void check_head(const std::string& config_json, const std::vector<NamedParameter>& parameters,
                 const std::vector<SafetensorsWriter::Item>& items) {
   const auto config = nlohmann::ordered_json::parse(config_json, nullptr,
@@ -148,8 +148,8 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
       parameters, kEmbedding, [](const NamedParameter& each) { return each.names.front(); });
   const bool tied = embedding != parameters.end() &&
                     std::ranges::find(embedding->names, kHead) != embedding->names.end();
-  // The comparison uses the untied configuration, in which a missing key has the default of the
-  // model's class.
+  // The configurations are compared, because without "tie_word_embeddings" the class of the model
+  // decides whether head and embedding are tied.
   nlohmann::ordered_json apart = config;
   apart["tie_word_embeddings"] = false;
   TESSERA_CHECK(!tied || !config_change(config_json, apart.dump()).empty(), "'", kEmbedding,
@@ -219,8 +219,8 @@ std::int64_t rank_of(const LoraLinear& each) {
   return each.branch->a->out_features();
 }
 
-/// Throws Error unless two adapters have equal settings, because the file of PEFT has one value for
-/// all adapters.
+/// Throws Error unless two adapters have equal settings, because PEFT's adapter_config.json has one
+/// value for all adapters.
 void check_alike(const LoraLinear& each, const LoraLinear& first) {
   TESSERA_CHECK(rank_of(each) == rank_of(first) && each.branch->scale == first.branch->scale &&
                     each.branch->dropout == first.branch->dropout,
@@ -242,7 +242,7 @@ std::string last_segment(const std::string& fqn) {
   return fqn.substr(fqn.rfind('.') + 1);  // for an FQN without a dot, npos + 1 is 0
 }
 
-/// The FQNs of a module in the model of Hugging Face; for a FusedLinear, the FQNs of its parts.
+/// The FQNs of a module in Hugging Face's model; for a FusedLinear, the FQNs of its parts.
 std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
   const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
   if (fused == nullptr) {
@@ -389,8 +389,8 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
     if (file) {
       receiver.check();
       file->finish();
-      // The configuration is written last, because it turns a new folder into an adapter. An
-      // existing configuration is equal.
+      // adapter_config.json is written last, because a folder with this file counts as an adapter.
+      // An existing adapter_config.json is equal.
       files::write_file(folder / kAdapterConfig, config);
     }
   });

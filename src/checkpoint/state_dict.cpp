@@ -29,7 +29,7 @@ namespace {
 
 /// A tensor of a model or an optimizer, and the names of the tensor in a state dict.
 struct StateItem {
-  nn::SlotPtr slot;  ///< the slot of the parameter, also for its optimizer state
+  nn::SlotPtr slot;  ///< the parameter's slot, also if the item is optimizer state
   at::Tensor tensor;
   std::vector<std::string> names;  ///< the item's names; several for tied parameters
   bool is_left_out = false;        ///< whether the options exclude the item

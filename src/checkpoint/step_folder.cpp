@@ -64,7 +64,7 @@ std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   return steps;
 }
 
-/// The text of the marker, which is the run_id; nullopt if there is no marker.
+/// The text of the marker file, which is the run_id; nullopt if there is no marker file.
 std::optional<std::string> marker_of(const fs::path& folder) {
   if (!is_marked(folder)) {
     return std::nullopt;
@@ -73,12 +73,12 @@ std::optional<std::string> marker_of(const fs::path& folder) {
                           files::Symlinks::kRefuse);
 }
 
-/// Whether a folder has the marker of an unfinished save or removal by this run.
+/// Whether a folder has this run's marker file of an unfinished save or removal.
 bool is_marked_by(const fs::path& folder, const std::string& run_id) {
   return marker_of(folder) == run_id;
 }
 
-/// Whether the folder is empty, or has only the temporary file of a marker whose writer was killed.
+/// Whether the folder is empty, or has only a temporary marker file whose writer was killed.
 bool is_untouched(const fs::path& folder) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
@@ -113,8 +113,8 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Whether this process has not printed `warning` yet. Every save finds the same folder again, so a
-/// warning would be repeated.
+/// Whether this process has not printed `warning` yet. Every save would find the same folder and
+/// repeat the warning.
 bool is_new(const std::string& warning) {
   static std::mutex mutex;
   static std::set<std::string> warnings;
@@ -122,8 +122,8 @@ bool is_new(const std::string& warning) {
   return warnings.insert(warning).second;
 }
 
-/// Removes a step: the manifest first, so that the step no longer exists, and the marker last, so
-/// that the run's next save finds the remaining files if this removal is interrupted.
+/// Removes a step. The manifest is removed first, so that the step no longer exists. The marker
+/// file is removed last: after an interruption, the run's next save finds the remaining files.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -169,7 +169,7 @@ std::optional<std::int64_t> newest_step_in(const fs::path& dir,
   return std::nullopt;
 }
 
-/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+/// Calls `look` on rank 0, and broadcasts the result of `look` to all ranks.
 json of_first_rank(comm::World& world, const std::function<json()>& look) {
   std::string text;
   run_or_fail_on_all(world, [&] {
@@ -181,7 +181,7 @@ json of_first_rank(comm::World& world, const std::function<json()>& look) {
       comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
 }
 
-/// Calls `look` on rank 0 and returns its result, broadcast to all ranks.
+/// Calls `look` on rank 0, and broadcasts the result of `look` to all ranks.
 template <class T>
 std::optional<T> optional_of_first_rank(comm::World& world,
                                         const std::function<std::optional<T>()>& look) {
@@ -211,7 +211,7 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// The steps after `after`, highest first, which a run that continues from `after` must withdraw.
+/// The steps above `after`, highest first, which a run that continues from `after` must withdraw.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;
@@ -263,7 +263,7 @@ StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_i
       path_(dir_ / step_folder_name(step)),
       run_id_(std::move(run_id)) {}
 
-/// Creates the marker, which decides between runs that start the same step at the same time.
+/// Creates the marker file. If several runs start the same step at once, only one can create it.
 void StepFolder::claim() const {
   files::create_folders(dir_);
   TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot make the folder '",
@@ -283,7 +283,7 @@ void StepFolder::claim() const {
   TESSERA_CHECK(is_marked_by(path_, run_id_), "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // also makes the marker that a killed save has left durable
+  files::sync_folder(path_);  // also makes the marker file that a killed save has left durable
 }
 
 void StepFolder::check_not_there() const {
@@ -365,7 +365,7 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
-    // A save that was killed after its commit has left the marker.
+    // A save that was killed after writing the manifest has left its marker file.
     remove_file(folder / kMarker);
   }
 }

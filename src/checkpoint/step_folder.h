@@ -1,5 +1,5 @@
 // The folders of steps, on the rank that creates and removes the folders. A step exists if its
-// manifest exists; until then its folder has a marker. Folders are never renamed, and no file
+// manifest exists; until then its folder has a marker file. Folders are never renamed, and no file
 // records the newest step, because some network file systems can do neither atomically.
 
 #pragma once
@@ -25,21 +25,21 @@ class StepFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Creates the folder with its marker. Removes the remains of an unfinished save of the same run.
-  /// Throws Error if the step exists or belongs to another run, including a run that started this
-  /// step at the same time.
+  /// Creates the folder with its marker file. Removes the remains of an unfinished save of the same
+  /// run. Throws Error if the step exists or belongs to another run, including a run that started
+  /// this step at the same time.
   void claim() const;
   /// Writes the manifest. From this call on the step exists, even after a crash.
   void commit(const std::string& manifest) const;
-  /// Removes the marker of a complete step.
+  /// Removes the marker file of a complete step.
   void release() const;
   /// Removes the remains of this run's unfinished saves, and old steps of the run: retains this
   /// step and the highest other steps, `keep` steps in total (0: retains all steps). A step that
   /// cannot be removed is left in place, with a warning the first time. Symbolic links are not
   /// removed.
   void clean_up_others(int keep) const;
-  /// Removes the folder of the step and ignores errors. The marker is removed last, so that the
-  /// next save of the run finds any remains.
+  /// Removes the folder of the step and ignores errors. The marker file is removed last, so that
+  /// the next save of the run finds any remains.
   void discard() const noexcept;
 
   /// Throws Error if the step has the manifest of another run or step, or a manifest that cannot be
@@ -50,8 +50,8 @@ class StepFolder {
   void withdraw() const;
 
  private:
-  /// Removes another step, in `folder`, if the step is not among the retained steps. `kept`: the
-  /// number of steps retained so far.
+  /// Removes another step, in `folder`, if the step is not among the `keep` steps that are
+  /// retained. `kept`: the number of steps retained so far.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
 
@@ -61,7 +61,7 @@ class StepFolder {
   std::string run_id_;
 };
 
-/// Whether a folder has the marker of an unfinished save or removal.
+/// Whether a folder has the marker file of an unfinished save or removal.
 bool is_marked(const std::filesystem::path& folder);
 
 /// Whether a folder certainly has no manifest. False if this cannot be determined at the moment,

@@ -95,8 +95,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces. The size of a piece is limited in the wider of the two types, because
-/// the piece is also in memory in the type of the file.
+/// Splits a read into pieces. The size limit of a piece applies to the wider of the types of file
+/// and target, because the piece is in memory in both types.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(
@@ -111,9 +111,9 @@ void PieceReads::add(const SafetensorsFile& file, const std::string& name,
   bytes_ += static_cast<std::int64_t>(target.nbytes());
 }
 
-/// Reads the pieces with several threads. Every thread that needs a part of a 1 MiB granule reads
-/// the whole granule, so a thread takes several neighbouring pieces at a time. There are more such
-/// shares of pieces than threads, because threads may differ in speed.
+/// Reads the pieces with several threads. Reading any part of a 1 MiB block reads the whole block,
+/// so a task reads several neighbouring pieces. There are more tasks than threads, because threads
+/// may differ in speed.
 void PieceReads::run() {
   const auto threads = std::clamp<std::int64_t>(bytes_ / kLeastBytesOfAThread, 1, limits_.threads);
   const std::int64_t bytes_of_share = std::max(bytes_ / (4 * threads), kLeastBytesOfAThread);
@@ -195,7 +195,7 @@ void StoredStep::check() const {
 void StoredStep::read(const ReadLimits& limits) {
   for (const auto& [index, wanted] : std::exchange(wanted_, {})) {
     const SafetensorsFile file = open(index, wanted);
-    // Requests are sorted by file offset, so that a granule that neighbouring chunks share is read
+    // Requests are sorted by file offset, so that a 1 MiB block that several requests need is read
     // once.
     std::vector<const Wanted*> order;
     std::ranges::transform(wanted, std::back_inserter(order),

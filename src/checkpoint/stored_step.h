@@ -10,11 +10,11 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Throws Error unless `file` has the chunk of the tensor `name` that the manifest describes.
+/// Throws Error unless `file` has the block of the tensor `name` that the manifest describes.
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
                  const ManifestChunk& chunk);
 
-/// Limits of a read. The read buffer of each thread has at most one piece.
+/// Limits of a read. Each thread has a read buffer of at most one piece.
 struct ReadLimits {
   int threads = 4;
   std::int64_t piece_bytes = kMostPieceBytes;
@@ -69,12 +69,12 @@ class StoredStep {
                     std::span<const std::int64_t> sizes, c10::ScalarType type);
 
  private:
-  /// A requested part of a chunk, and the memory to fill.
+  /// A requested part of a stored block (chunk), and the memory to fill.
   struct Wanted {
     std::string name;  ///< the name of the tensor in the file
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
-    std::vector<std::int64_t> from;  ///< the offset of the requested part within the chunk
+    std::vector<std::int64_t> from;  ///< the offset of the requested part within the stored block
     at::Tensor target;
   };
 

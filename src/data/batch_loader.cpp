@@ -25,8 +25,8 @@ namespace {
 /// The value of a target that the loss ignores: cross_entropy's ignore_index.
 constexpr std::int64_t kIgnoredTarget = -100;
 
-/// The number of tokens that are checked before the first step, which takes less than a second.
-/// Later tokens are checked when they are read.
+/// The number of tokens that are compared with the vocabulary before the first step, which takes
+/// less than a second. Later tokens are checked when they are read.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
 /// The number of tokens that are read and checked at once, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
@@ -148,7 +148,7 @@ class PromptCompletions final : public SampleSource {
   }
 
  private:
-  /// A sample whose targets begin at token `prompt`.
+  /// Returns a sample of `tokens` whose targets begin at token `prompt`.
   static Sample sample_of(std::vector<std::int64_t> tokens, std::size_t prompt) {
     std::vector<bool> learned(tokens.size(), true);
     std::fill_n(learned.begin(), std::min(prompt, learned.size()), false);
@@ -309,8 +309,8 @@ class Permutation {
   std::array<std::uint64_t, 4> keys_;
 };
 
-/// The resolution of a source's fraction of all samples; the product of two fractions fits into 62
-/// bits.
+/// Fractions of samples are integers in units of 1 / kUnits, so that two of them multiplied fit
+/// into 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
 /// round(n * part / all), exact and without overflow for any n.
@@ -322,13 +322,13 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 
 /// The order in which samples are taken from several weighted sources, computed independently for
 /// each index. The sources are the leaves of a binary tree. As in Bresenham's line algorithm, a
-/// node with the fraction p for its first child gives that child round(n p) of the first n samples.
-/// So in any prefix, each source has its fraction within one half per level, of which there are
-/// log2 of the number of sources.
+/// node whose first child has the fraction p gives that child round(n p) of its first n samples. So
+/// the number of samples of a source is exact to half a sample per level of the tree, of which
+/// there are log2 of the number of sources.
 class Mixture {
  public:
-  /// Takes positive weights of the sources. Fractions are integers, so that every machine rounds
-  /// equally.
+  /// `weights` are positive, one for each source. Fractions are stored as integers, so that every
+  /// machine rounds equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -395,8 +395,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets the positions of one row within its documents. The token after an end token belongs to the
-/// next document, so it is not a target.
+/// Sets the positions of one row within its documents. The target at a document's end token would
+/// belong to the next document, so it is ignored.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -488,7 +488,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// A source starts over after its last sample.
+/// Returns the source and index of sample `n`. A source starts over after its last sample.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();
@@ -543,8 +543,8 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // The background thread uses the current GPU of the calling thread, because a new thread would
-  // use the first GPU, where allocating page-locked memory would create another CUDA context. The
+  // The background thread uses the current GPU of the calling thread: otherwise it would use the
+  // first GPU, where allocating page-locked memory would create another CUDA context. The
   // DeviceGuard on this thread has no index: it only returns the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);

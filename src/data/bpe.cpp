@@ -18,8 +18,8 @@ namespace {
 /// SentencePiece's symbol for a space.
 constexpr std::string_view kMark = "\xe2\x96\x81";
 
-/// The merges of a BPE model, by pair_of() of the two tokens that are merged. Most of the encoding
-/// time is lookups in this map.
+/// The merges of a BPE model, by the key pair_of() of the two tokens that are merged. Most of the
+/// encoding time is lookups in this map.
 using Merges = std::unordered_map<std::uint64_t, Merge>;
 
 std::uint64_t pair_of(TokenId left, TokenId right) {
@@ -43,7 +43,7 @@ struct Symbol {
   bool merged_away = false;
 };
 
-/// A possible merge of two adjacent symbols; ordered by rank, then by position.
+/// A possible merge of two adjacent tokens; candidates are ordered by rank, then by position.
 struct Candidate {
   std::uint64_t rank_and_position = 0;
   TokenId result = 0;
@@ -53,7 +53,7 @@ struct Candidate {
 /// Memory that is reused between encodings, by one thread at a time.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
-  /// Longest cached word; longer words rarely occur twice.
+  /// The size of the longest cached word; longer words rarely occur twice.
   static constexpr std::size_t kCachedBytes = 30;
 
   TextMap<std::vector<TokenId>> cache;  ///< the tokens of recently encoded words
@@ -63,8 +63,8 @@ struct Workspace {
 };
 
 /// Merges adjacent tokens of workspace.ids until no pair has a merge. The merge with the lowest
-/// rank is applied first; among equal ranks, the leftmost pair. Symbols are in a linked list and
-/// candidates in a heap. Outdated candidates are skipped.
+/// rank is applied first; among equal ranks, the leftmost pair. Tokens are in a linked list and
+/// possible merges in a heap. Outdated merges are skipped.
 class HeapMerge {
  public:
   HeapMerge(const Merges& merges, Workspace& workspace)
@@ -183,8 +183,7 @@ class Bpe {
  private:
   /// Finds places where a word may be cut. Without a pre-tokenizer the whole text is one word. The
   /// text may be cut between two characters that are adjacent in no token, because no merge joins
-  /// them. Only places before a space symbol are used: these places suffice, and give words that
-  /// the cache can reuse.
+  /// them. Only places before a space symbol are used, which gives words that the cache can reuse.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

@@ -19,7 +19,7 @@ class PieceModel {
   virtual int id_of_begin() const = 0;  ///< id of the begin token; -1: none
   virtual int id_of_end() const = 0;    ///< id of the end token; -1: none
   virtual std::string piece(int id) const = 0;
-  /// Returns the id of a piece, or the id of the unknown token if there is no such piece.
+  /// Returns the id of a piece (token text), or of the unknown token if there is no such piece.
   virtual int id(const std::string& piece) const = 0;
   /// Each of encode() and decode() returns an error message; "" if there is no error.
   virtual std::string encode(std::string_view text, std::vector<int>& ids) const = 0;

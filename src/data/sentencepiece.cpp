@@ -64,7 +64,7 @@ constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
 /// Finds special and added tokens in the text as LlamaTokenizer in `transformers` does. The
-/// SentencePiece library encodes the parts between them; its const calls are thread safe.
+/// SentencePiece library encodes the text between these tokens; its const calls are thread safe.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
@@ -91,7 +91,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
     std::vector<std::int64_t> all;
-    // Invalid UTF-8 is replaced here, because the library would replace each byte by its own
+    // Invalid UTF-8 is replaced here, because the library would replace each byte by a separate
     // U+FFFD.
     std::string valid;
     added_.split(
@@ -140,7 +140,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
  private:
   /// Adds the special tokens of the model, and the tokens in the files next to the model, to the
-  /// tokens that are searched in texts.
+  /// tokens that encode() finds in texts.
   void add_tokens(const FilesBeside& beside) {
     std::vector<AddedToken> tokens;
     for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
@@ -201,8 +201,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   /// Encodes a part of a text other than the first part. The SentencePiece library would drop a
-  /// space at the begin of the part. As in `transformers`, an unknown token is put before the part,
-  /// which preserves the space. The pieces of this token are removed from the result.
+  /// space at the beginning of the part. As in `transformers`, an unknown token is put before the
+  /// part, which preserves the space. The pieces of this token are removed from the result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);

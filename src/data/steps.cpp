@@ -320,8 +320,7 @@ bool joins(SplitBehavior behavior, bool after, bool match) {
 PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(std::move(expression));
   return [pattern, behavior, invert](Piece piece, OnPiece on_piece) {
-    // The range of the last piece, which may still grow, and below whether its last part is a
-    // match.
+    // The range [begin, end) of the last piece of text, which may still grow.
     std::size_t begin = 0, end = 0;
     bool is_match = false;
     const auto give = [&] {
@@ -359,7 +358,7 @@ std::string token_of_bytes(std::string_view bytes) {
   return token;
 }
 
-/// Adds a split. After ByteLevel, the split applies to the characters that represent bytes.
+/// Adds a splitting step. After ByteLevel, the step splits the characters that represent bytes.
 void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenizers& all) {
   PreTokenizers::Step step = split_step(std::move(pattern), behavior, invert);
   if (all.byte_level) {
@@ -463,8 +462,8 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   }
 }
 
-/// Adds the decoder Strip, which removes a character up to `left` times from the begin and up to
-/// `right` times from the end of each token.
+/// Adds the decoder Strip, which removes a character up to `left` times from the beginning and up
+/// to `right` times from the end of each token.
 void add_strip(const JsonField& field, Decoders& steps) {
   constexpr std::uint32_t kMaxStripped = 1000;
   field.only({"content", "start", "stop"});

@@ -42,7 +42,7 @@ void append(std::vector<std::string>& names, std::initializer_list<const char*> 
   }
 }
 
-/// Appends names of reserved special tokens, numbered from `first`, until there are `total` names.
+/// Appends names of reserved tokens, numbered from `first`, until there are `total` names.
 void append_reserved(std::vector<std::string>& names, const std::string& group, int first,
                      std::size_t total) {
   for (int i = first; names.size() < total; ++i) {
@@ -84,7 +84,7 @@ constexpr std::array<TiktokenModelParts, 2> kModels{
     {{128'000, kLlama3Pattern, llama3_special_tokens},
      {200'000, kLlama4Pattern, llama4_special_tokens}}};
 
-/// The parts of `model`, or of the model whose file has `ranks` tokens.
+/// Returns the parts of `model`; without `model`, of the model whose file has `ranks` tokens.
 const TiktokenModelParts& parts_of(std::optional<TiktokenModel> model, std::size_t ranks) {
   const auto* const found = model ? &kModels.at(static_cast<std::size_t>(*model))
                                   : std::ranges::find(kModels, ranks, &TiktokenModelParts::ranks);

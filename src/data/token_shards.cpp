@@ -46,7 +46,7 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
        " (uint32): give token shards, or tokenize the text first (llama_train --text does)");
 }
 
-/// A shard. The file of a shard is open only during a read, because a data set may have more shards
+/// A file of tokens. The file is open only during a read, because a data set may have more shards
 /// than a process may have open files.
 class Shard {
  public:

@@ -307,8 +307,8 @@ std::vector<Merge> read_merges(const JsonField& field, const Vocabulary& vocabul
   return merges;
 }
 
-/// The vocabulary with each token converted from GPT-2's alphabet to bytes. Tokens with characters
-/// outside this alphabet are dropped, because no text gives these tokens.
+/// The vocabulary with each token converted from GPT-2's alphabet to bytes. Drops tokens with
+/// characters outside this alphabet, because no text is encoded to such tokens.
 Vocabulary as_bytes(const Vocabulary& vocabulary) {
   Vocabulary bytes;
   bytes.reserve(vocabulary.size());

@@ -158,7 +158,7 @@ struct PreTokenizers {
   void split_from(std::size_t step, Piece piece, OnPiece on_piece) const;
 };
 PreTokenizers read_pre_tokenizers(const JsonField& field);
-/// Splits at the matches of an expression; the matches become pieces too.
+/// Returns a step that splits texts at the matches of an expression; matches become pieces, too.
 PreTokenizers::Step split_by_pattern(std::string_view expression);
 
 /// The tokens that a template puts before and after a text.
@@ -234,18 +234,18 @@ struct FilesBeside {
   std::vector<std::filesystem::path> read;  ///< the files that were read
 };
 
-/// Reads the files in the folder of a tokenizer's file. Throws Error for files of another form.
+/// Reads the files in the folder of a tokenizer's file. Throws Error for files of another format.
 FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
 
-/// Whether the file exists. Throws Error for a broken link, as in a cleaned-up hub cache.
+/// Whether the file exists. Throws Error for a broken symbolic link, as in a cleaned-up cache.
 bool has_file(const std::filesystem::path& file);
 
-/// Throws Error if the files next to the tokenizer give a token another id than `id`, or if `id` is
-/// too large. `is_new`: the vocabulary lacks the token.
+/// Throws Error if the files next to the tokenizer give the token an id other than `id`, or if `id`
+/// is too large. `is_new`: the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
-/// hugging_face_tokenizer() and sentencepiece_tokenizer() with the contents of the files next to
-/// the tokenizer. Both functions also throw Error if the files contradict the tokenizer.
+/// Like hugging_face_tokenizer() and sentencepiece_tokenizer(), with the contents of the files next
+/// to the tokenizer. Both also throw Error if these files contradict the tokenizer.
 TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside);
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside);
 

@@ -200,9 +200,9 @@ std::size_t without_trailing_space(std::string_view text) {
 
 namespace {
 
-/// Limits of the match steps of PCRE2 for a search: kMinMatchLimit, or more for long texts in
-/// proportion to their bytes. A tokenizer's pattern needs a few steps per word, but a word may be
-/// the whole text.
+/// The limit of PCRE2's match steps for a search: kMinMatchLimit, or more in proportion to the
+/// bytes of a long text. A tokenizer's pattern needs a few steps per word, but a word may be the
+/// whole text.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
 /// The limit of the heap of PCRE2's interpreter, in KiB.
@@ -217,7 +217,7 @@ constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 /// Characters that Oniguruma counts as \w only outside of a class.
 constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
 
-/// The elements of a class that an escape letter of Oniguruma means.
+/// An escape of Oniguruma, such as \s, and the elements of a PCRE2 class with the same meaning.
 struct Escape {
   char letter;
   std::string_view elements;
@@ -325,8 +325,8 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// Copies the "{" of an interval, or of a literal. {n,m}+ is possessive only in PCRE2, {n}? is
-  /// lazy only in PCRE2, and {,m} is an interval only in Oniguruma.
+  /// Copies the "{" of an interval such as {2,3}, or of a literal. Rejects {n,m}+ and {n}?, which
+  /// have a special meaning only in PCRE2, and {,m}, which is an interval only in Oniguruma.
   void interval() {
     refuse_if(rest_.starts_with("{,"), "{,}");
     const std::size_t end = rest_.find_first_not_of("0123456789,", 1);
@@ -354,7 +354,7 @@ class Translation {
     out_ += last_is_set_ ? "[" + elements + "]" : elements;
   }
 
-  /// Takes an escape, and returns it as elements of a character class.
+  /// Reads an escape such as \s, and returns it as elements of a character class.
   std::string take_elements() {
     refuse_if(rest_.size() < 2, "\\");
     const char kind = rest_[1];
@@ -376,7 +376,7 @@ class Translation {
     return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
-  /// PCRE2's \p{Han} includes script extensions, Oniguruma's does not.
+  /// PCRE2's \p{Han} includes script extensions, but Oniguruma's \p{Han} does not.
   std::string take_property() {
     const std::size_t end = rest_.find('}');
     refuse_if(end == std::string_view::npos, rest_.substr(0, 3));
@@ -395,7 +395,7 @@ class Translation {
     return (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
   }
 
-  /// Takes the code point of \x1F, \x{1F600} or \u1F60.
+  /// Reads the code point of \x1F, \x{1F600} or \u1F60, and returns it in the form \x{1F600}.
   std::string take_number() {
     const bool braced = rest_.starts_with("\\x{");
     const std::size_t begin = braced ? 3 : 2;
@@ -410,7 +410,7 @@ class Translation {
     return "\\x{" + digits + "}";
   }
 
-  /// Copies a character class. Nested classes are united, as in Oniguruma.
+  /// Copies a character class such as [a-z]. Nested classes are united, as in Oniguruma.
   void copy_class() {
     copy(rest_.starts_with("[^") ? 2 : 1);
     refuse_if(rest_.starts_with(']'), "[]");

@@ -33,8 +33,8 @@ char32_t code_point(std::string_view character);
 /// Appends a code point, which must not be a surrogate.
 void append_character(char32_t code, std::string& text);
 
-/// Returns `text` if it is valid UTF-8, else a copy in `storage` with U+FFFD for each invalid
-/// group.
+/// Returns `text` if it is valid UTF-8, else a copy in `storage` with U+FFFD for each invalid byte
+/// sequence.
 std::string_view replace_invalid_utf8(std::string_view text, std::string& storage);
 /// The number of bytes at the end of `text` that belong to an incomplete character.
 std::size_t incomplete_suffix(std::string_view text);

@@ -38,11 +38,11 @@ class Stateful {
 /// Stateful objects by name, for StateDict.
 using NamedStateful = std::vector<std::pair<std::string, Stateful*>>;
 
-/// An object whose JSON state differs between ranks, for example counts of a rank's data. A save
-/// stores the state of each rank. A load on the same number of ranks restores the state of each
-/// rank. On a different number of ranks, rank 0 gets merged() of all states and the other ranks are
-/// reset, so that nothing is counted twice. If the checkpoint lacks the object's state, the object
-/// is reset on all ranks.
+/// An object whose JSON state differs between ranks, for example how much data a rank has read. A
+/// save stores the state of each rank. A load on the same number of ranks restores the state of
+/// each rank. On a different number of ranks, rank 0 gets merged() of all states and the other
+/// ranks are reset, so that nothing is counted twice. If the checkpoint lacks the object's state,
+/// the object is reset on all ranks.
 class RankState {
  public:
   virtual ~RankState() = default;
@@ -92,7 +92,7 @@ class PerRank final : public RankState {
   Merge merge_;
 };
 
-/// The Merge function of PerRank for counts: the sum over the ranks.
+/// A PerRank::Merge function for counts: returns the sum over the ranks.
 template <class T>
 T sum_of(const std::vector<T>& of_ranks) {
   T sum{};
@@ -102,10 +102,10 @@ T sum_of(const std::vector<T>& of_ranks) {
   return sum;
 }
 
-// Sharded checkpoints: every rank writes its own part and reads the parts that it needs, on any
-// mesh. The files have the format of PyTorch's HuggingFaceStorageWriter. A manifest.json commits
-// the step: a step folder without a valid manifest is ignored. docs/checkpoints.md describes the
-// layout.
+// Sharded checkpoints: every rank writes its part of the tensors, and reads the parts that it needs
+// on any mesh. The files have the format of PyTorch's HuggingFaceStorageWriter. A step folder
+// without a valid manifest.json counts as unfinished and is ignored. docs/checkpoints.md describes
+// the layout.
 
 /// The state that a checkpoint saves and loads.
 ///
@@ -130,27 +130,27 @@ struct StateDict {
 
 /// Options of save() and async_save().
 struct SaveOptions {
-  /// Identifies the run that owns an unfinished save. Runs that share a folder need different ids;
-  /// a restarted run must use the same id as before.
+  /// The id of the training run, which marks its unfinished saves. Runs that share a folder need
+  /// different ids; a restarted run must use its earlier id.
   std::string run_id = {};
-  /// How many of the newest steps of this run are retained, including the step being saved: at
-  /// least 2, or 0 to retain all steps.
+  /// How many of the newest steps that this run has saved are kept, including the step being saved:
+  /// at least 2, or 0 to keep all steps.
   int keep = 0;
 };
 
 /// The folder name of a step inside the run's folder: "step-00000100".
 std::string step_folder_name(std::int64_t step);
 
-/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. Blocks that
-/// several ranks have are written once, and the writing is spread over these ranks. Rank 0 writes
-/// plain tensors; buffers may differ between ranks, for example the running statistics of a norm.
-/// The step becomes visible to loads when every byte is durable. Afterwards, steps of this run
-/// beyond options.keep are removed.
+/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
+/// have the same part of a tensor, it is written once; the writing is spread over these ranks. Rank
+/// 0 writes plain tensors; buffers may differ between ranks, for example the running statistics of
+/// a norm. Loads see the step only when every byte is durable. Afterwards, steps of this run beyond
+/// options.keep are removed.
 ///
 /// Collective over `world`. If save() fails or is killed at any moment, all older steps stay intact
 /// and the model is unchanged. A failure on one rank is the same Error on all ranks. Throws Error,
 /// before anything is written, for:
-/// - parameters that were never filled, and parameters with set_distinct_along;
+/// - parameters without values, and parameters with set_distinct_along;
 /// - copies of a parameter or of its optimizer state that differ between ranks (over the mesh
 ///   dimensions that the tensor's mesh lacks; for plain parameters, over all ranks);
 /// - step counters that differ between ranks that have parts of one parameter;
@@ -159,8 +159,8 @@ std::string step_folder_name(std::int64_t step);
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
           const StateDict& state, const SaveOptions& options = {});
 
-/// Thrown if files of a step are missing or damaged although the manifest of the step is valid. A
-/// file that is temporarily unreadable throws another Error.
+/// Thrown if files of a saved step are missing or damaged although the step's manifest is valid. A
+/// file that is temporarily unreadable throws another type of Error.
 class DamagedStep : public Error {
  public:
   using Error::Error;
@@ -200,20 +200,20 @@ struct LoadReport {
 /// Collective over `world`. A failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed, if folders or options differ between ranks, if the step does not exist, if
 /// names, sizes or types do not fit, and if the step has two different tensors for a tied parameter
-/// (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If damage is
-/// found while bytes are read, or if reading fails, the parameters being loaded count as never
-/// filled; all ranks may then load an older step. The `stateful` and `rank_states` objects are
-/// loaded before the first parameter changes, the nn::Dropout call counters after the last. Entries
-/// of `rank_states` may be missing or unexpected.
+/// (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If reading
+/// fails or finds damage, the parameters being loaded count as uninitialized; all ranks may then
+/// load an older step. The `stateful` and `rank_states` objects are loaded before the first
+/// parameter changes, the nn::Dropout call counters after the last. Entries of `rank_states` may be
+/// missing or unexpected.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 
 class BackgroundSave;
 
 /// A background save, pending or finished. Copies of a SaveFuture refer to the same save. The
-/// destructor of the last copy waits for the save, and warns if the save failed and neither wait()
-/// nor a later save has thrown the error of the save. Wait before World::shutdown(). Not thread
-/// safe: use all copies from one thread at a time.
+/// destructor of the last copy waits for the save, and warns if the save failed and no call has
+/// thrown its error. Call wait() before World::shutdown(). Not thread safe: use all copies from one
+/// thread at a time.
 class SaveFuture {
  public:
   /// A SaveFuture without a save; done() is true.
@@ -239,7 +239,7 @@ class SaveFuture {
 
 /// Like save(), but returns after the state has been copied to host memory (page-locked if there is
 /// a GPU). The copy needs as much memory as this rank writes. A background thread writes the copy
-/// while training continues, and communicates over a separate process group between the hosts.
+/// while training continues, and communicates over a separate CPU process group.
 ///
 ///   pending = checkpoint::async_save(*world, "run", step, state);
 ///   stall = pending.stall_seconds();

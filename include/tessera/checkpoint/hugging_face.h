@@ -46,7 +46,7 @@ struct HuggingFaceOptions {
 ///   tensors;
 /// - for a damaged file, and for an index that refers to files outside the folder;
 /// - for parameters on the meta device, and for parameters that FSDP has gathered.
-/// If reading fails later, all parameters count as never filled, so that no forward runs with
+/// If reading fails later, all parameters count as uninitialized, so that no forward runs with
 /// partly loaded weights.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder, const HuggingFaceOptions& options = {});
@@ -70,7 +70,7 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// replaced if its config.json describes the same model. At any instant, also if this process is
 /// killed, the folder has either the older or the new model. A failure on one rank is an Error on
 /// all ranks. Throws Error, before anything is sent:
-/// - for parameters that were never filled or that differ between ranks (set_distinct_along);
+/// - for parameters without values or that differ between ranks (set_distinct_along);
 /// - if `config_json` says that head and embedding are tied and the model does not, or the reverse;
 /// - for a folder that cannot be written, or that has too little free space;
 /// - for a folder that contains an adapter or a model with a different config.json.
@@ -102,9 +102,9 @@ void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem:
 void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
 
 /// Compares two model configurations, both JSON objects. Returns the first key whose value changes
-/// the computation, as `"key" is 1 instead of 2`, or "" if there is none. Ignored are weight types,
-/// version names, and the tokens that begin and end texts. A missing or null key has the default of
-/// the Llama, Mistral and Qwen classes.
+/// the computation, as `"key" is 1 instead of 2`, or "" if there is none. Ignores weight types,
+/// library versions, and the tokens that begin and end texts. A missing or null key has the default
+/// of the Llama, Mistral and Qwen classes.
 std::string config_change(const std::string& before, const std::string& now);
 
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's format, for

@@ -20,7 +20,7 @@ namespace tessera::checkpoint {
 /// there is no step folder.
 std::filesystem::path find_step(const std::filesystem::path& path);
 
-// The functions below inspect sharded checkpoints, without ranks and without loading whole tensors.
+// The functions below inspect sharded checkpoints in one process, without loading whole tensors.
 
 /// Describes a step in several lines: its run, mesh, entries and tensors. Throws Error for an
 /// invalid manifest.
@@ -43,8 +43,8 @@ std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other,
                                        const Progress& progress = {});
 
-// The functions below return the steps of a folder that a run needs to know: the step from which
-// the run continues, and steps that the run must remove first.
+// The functions below find the steps in a folder: the step from which a training run continues, and
+// the steps that it must remove first.
 
 /// Draws a new unique run_id on rank 0 and broadcasts it. Collective over `world`.
 std::string new_run_id(comm::World& world);
@@ -67,18 +67,17 @@ std::optional<std::int64_t> newest_step(comm::World& world, const std::filesyste
 /// saves do not count. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the steps after `after`, including damaged steps. A run that continues from `after` must
-/// withdraw these steps before it saves them again; a new run passes -1. Throws Error if one of
-/// these steps, or an unfinished save, belongs to another run, has another version, or cannot be
-/// read. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the steps above `after`, including damaged steps. A run that continues from `after` must
+/// pass them to withdraw_step() before it saves them again; a new run passes -1. Throws Error if
+/// one of these steps, or an unfinished save, belongs to another run, has another format version,
+/// or cannot be read. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
                                             std::int64_t after, const std::string& run_id);
 
 /// Withdraws a damaged step: removes its manifest, so that the folder counts as an unfinished save
-/// of this run. The run's next complete save deletes the folder; a save of the same step reuses the
-/// folder. Throws Error if the step belongs to another run. A step with a damaged manifest counts
-/// as a step of this run, so make sure that the folder belongs to this run. To be called on one
-/// rank.
+/// of this run. The run's next complete save deletes the folder; a save of the same step reuses it.
+/// Throws Error if the step belongs to another run. A damaged manifest does not name its run, so
+/// make sure that the folder belongs to this run. To be called on one rank.
 void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint

@@ -32,7 +32,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct StateDictOptions {
   /// Whether the dict has whole tensors instead of shards.
   bool full_state_dict = false;
-  /// Whether to copy the tensors to the host. With full_state_dict, only rank 0 gets the tensors;
+  /// Whether to copy the tensors to CPU memory. With full_state_dict, only rank 0 gets the tensors;
   /// the other ranks get an empty dict and receive no part of sharded tensors.
   bool cpu_offload = false;
   /// Whether to leave out parameters that do not require gradients, and the optimizer state of
@@ -42,8 +42,8 @@ struct StateDictOptions {
   /// throw Error.
   bool strict = true;
   /// For set_model_state_dict() and set_optimizer_state_dict() with full_state_dict: whether to use
-  /// the tensors of rank 0 and ignore the tensors passed on other ranks. Tensors are sent in pieces
-  /// of at most 32 MiB, or of one row if a row is larger.
+  /// the tensors of rank 0 and ignore the tensors passed on other ranks. Tensors are sent in blocks
+  /// of rows of at most 32 MiB, or of one row if a row is larger.
   bool broadcast_from_rank0 = false;
 };
 
@@ -55,8 +55,8 @@ struct IncompatibleKeys {
 };
 
 /// Returns the parameters and persistent buffers of `model`. Shards share the model's memory unless
-/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for requested values
-/// that were never filled, and for parameters that differ between ranks.
+/// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for uninitialized
+/// values if they must be gathered or copied, and for parameters that differ between ranks.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
 /// Copies the values of `state` into the model; floating-point types are converted. For a tied

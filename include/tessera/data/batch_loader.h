@@ -65,7 +65,7 @@ struct JsonLine {
 /// A function that returns the next line of a JSON Lines file, or nullopt at the end.
 using JsonLines = std::function<std::optional<JsonLine>()>;
 
-/// Makes one sample of each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
+/// Makes one sample from each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
 /// the completion and `end`, padded to `sequence` tokens with the last token of `end`. Only the
 /// tokens of the completion and of `end` are targets. Prompt and completion are tokenized together,
 /// unless a token would cover the end of the prompt and the start of the completion; in this case
@@ -73,8 +73,8 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 ///
 /// For a conversation that a chat template has formatted, the prompt and the completion may be
 /// lists of equal length, read as prompt, completion, prompt, completion and so on. `begin` and
-/// `end` are not added. All completions are targets; a token across a border belongs to the later
-/// part.
+/// `end` are not added. All completions are targets. A token that covers the end of one text and
+/// the start of the next belongs to the next text.
 ///
 /// Reads and tokenizes all lines at construction, and stores each token in 4 bytes. Blank lines are
 /// ignored. Throws Error, with file and line:
@@ -100,9 +100,8 @@ struct BatchOptions {
   /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
   /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Positions restart after this token. The target at this token
-  /// would belong to the next document, so the target is set to -100, which the
-  /// loss ignores.
+  /// The token that ends a document. Positions restart after this token. Its target would belong to
+  /// the next document, so the target is -100, which the loss ignores.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -111,19 +110,19 @@ struct RowRange {
   std::int64_t first = 0, last = 0;
 };
 
-/// Returns the rows of `rank` in a batch of `micro_batches` parts. Each part is divided among the
-/// ranks. On any number of ranks a micro-batch therefore has the same rows, and its dropout draws
+/// Returns the rows that `rank` loads of a batch of `micro_batches` micro-batches. Each micro-batch
+/// is divided among the ranks: on any number of ranks it has the same rows, and its dropout draws
 /// the same random numbers. Throws Error unless the batch is divisible by ranks * micro_batches.
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
 /// Loads batches of samples. Row i of step s is sample n = s * batch + i of the global order. With
 /// one source, n is taken modulo the source's number of samples. With several sources, each source
-/// supplies its weight's fraction of the first N samples, with an error of at most log2 of the
-/// number of sources; each source supplies its samples in order and repeats. With a shuffle, each
-/// pass over a source is a new permutation, which is the same on every mesh. Every rank creates the
-/// same loader and loads its own rows; not collective. A run may continue from any step. Immutable:
-/// several threads may use one loader.
+/// supplies its weight's fraction of the first N samples, with an error of at most log2(sources)
+/// samples; each source supplies its samples in order and repeats. With a shuffle, each pass over a
+/// source is a new permutation, which is the same on every mesh. Every rank creates the same loader
+/// and loads only its rows; not collective. A run may continue from any step. Immutable: several
+/// threads may use one loader.
 class BatchLoader {
  public:
   /// Throws Error if a source has too few samples for its fraction of a batch, if sequence lengths

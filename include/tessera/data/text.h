@@ -25,7 +25,7 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);
 
-/// Whether the line has only white space.
+/// Whether the line is empty or only white space.
 bool is_blank(std::string_view line);
 
 /// Identifies a file without reading all of it.

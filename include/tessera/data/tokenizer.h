@@ -25,11 +25,11 @@ class Tokenizer {
   /// The text of tokens. Special tokens have no text. If tokens are bytes, the text may be invalid
   /// UTF-8. Throws Error for an id outside the vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
-  /// The tokens that begin and end a text, in order; may be empty.
+  /// The tokens that begin a text, or end a text for end_tokens(), in order; may be empty.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
   /// Whether texts for the model begin with begin_tokens(); nullopt if the tokenizer's files do not
-  /// say this.
+  /// say so.
   virtual std::optional<bool> begins_texts() const { return std::nullopt; }
 };
 /// A shared pointer to a tokenizer.
@@ -57,7 +57,7 @@ class StreamDecoder {
   /// these tokens.
   explicit StreamDecoder(TokenizerPtr tokenizer, const std::vector<std::int64_t>& before = {});
 
-  /// Returns the text that this token completes; may be empty. Bytes that cannot become a character
+  /// Returns the text that `token` completes; may be empty. Bytes that cannot become a character
   /// are returned unchanged, together with the next complete character. An id above the vocabulary
   /// decodes to nothing, as in `transformers`, because a model's vocabulary may be padded. Throws
   /// Error for a negative id.
@@ -66,8 +66,8 @@ class StreamDecoder {
   std::string finish();
 
  private:
-  /// Returns the part of `text` that was not returned before, and removes old tokens from the
-  /// window.
+  /// Returns the part of `text` that was not returned before, and removes tokens from window_ that
+  /// are no longer needed.
   std::string take_new(const std::string& text);
 
   TokenizerPtr tokenizer_;
