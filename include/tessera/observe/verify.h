@@ -28,7 +28,7 @@ struct VerifyOptions {
   /// gradients.
   std::vector<std::string> batch_dims{};
   /// Whether the step uses only a part of the samples with the parallel module, and all samples
-  /// with the reference. Necessary for context parallelism, for experts that get rows of other
+  /// with the reference. Necessary for context parallelism, for experts that get tokens of other
   /// ranks, and for a loss or statistic of the whole batch. If true, verify() does not compare
   /// outputs, but only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
@@ -60,8 +60,8 @@ struct VerifyReport {
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
   /// The largest difference found, divided by the largest value of tensors of that kind.
   double largest = 0;
-  /// The module in which to look for the cause of the first entry in `outputs`: the entry's module.
-  /// If the input of the entry's module differs already, the caller of the entry's module.
+  /// The module in which to look for the cause of the first entry in `outputs`: the entry's module,
+  /// or the caller of the entry's module if the input of the entry's module differs already.
   std::string cause{};
 
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }
@@ -83,17 +83,17 @@ struct VerifyReport {
 /// verify() runs `reference` three times, twice with weights that are perturbed by rounding, to
 /// measure the differences that rounding can cause. `mesh`: all ranks of the run. `step` must do
 /// the same at each call; the random number generators start from the same state for each call. A
-/// rank's step uses the rank's own samples. Choose small samples: every rank computes all of them
-/// with all weights and stores all inputs and outputs.
+/// rank's step uses the rank's own samples. Choose small samples: every rank computes the samples
+/// of all ranks with all weights, and stores all inputs and outputs.
 ///
 /// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
 /// must equal the output of the reference on each rank. If the sizes differ, the concatenation of
 /// the outputs of all ranks must equal the output of the reference.
 ///
 /// Gradients, buffers and random number states are restored at the end. The hooks remain in the
-/// modules but do nothing. Collective over `mesh`. Throws Error on every rank if the reference does
-/// not fit, or if the step throws with the reference. If the step throws on the mesh, verify()
-/// throws only on the ranks where the step throws.
+/// modules but do nothing. Collective over `mesh`. Throws Error on every rank if `reference` does
+/// not fit `module`, or if the step throws with `reference`. If the step throws on the mesh,
+/// verify() throws only on the ranks where the step throws.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 

@@ -33,8 +33,8 @@ std::string titan_line(const StepMetrics& metrics, int world_size);
 /// folder. For one rank and one thread. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
-  /// Opens the file. Retains the records of an existing file up to step `resumed`. With 0, for a
-  /// new run, removes all records.
+  /// Opens the file. Retains the records of an existing file up to step `resumed`. Removes all
+  /// records if `resumed` is 0, as in a new run.
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
   void write(const StepMetrics& metrics);
   /// Replaces the record that the last write() wrote by `metrics`. Does nothing if the file is a
