@@ -59,9 +59,8 @@ inline bool has_kernels(const at::Tensor& x) {
   return has_row_kernels(x) || has_cuda_kernels(x);
 }
 
-/// Calls body(kernels, element) with the row kernels for the type of x; the type of `element` is
-/// their element type. Does nothing in a FakeMode. The lambda is compiled once for each of the two
-/// types.
+/// Calls body(kernels, element) with the row kernels for the type of x, fp32 or bf16. The type of
+/// `element` is the kernels' element type. Does nothing in a FakeMode.
 template <class Body>
 void with_row_kernels(const at::Tensor& x, Body&& body) {
   if (in_fake_mode()) {
@@ -75,13 +74,13 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
 }
 
 /// at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end) with at
-/// least `grain` elements. Not inline, because the template needs OpenMP where it is compiled, and
-/// only parallel.cpp is compiled with it.
+/// least `grain` elements. Not inline, because at::parallel_for needs OpenMP where it is compiled,
+/// and only parallel.cpp is compiled with OpenMP.
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
-/// The address of the tensor's data as T. Cast, because data_ptr<T>() checks the scalar type, and
-/// Bf16 is only the bits of a bfloat16.
+/// The address of the tensor's data as T. A cast is needed, because data_ptr<T>() checks the scalar
+/// type, and Bf16 is only the bits of a bfloat16.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());

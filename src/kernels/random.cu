@@ -37,7 +37,7 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// A box for a kernel. Starts and strides are computed once, on the host.
+/// Describes `box`, a part of a tensor, for a kernel. Starts and strides are computed on the CPU.
 BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
                 box.sizes.size(), " dimensions were asked for; at most ", kMaxDims,
@@ -58,8 +58,8 @@ BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& loca
   return view;
 }
 
-/// Number of blocks. At most 65536 blocks of 256 threads, which are more than a GPU runs at once;
-/// the grid-stride loop processes the remaining elements.
+/// Number of thread blocks: at most 65536 blocks of 256 threads, which are more than a GPU runs at
+/// once. The grid-stride loop processes the remaining elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));

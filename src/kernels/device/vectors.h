@@ -1,6 +1,6 @@
 // Building blocks of the GPU kernels: rows of elements, accessed in units of 16 bytes. Kernel
-// bodies are plain functions with the number of a thread as argument; tests compile them for the
-// host.
+// bodies are plain functions that take the number of a thread as an argument, so tests can compile
+// them for a CPU.
 #pragma once
 
 #include <c10/util/BFloat16.h>

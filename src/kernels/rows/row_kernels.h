@@ -29,7 +29,7 @@ struct RowKernels {
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
-  /// Computes the gradients of silu_mul. Also writes the product to `out` unless `out` is null.
+  /// Computes the gradients of silu_mul. Also writes silu_mul to `out` unless `out` is null.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             T* out, std::int64_t n);
   /// Rotates `heads` vectors of 2 * half elements at one position. The vectors are x_stride

@@ -238,7 +238,7 @@ struct Sigmoid {
   Floats value, rest;
 };
 
-/// Computed from exp(-|g|), as on CUDA; otherwise a large g could cause a NaN in a product.
+/// Uses exp(-|g|), as on CUDA. With exp(-g), a large |g| could cause inf * 0 = NaN.
 Sigmoid sigmoid(Floats g) {
   const Floats e = exp_or_0(g < 0.0F ? g : -g);
   const Floats large = 1.0F / (1.0F + e);

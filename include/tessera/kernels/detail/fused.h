@@ -37,10 +37,10 @@ struct AddRmsNormResult {
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
 /// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of this tensor. For add_rms_norm(), `x` is the sum and `sum_grad`, if defined, is
-/// the gradient of the returned sum, with the sizes and type of x. The gradient of the norm is
-/// rounded before `sum_grad` is added. The first result is then the gradient of both inputs of
-/// add_rms_norm(), `x` and `residual`.
+/// over the rows of the local tensor `x`. For add_rms_norm(), pass its `sum` as `x`, and as
+/// `sum_grad` the gradient of `sum`, if it is defined, with the sizes and type of x. The gradient
+/// of the norm is rounded before `sum_grad` is added. The first result is then the gradient of both
+/// inputs of add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
@@ -78,8 +78,8 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
-// The products of a linear layer with factors in float8_e4m3fn. Each row of a factor along which a
-// product sums has a scale, which is a power of two.
+// The matrix products of a linear layer with inputs in float8_e4m3fn. Each row or column that a
+// matrix product sums over has a scale, which is a power of two.
 
 /// A matrix in fp8: row i is scales[i] * values[i].
 struct Fp8Rows {
@@ -87,10 +87,10 @@ struct Fp8Rows {
   at::Tensor scales;  ///< the scales of the rows: (rows, 1), fp32, powers of two
 };
 
-/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`, which are
-/// (1, columns) powers of two, or undefined for ones. The scale of a row is the
-/// smallest power of two, at least 2^-100, for which the largest element divided by the scale is at
-/// most 448. A value is x / scale, which is exact, rounded to nearest, ties to even. Therefore
+/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`: (1,
+/// columns) powers of two, or undefined for ones. The scale of a row is the smallest power of two,
+/// at least 2^-100, for which the largest element divided by the scale is at most 448. A value is
+/// the exact quotient x / scale, rounded to nearest, ties to even. Therefore
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///

@@ -1,4 +1,4 @@
-// Operations over lists of tensors, with few launches on CUDA: copies, the 2-norm, and AdamW.
+// Operations on lists of tensors, with few launches on CUDA: copies, the 2-norm, and AdamW.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -56,8 +56,8 @@ struct AdamWTensors {
   /// For bf16 moments: `place` gives each element's index in the whole tensor, and `stream` selects
   /// the random numbers for stochastic rounding.
   GlobalPlace place = {};
-  std::vector<std::int64_t> local_sizes = {};  ///< sizes to which the tensors are reshaped for
-                                               ///< the tensors are reshaped
+  std::vector<std::int64_t> local_sizes = {};  ///< sizes of this rank's part of the tensor, to
+                                               ///< which the tensors are reshaped
   std::uint64_t stream = 0;
 };
 
