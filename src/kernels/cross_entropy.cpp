@@ -187,8 +187,8 @@ void scale(const at::Tensor& x, const at::Tensor& factor, const at::Tensor& out)
 
 namespace tessera::kernels {
 
-// Cross entropy of rows of logits: selects the kernels, for a whole vocabulary and for a vocabulary
-// that is split between ranks.
+// Selects the kernels for the cross entropy of rows of logits, for a vocabulary that is whole or
+// split between ranks.
 
 namespace {
 

@@ -26,7 +26,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
-/// at::_scaled_mm requires multiples of this number for both sizes of the second factor.
+/// at::_scaled_mm requires multiples of this number for both sizes of the second matrix.
 constexpr std::int64_t kMultiple = 16;
 
 /// The power of two 2^(number - 127), where `number` is a biased exponent of fp32.

@@ -41,7 +41,7 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// Like the other run_cuda_kernel(), with the first result as `like`.
+/// Like the run_cuda_kernel() above, with the first result as `like`.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {
@@ -91,8 +91,8 @@ T* out(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
-/// The type in which ATen's formulas compute: half precision is computed in fp32 and rounded once,
-/// as in the row kernels. Throws Error for types that are not floating point.
+/// The type in which ATen operators compute a formula: fp32 for half precision, with one rounding
+/// at the end, as in the row kernels. Throws Error for types that are not floating point.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
                 "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),

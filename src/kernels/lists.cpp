@@ -115,8 +115,8 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A launch for tensors of one type, with the number of its first chunk among the chunks of all
-/// launches.
+/// A kernel launch for tensors of one type, and the number of its first chunk among the chunks of
+/// all launches.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;

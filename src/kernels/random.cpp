@@ -81,7 +81,7 @@ class BoxRows {
   const Box& box_;
   c10::IntArrayRef strides_;
   std::vector<std::int64_t> global_strides_;
-  // Strides for counting the elements of the box itself, not of the tensor.
+  // Sizes of the box itself, not of the tensor: the length of a row, and the number of elements.
   std::int64_t columns_ = 1;
   std::int64_t numel_ = 1;
 };

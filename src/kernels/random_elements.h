@@ -1,5 +1,5 @@
-// Random numbers element by element, for GPU threads. random.cu compiles them for GPUs; tests
-// compile them for the host.
+// Random numbers element by element, for GPU threads. random.cu compiles the functions for GPUs;
+// tests compile them for a CPU.
 #pragma once
 
 #include <c10/util/BFloat16.h>

@@ -28,12 +28,12 @@ struct VerifyOptions {
   /// gradients.
   std::vector<std::string> batch_dims{};
   /// Whether the step uses only a part of the samples with the parallel module, and all samples
-  /// with the reference. Necessary for context parallelism, for experts that get tokens of other
-  /// ranks, and for a loss or statistic of the whole batch. If true, verify() does not compare
-  /// outputs, but only the gradients, and the loss as a mean over `batch_dims`.
+  /// with the reference. This is necessary for context parallelism, for experts that get tokens of
+  /// other ranks, and for a loss or statistic of the whole batch. If true, verify() compares no
+  /// outputs, only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
-  /// The least precise type in which the mesh computes or reduces. Required if this type is less
-  /// precise than the reference's parameters.
+  /// The least precise type in which the mesh computes or reduces. The option is required if this
+  /// type is less precise than the reference's parameters.
   std::optional<c10::ScalarType> coarsest{};
 };
 
@@ -58,7 +58,7 @@ struct VerifyReport {
   std::string weights{};
   std::size_t modules = 0;     ///< number of modules whose outputs were compared
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
-  /// The largest difference found, divided by the largest value of tensors of that kind.
+  /// The largest difference within the tolerance, divided by the largest output or gradient.
   double largest = 0;
   /// The module in which to look for the cause of the first entry in `outputs`: the entry's module,
   /// or the caller of the entry's module if the input of the entry's module differs already.

@@ -7,8 +7,8 @@
 
 namespace tessera::kernels {
 
-/// A part of a parameter: `rows` dense rows of `size` elements. In the whole tensor the rows begin
-/// `stride` elements apart.
+/// A part of a parameter: `rows` rows of `size` elements, dense in the local tensor. In the whole
+/// tensor the rows begin `stride` elements apart.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -81,7 +81,7 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   return f;
 }
 
-/// The random bits for four elements: 32 for each element, 16 for each of its two moments.
+/// Random bits for four elements: 32 bits for each element, of which each moment uses 16.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
@@ -89,7 +89,7 @@ TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t
                        high(key.seed));
 }
 
-/// Stochastic rounding to bfloat16 by 16 random bits: rounds up with a probability equal to the
+/// Stochastic rounding to bfloat16 by 16 random bits. It rounds up with a probability equal to the
 /// distance from the lower neighbour. Infinities and NaN are unchanged.
 TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random) {
   std::uint32_t bits = 0;

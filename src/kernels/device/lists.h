@@ -79,7 +79,7 @@ struct Pack {
   Element to;  ///< element type of all destinations
 };
 
-/// Whether no vector of N elements crosses the end of a row, and all vectors are aligned.
+/// Whether all vectors of N elements are aligned, and none of them crosses the end of a row.
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
   const auto rows_fit = [&](std::int64_t stride, std::int64_t bytes) {
@@ -104,7 +104,7 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
   }
 }
 
-/// Copies a chunk. Called by thread number `first` of `step` threads.
+/// Copies the vectors of a chunk that belong to thread number `first` of `step` threads.
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {

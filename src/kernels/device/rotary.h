@@ -39,7 +39,7 @@ struct Rotary {
   bool transposed = false;
 };
 
-/// The number of heads of a position, in all parts together.
+/// The number of heads of a position, of queries and keys together.
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
@@ -94,8 +94,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// The vectors and heads of a position that a thread processes: the first one, and the distance to
-/// the next (`..._step`).
+/// The vectors and heads of a position that a thread processes: the first vector and head, and the
+/// distances to the next ones (`..._step`).
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;
@@ -103,7 +103,7 @@ struct RotaryShare {
   int head_step = 1;
 };
 
-/// Rotates N elements, from `i` on, of both halves of each of a thread's heads in one part.
+/// Rotates N elements from `i` on, in both halves of this thread's heads of `part`.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,

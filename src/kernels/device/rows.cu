@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = 65535;  // maximum size of a grid's second dimension
 
-/// The number of blocks for `items` items. The number is at most 2^30; a block may loop.
+/// The number of thread blocks that process `items` items; at most 2^30.
 unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
   return static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, of_block), 1 << 30));
 }
@@ -147,7 +147,7 @@ void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
       });
 }
 
-// SwiGLU.
+// SwiGLU: silu(gate) * up.
 
 namespace {
 
@@ -234,7 +234,7 @@ void launch(const Rotary& call, Element type, cudaStream_t stream) {
   });
 }
 
-// Rows of an embedding table, the table's gradient, and a check of indices.
+// Embedding: the look-up of rows of a table, the table's gradient, and a check of indices.
 
 namespace {
 
@@ -301,7 +301,7 @@ void launch(const CheckIndices& call, cudaStream_t stream) {
   check_indices_kernel<<<blocks, kThreads, 0, stream>>>(call);
 }
 
-// Cross entropy of rows of logits: one block for each row.
+// Cross entropy of rows of logits: one thread block for each row.
 
 namespace {
 
@@ -371,7 +371,7 @@ void launch(const Scale& call, Element type, cudaStream_t stream) {
   });
 }
 
-// Quantises rows to fp8: one block for each row.
+// Quantises rows to fp8: one thread block for each row.
 
 namespace {
 

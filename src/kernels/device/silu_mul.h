@@ -6,8 +6,8 @@
 
 namespace tessera::kernels {
 
-/// `rows` rows of `size` elements; the rows of the inputs begin `gate_stride` and `up_stride`
-/// elements apart, and the result is dense.
+/// Arguments of silu_mul for `rows` rows of `size` elements. The rows of the inputs begin
+/// `gate_stride` and `up_stride` elements apart, and the result is dense.
 struct SiluMul {
   const void* gate = nullptr;
   const void* up = nullptr;

@@ -484,7 +484,7 @@ bool is_input(const c10::Argument& argument) {
   return !argument.is_out();
 }
 
-/// The call before it runs. The inputs include tensors that the call also writes.
+/// Describes a call before it runs. The inputs include tensors that the call also writes.
 FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
   return {.name = op.schema().name(),
           .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),
@@ -511,7 +511,7 @@ Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   return sizes;
 }
 
-/// The sizes of each out= argument after the call. An elementwise operator may have no meta kernel.
+/// The sizes of each out= argument after the call. Elementwise operators may have no meta kernel.
 std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {

@@ -9,9 +9,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// Scale factor for elements whose squares would overflow in fp32.
+/// RMSNorm multiplies elements by this factor if their squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
-/// Rows with a smaller 1 / rms have elements so large that a product with a gradient may overflow.
+/// Rows with a smaller 1 / rms have elements so large that element * gradient may overflow.
 constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number

@@ -289,8 +289,8 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
   }
 }
 
-/// Processes a row block by block: computes first the maximum of a block, then its sums, while the
-/// block is in the nearest cache.
+/// Processes a row of logits block by block: computes first the maximum of a block, then its sums,
+/// while the block is in the nearest cache.
 template <class T>
 void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
                     float* differences) {

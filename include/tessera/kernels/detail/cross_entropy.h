@@ -72,8 +72,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
 /// `factor`. `factor` is one number, a tensor on the same device, of loss_type().
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type);
 
-/// On CUDA: asserts on the device, without a wait of the host, that each of `indices` is in [0,
-/// size) or equal to `ignored`.
+/// On CUDA, asserts in a kernel, without synchronising the CPU with the device, that each of
+/// `indices` is in [0, size) or equal to `ignored`.
 void assert_indices(const at::Tensor& indices, std::int64_t size, std::int64_t ignored);
 
 }  // namespace tessera::kernels

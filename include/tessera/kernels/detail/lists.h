@@ -14,9 +14,9 @@ TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// Copies each tensor of `from` into the corresponding tensor of `to`, with equal sizes and any
-/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that consist of rows;
-/// other tensors are copied one by one. Not recorded by autograd; on CUDA the version counters are
-/// not incremented.
+/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that are equally spaced
+/// rows; other tensors are copied one by one. Not recorded by autograd; on CUDA, autograd's version
+/// counters are not incremented.
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 

@@ -122,8 +122,8 @@ class MemoryLog final {
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
     bool is_parameter = false;
-    /// Indices of the phases in which the block was allocated and freed. `ended` is the highest
-    /// index for a block that is not freed.
+    /// Indices of the phases in which the block was allocated and freed. `ended` is the largest int
+    /// for a block that is not freed.
     int began = 0, ended = 0;
     bool earlier = false;  ///< whether the block was allocated before the step
   };

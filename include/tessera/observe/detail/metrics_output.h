@@ -30,7 +30,7 @@ std::string bytes_text(double bytes);
 std::string titan_line(const StepMetrics& metrics, int world_size);
 
 /// Writes metrics to a JSONL file, one line per step, flushed after each line. Creates a missing
-/// folder. For one rank and one thread. Throws Error if the file can't be written.
+/// folder. For use by one thread of one rank. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
   /// Opens the file. Retains the records of an existing file up to step `resumed`. Removes all
