@@ -192,8 +192,7 @@ namespace tessera::kernels {
 
 namespace {
 
-/// Whether the elements of a row are consecutive, which is the only layout requirement of the
-/// kernels.
+/// Whether the elements of each row are consecutive, as the kernels require.
 bool has_dense_rows(const at::Tensor& x) {
   return x.size(1) <= 1 || x.stride(1) == 1;
 }

@@ -108,8 +108,7 @@ constexpr std::int64_t kBatch = 64;
 /// then recomputes the few numbers in the tails.
 template <class Draw>
 void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Only distributions with normal quantiles use batches; other distributions are cheap without
-  // batches.
+  // Only distributions with normal quantiles use batches; the others are cheap without them.
   if constexpr (requires { draw.probability(0.5); }) {
     double p[kBatch];
     for (std::int64_t i = 0; i < n; ++i) {

@@ -69,8 +69,7 @@ unsigned blocks_for(const BoxView& box) {
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
-  // The guard is needed because the tensor's device need not be the current device. Kernels run on
-  // the current stream, like the caller's other work on the tensor.
+  // The tensor's device need not be the current device. Kernels run on its current stream.
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {

@@ -102,8 +102,7 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
 
 namespace {
 
-/// Whether a caller (CallerScope) is an optimizer step, or gradient clipping or unscaling before a
-/// step.
+/// Whether a caller (CallerScope) is an optimizer step, gradient clipping or unscaling.
 bool is_update(std::string_view caller) {
   return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
 }

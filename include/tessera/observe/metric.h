@@ -86,6 +86,7 @@ class Metric : public checkpoint::RankState, tessera::detail::NoCopy {
 /// The weighted mean of values, for example of losses with the numbers of tokens as weights.
 class MeanMetric final : public Metric {
  public:
+  /// Adds a value with its weight.
   void update(double value, double weight = 1);
   /// The weighted mean; NaN if update() was never called.
   double compute() const override;

@@ -64,6 +64,7 @@ struct VerifyReport {
   /// or the caller of the entry's module if the input of the entry's module differs already.
   std::string cause{};
 
+  /// Whether verify() found no difference.
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }
   /// The report as text: one line if everything is equal, otherwise one line for each of the first
   /// differences.

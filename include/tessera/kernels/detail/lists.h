@@ -20,8 +20,7 @@ namespace tessera::kernels {
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
-// The 2-norm of many tensors on CUDA in three steps: compute this rank's sums of squares, add them
-// over the ranks (which the caller does), and take the root.
+// The 2-norm of many tensors on CUDA. The caller adds squares_on_cuda() over the ranks.
 
 /// Whether squares_on_cuda() supports the tensors: they must be dense fp32, bf16 or fp16 tensors on
 /// `device`, a GPU.
@@ -35,6 +34,7 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
 
+/// The results of clip_norm_on_cuda().
 struct NormAndFactor {
   at::Tensor norm;     ///< the norm, 0-d fp64
   at::Tensor factor;   ///< clip factor, 0-d fp64: min(1, max_norm / (norm + 1e-6))

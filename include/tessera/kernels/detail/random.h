@@ -58,11 +58,13 @@ struct TruncatedNormal {
   }
 };
 
+/// A Bernoulli distribution: 1 with probability p, otherwise 0.
 struct Bernoulli {
   double p;
   TESSERA_HOST_DEVICE double operator()(double u) const { return u < p ? 1.0 : 0.0; }
 };
 
+/// The distributions of fill_random().
 using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
 
 /// Throws Error unless low < high, std > 0 and the interval has a probability above 1e-300.

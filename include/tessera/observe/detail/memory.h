@@ -30,6 +30,7 @@ struct TensorBlock {
   const void* data = nullptr;
 };
 
+/// Options of count_tensor_memory().
 struct TensorMemoryOptions {
   /// Whether to reserve only address space; the system then allocates memory at the first write.
   /// Used with kernels::FakeMode.

@@ -36,6 +36,7 @@ class MetricsWriter {
   /// Opens the file. Retains the records of an existing file up to step `resumed`. Removes all
   /// records if `resumed` is 0, as in a new run.
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
+  /// Appends the record of a step.
   void write(const StepMetrics& metrics);
   /// Replaces the record that the last write() wrote by `metrics`. Does nothing if the file is a
   /// pipe, because a pipe has already passed the record on.
