@@ -13,7 +13,7 @@
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
-// Cross entropy of rows as ATen operators: for fp64, for fp16 on a CPU, and for meta tensors.
+// Cross entropy of rows of logits by ATen operators: for fp64, fp16 on a CPU, and meta tensors.
 namespace tessera::kernels::by_operators {
 
 void make_relative(const LossRows& rows, const RowTerms& terms);
@@ -41,8 +41,8 @@ struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // Clamped to valid columns, because gather and scatter read the column before the mask can hide
-    // the value.
+    // The column is clamped to valid columns, because gather and scatter read it before the mask
+    // can hide the value.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -60,8 +60,8 @@ at::Tensor row_maximum(const at::Tensor& logits) {
   return logits.amax(1).to(loss_type(logits));
 }
 
-/// The number that is subtracted from logits before exp(). It is finite even without columns or if
-/// all logits are -inf.
+/// The number that is subtracted from logits before exp(): the maximum, or 0 if the maximum is -inf
+/// (no columns, or only logits of -inf).
 at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
@@ -187,13 +187,12 @@ void scale(const at::Tensor& x, const at::Tensor& factor, const at::Tensor& out)
 
 namespace tessera::kernels {
 
-// Cross entropy of rows of logits: selects the kernels, for a whole vocabulary and for a vocabulary
-// that is split between ranks.
+// Selects the kernels for the cross entropy of rows of logits, for a vocabulary that is whole or
+// split between ranks.
 
 namespace {
 
-/// Whether the elements of a row are consecutive, which is the only layout requirement of the
-/// kernels.
+/// Whether the elements of each row are consecutive, as the kernels require.
 bool has_dense_rows(const at::Tensor& x) {
   return x.size(1) <= 1 || x.stride(1) == 1;
 }
@@ -202,7 +201,7 @@ bool has_loss_kernels(const at::Tensor& logits) {
   return has_kernels(logits) && has_dense_rows(logits);
 }
 
-/// The kernel's description of the rows. `targets` must be contiguous.
+/// The kernel's arguments that describe the logits. `targets` must be contiguous.
 Logits call_of(const LossRows& rows, const at::Tensor& targets) {
   return {.data = rows.logits.const_data_ptr(),
           .stride = rows.logits.stride(0),
@@ -216,8 +215,8 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
           .z_loss = static_cast<float>(rows.options.z_loss)};
 }
 
-/// Calls body(kernels, T, first row, end) on several threads for ranges of rows. T is the type of
-/// the logits.
+/// Calls body(kernels, element, value, row) for each row, on several threads. Only the types of
+/// `element` and `value` matter: the logits' type in the row kernels and in libtorch.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -237,7 +236,7 @@ T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;
 }
 
-/// Runs one CrossEntropyStep on a CPU. The arithmetic on the few numbers of a row equals that of
+/// Runs one CrossEntropyStep on a CPU. The sums of a row are processed by the same functions as in
 /// the CUDA kernels.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
@@ -266,7 +265,7 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
     }
     const RowScales scales = scales_of_row(call, row);
     const T* const x = row_of(static_cast<const T*>(in.data), row, in.stride);
-    // The target's logit is read before the gradient overwrites the logits.
+    // Reads the target's logit first, because the gradient may overwrite the logits.
     const T at_target = in.has_target(row) ? x[in.target(row)] : T(0);
     const auto [high, low] = two_floats(call.log_sum_exp[row]);
     kernels.softmax(x, out, in.columns, high, low, scales.softmax, -scales.all);

@@ -15,14 +15,14 @@ namespace tessera::kernels {
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 
-/// The CUDA kernels in libtessera_cuda.so. The library registers them when it is loaded, so CPU
-/// programs do not load CUDA.
+/// The CUDA kernels in libtessera_cuda.so. libtessera_cuda.so registers them when it is loaded, so
+/// CPU programs do not load CUDA.
 struct CudaKernels {
   void (*fill_random)(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key);
   void (*dropout)(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                   PhiloxKey key);
-  /// The run functions, indexed by the type of the call.
+  /// The functions that launch kernels, indexed by the type of the call.
   std::tuple<
       DeviceKernel<struct AdamW>, DeviceKernel<struct CheckIndices>, DeviceKernel<struct ClipNorm>,
       DeviceKernel<struct CrossEntropy>, DeviceKernel<struct CrossEntropyBackward>,
@@ -34,9 +34,9 @@ struct CudaKernels {
       device;
 };
 
-/// Called once, by the static initialisation of libtessera_cuda.so.
+/// Registers the CUDA kernels. Called once, by the static initialisation of libtessera_cuda.so.
 void register_cuda_kernels(const CudaKernels& kernels);
-/// Throws Error if libtessera_cuda.so is not loaded.
+/// The registered CUDA kernels. Throws Error if libtessera_cuda.so is not loaded.
 const CudaKernels& cuda_kernels();
 
 /// Runs the kernel for the type of `call`; see DeviceKernel.

@@ -25,13 +25,13 @@ Element element_of(const at::Tensor& x) {
   }
 }
 
-/// The guard is needed because the tensor's device need not be the current device. Kernels run on
-/// the current stream, like the caller's other work on the tensor.
+/// Launches the kernel of `call` on the device of `like`, which need not be the current device. The
+/// kernel runs on the current stream, like the caller's other work on the tensor.
 template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  // A kernel that supports only one element type.
+  // Some kernels support only one element type.
   if constexpr (requires { launch(call, stream); }) {
     launch(call, stream);
   } else {

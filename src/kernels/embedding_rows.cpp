@@ -40,9 +40,9 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Look-up composed of at:: operators, for other types and devices. Indices of other shards' rows
-/// look up row 0 and are zeroed afterwards. Indices are not checked, because the host would have to
-/// wait for the device.
+/// Look-up by ATen operators, for types and devices without a kernel. Indices of other shards' rows
+/// look up row 0, and their results are zeroed afterwards. Indices are not checked, because the CPU
+/// would have to wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -109,9 +109,9 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// The positions of the indices of rows of this shard, sorted by row and then by position. One
-/// thread then sums each row in a fixed order, so no atomic additions are needed and the bits are
-/// the same each time.
+/// The positions in `indices` of this shard's rows, sorted by row and then by position. One thread
+/// then sums each row in a fixed order, so no atomic additions are needed and the bits are the same
+/// each time.
 std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int64_t count,
                                            std::int64_t first_row, std::int64_t rows) {
   std::vector<std::int64_t> positions;
@@ -126,8 +126,8 @@ std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int
   return positions;
 }
 
-/// For each row, where its first entry is in `positions`, which is sorted by row. The last element
-/// is the size of `positions`.
+/// For each row that occurs, the index of its first entry in `positions`, which is sorted by row.
+/// The last element is the size of `positions`.
 std::vector<std::size_t> run_starts(const std::int64_t* indices,
                                     const std::vector<std::int64_t>& positions) {
   std::vector<std::size_t> starts;

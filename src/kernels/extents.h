@@ -1,4 +1,4 @@
-// Iteration over two tensors as rows.
+// Describes two tensors of equal sizes as equally spaced rows, for joint iteration.
 #pragma once
 
 #include <ATen/core/Tensor.h>

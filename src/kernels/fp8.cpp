@@ -1,4 +1,4 @@
-// Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all factors, with scales that are
+// Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all matrices, with scales that are
 // powers of two. Such a scale changes the bits of a value only if the value is subnormal, so a
 // row's values are the same on a rank that has only a part of the row.
 #include "tessera/kernels/detail/fake_state.h"
@@ -26,7 +26,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
-/// at::_scaled_mm requires multiples of this number for both sizes of the second factor.
+/// at::_scaled_mm requires multiples of this number for both sizes of the second matrix.
 constexpr std::int64_t kMultiple = 16;
 
 /// The power of two 2^(number - 127), where `number` is a biased exponent of fp32.
@@ -37,13 +37,12 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // Computes the scale as fp8_scale() of device/quantize_fp8.h. Clamped, because the bits of a NaN
-  // could overflow.
+  // Computes the scale like fp8_scale() of device/quantize_fp8.h. The bits are clamped, because the
+  // bits of a NaN could overflow.
   const at::Tensor bits = amax.view(at::kInt).clamp_max(0x7F800000) + 0x1FFFFF;
-  // The smallest scale is 2^-100, so that the inverse is a normal number, and so are all values in
-  // bf16.
+  // The smallest scale is 2^-100, so that its inverse and all values in bf16 are normal numbers.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
-  // amax - amax is 0, but NaN for a row that is not finite, whose inverse becomes NaN. Needed
+  // amax - amax is 0, or NaN for a row that is not finite. The inverse of such a row must be NaN,
   // because casts saturate on some processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
@@ -83,8 +82,8 @@ at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   return missing == 0 || !runs_on_cuda(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
-/// The product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer bits; only
-/// forward uses this, as in torchao's recipe.
+/// The matrix product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer bits.
+/// Only forward sets `fast`, as in torchao's recipe.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
                 "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "

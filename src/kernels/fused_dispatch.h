@@ -41,7 +41,7 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// Like the other run_cuda_kernel(), with the first result as `like`.
+/// Like the run_cuda_kernel() above, with the first result as `like`.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {
@@ -59,9 +59,8 @@ inline bool has_kernels(const at::Tensor& x) {
   return has_row_kernels(x) || has_cuda_kernels(x);
 }
 
-/// Calls body(kernels, element) with the row kernels for the type of x; the type of `element` is
-/// their element type. Does nothing in a FakeMode. The lambda is compiled once for each of the two
-/// types.
+/// Calls body(kernels, element) with the row kernels for the type of x, fp32 or bf16. The type of
+/// `element` is the kernels' element type. Does nothing in a FakeMode.
 template <class Body>
 void with_row_kernels(const at::Tensor& x, Body&& body) {
   if (in_fake_mode()) {
@@ -75,13 +74,13 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
 }
 
 /// at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end) with at
-/// least `grain` elements. Not inline, because the template needs OpenMP where it is compiled, and
-/// only parallel.cpp is compiled with it.
+/// least `grain` elements. Not inline, because at::parallel_for needs OpenMP where it is compiled,
+/// and only parallel.cpp is compiled with OpenMP.
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
-/// The address of the tensor's data as T. Cast, because data_ptr<T>() checks the scalar type, and
-/// Bf16 is only the bits of a bfloat16.
+/// The address of the tensor's data as T. A cast is needed, because data_ptr<T>() checks the scalar
+/// type, and Bf16 is only the bits of a bfloat16.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());
@@ -92,8 +91,8 @@ T* out(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
-/// The type in which ATen's formulas compute: half precision is computed in fp32 and rounded once,
-/// as in the row kernels. Throws Error for types that are not floating point.
+/// The type in which ATen operators compute a formula: fp32 for half precision, with one rounding
+/// at the end, as in the row kernels. Throws Error for types that are not floating point.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
                 "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),

@@ -17,12 +17,12 @@
 
 namespace tessera::kernels {
 
-// Copies. The CUDA kernel copies rows: for example between a tensor and the part of a buffer with a
-// row for each rank.
+// Copies of many tensors. The CUDA kernel copies equally spaced rows, for example between a tensor
+// and a buffer that has one row for each rank.
 
 namespace {
 
-/// Whether the kernel supports the types and devices.
+/// Whether the copy kernel supports the types and devices.
 bool is_for_kernel(const at::Tensor& from, const at::Tensor& to) {
   return has_cuda_kernels(from) && has_cuda_kernels(to) && from.device() == to.device() &&
          from.sizes() == to.sizes();
@@ -109,14 +109,14 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
   }
 }
 
-// Splits lists of tensors into launches of the kernels of device/lists.h.
+// The 2-norm: lists of tensors are split into launches of the kernels of device/lists.h.
 
 namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A launch for tensors of one type, with the number of its first chunk among the chunks of all
-/// launches.
+/// A kernel launch for tensors of one type, and the number of its first chunk among the chunks of
+/// all launches.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
@@ -190,8 +190,8 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
   return {all[0], all[1], all[2], rounded};
 }
 
-// AdamW over lists of tensors: splits the tensors into pieces for the kernel in device/adamw.h,
-// which the CPU runs as well.
+// AdamW over lists of tensors. The tensors are split into pieces (AdamWPiece) for the kernel in
+// device/adamw.h, which the CPU runs as well.
 
 namespace {
 
@@ -204,8 +204,8 @@ struct PlacedRows {
   std::int64_t place = 0;   ///< index of the first element in the whole tensor
 };
 
-/// The rows of a box. A row consists of the last dimensions: those that the box has completely, and
-/// the dimension before them. So the elements of a row are consecutive.
+/// The rows of `box`, a rectangular part of the whole tensor. A row spans the last dimensions that
+/// the box has completely, and the dimension before them, so its elements are consecutive.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
   std::vector<Extent> extents;  // dimensions, with strides in the local and in the whole tensor
@@ -241,7 +241,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// With fp32 moments all elements are one row, because no random numbers are needed.
+/// The rows of a parameter. With fp32 moments, which need no random numbers, there is one row.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {

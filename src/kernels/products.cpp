@@ -16,8 +16,8 @@ using tessera::detail::has_onednn;
 using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Up to these sizes MKL is as fast as oneDNN: for few multiplications oneDNN spends its time on
-/// the kernel look-up, and for few rows or columns the time is spent on reading the other matrix.
+/// Up to these sizes MKL is as fast as oneDNN. With few multiplications, oneDNN's time is spent on
+/// the kernel look-up; with few rows or columns, on reading the other matrix.
 constexpr std::int64_t kMostMultiplications = 2'000'000;
 constexpr std::int64_t kShortSide = 7;
 

@@ -19,19 +19,19 @@
 namespace tessera::kernels {
 namespace {
 
-/// The registered kernels. Atomic, because libtessera_cuda.so may be loaded while other threads
-/// run.
+/// The registered CUDA kernels. The pointer is atomic, because libtessera_cuda.so may be loaded
+/// while other threads run.
 std::atomic<const CudaKernels*> registered = nullptr;
 
 constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a thread
 
-/// The rows of a box, that is, its lines of elements along the last dimension. A range of the box's
-/// elements, numbered in row-major order, is a list of whole and partial rows (runs), so threads
-/// can divide a box evenly.
+/// The rows of a Box (a rectangular part of a tensor), that is, its lines of elements along the
+/// last dimension. A range of the part's elements, numbered in row-major order, consists of whole
+/// and partial rows, so threads can divide the elements evenly.
 class BoxRows {
  public:
-  // The object refers to its arguments, which must outlive it. A box without dimensions is one
-  // element.
+  // The object refers to its arguments, which must outlive the object. A box without dimensions is
+  // one element.
   BoxRows(const Box& box, c10::IntArrayRef global_sizes, c10::IntArrayRef local_strides)
       : box_(box), strides_(local_strides), global_strides_(box.sizes.size(), 1) {
     for (std::size_t d = box.sizes.size(); d-- > 1;) {
@@ -45,9 +45,9 @@ class BoxRows {
 
   std::int64_t numel() const { return numel_; }
 
-  /// Calls run(local offset, global index, length) for the runs of the elements [begin, end). A run
-  /// ends at the end of its row, because the next row begins elsewhere in memory and in the global
-  /// tensor.
+  /// Calls run(local offset, global index, length) for the whole and partial rows of the elements
+  /// [begin, end). A call covers one row at most, because the next row begins elsewhere in memory
+  /// and in the global tensor.
   template <class Run>
   void for_range(std::int64_t begin, std::int64_t end, Run&& run) const {
     while (begin < end) {
@@ -65,8 +65,8 @@ class BoxRows {
     std::int64_t global;
   };
 
-  // The position of an element of the box. Divides for each dimension, so it is called once per run
-  // and not once per element.
+  // The position of an element of the box. The function divides for each dimension, so it is called
+  // once per row and not once per element.
   Position locate(std::int64_t element) const {
     Position position{0, 0};
     for (std::size_t d = box_.sizes.size(); d-- > 0;) {
@@ -81,13 +81,13 @@ class BoxRows {
   const Box& box_;
   c10::IntArrayRef strides_;
   std::vector<std::int64_t> global_strides_;
-  // Strides for counting the elements of the box itself, not of the tensor.
+  // Sizes of the box itself, not of the tensor: the length of a row, and the number of elements.
   std::int64_t columns_ = 1;
   std::int64_t numel_ = 1;
 };
 
-/// Calls run(local offset, global index, length) for every run of elements, in parallel. The global
-/// index selects the random number.
+/// Calls run(local offset, global index, length) in parallel, for ranges of elements along the last
+/// dimension. The global index selects the random number.
 template <class Run>
 void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) {
   for (const Box& box : place.boxes) {
@@ -100,7 +100,7 @@ void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) 
   }
 }
 
-// Size of a batch on the stack, for numbers that are drawn at once.
+// Number of random numbers that are drawn together, in an array on the stack.
 constexpr std::int64_t kBatch = 64;
 
 /// Converts a batch of uniform numbers, with the same bits as draw(u) for each number. Computes the
@@ -108,8 +108,7 @@ constexpr std::int64_t kBatch = 64;
 /// then recomputes the few numbers in the tails.
 template <class Draw>
 void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Only distributions with normal quantiles use batches; other distributions are cheap without
-  // batches.
+  // Only distributions with normal quantiles use batches; the others are cheap without them.
   if constexpr (requires { draw.probability(0.5); }) {
     double p[kBatch];
     for (std::int64_t i = 0; i < n; ++i) {
@@ -184,7 +183,7 @@ void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& p
 
 }  // namespace
 
-/// The copy is never freed, because destructors of static objects may use kernels.
+/// Registers a copy of `kernels`. It is never freed: destructors of static objects may use kernels.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }
@@ -213,7 +212,7 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// The place of a whole tensor: one box from the origin, with equal local and global offsets.
+/// The place of a whole tensor: one Box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};
@@ -224,7 +223,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
   if (local.is_cuda()) {
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
-  // Mainly refuses tensors on the meta device: parameters whose memory was never allocated.
+  // This mainly refuses meta tensors, such as parameters whose memory was never allocated.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
   if (in_fake_mode()) {

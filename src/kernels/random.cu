@@ -37,7 +37,7 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// A box for a kernel. Starts and strides are computed once, on the host.
+/// Describes `box`, a part of a tensor, for a kernel. Starts and strides are computed on the CPU.
 BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
                 box.sizes.size(), " dimensions were asked for; at most ", kMaxDims,
@@ -58,8 +58,8 @@ BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& loca
   return view;
 }
 
-/// Number of blocks. At most 65536 blocks of 256 threads, which are more than a GPU runs at once;
-/// the grid-stride loop processes the remaining elements.
+/// Number of thread blocks: at most 65536 blocks of 256 threads, which are more than a GPU runs at
+/// once. The grid-stride loop processes the remaining elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
@@ -69,8 +69,7 @@ unsigned blocks_for(const BoxView& box) {
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
-  // The guard is needed because the tensor's device need not be the current device. Kernels run on
-  // the current stream, like the caller's other work on the tensor.
+  // The tensor's device need not be the current device. Kernels run on its current stream.
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {

@@ -1,5 +1,5 @@
-// Random numbers element by element, for GPU threads. random.cu compiles them for GPUs; tests
-// compile them for the host.
+// Random numbers element by element, for GPU threads. random.cu compiles the functions for GPUs;
+// tests compile them for a CPU.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -48,12 +48,12 @@ TESSERA_HOST_DEVICE inline c10::Half narrow<c10::Half>(double value) {
   return static_cast<c10::Half>(round_to_odd(value));
 }
 
-/// Maximum number of dimensions of a box. Boxes are passed to kernels by value, so their arrays
-/// have a fixed size.
+/// Maximum number of dimensions of a BoxView, which is passed to kernels by value and therefore has
+/// arrays of a fixed size.
 constexpr int kMaxDims = 8;
 
-/// A box for iteration over its elements: sizes, and strides in the local and in the global tensor.
-/// Has plain arrays, because it is passed to kernels by value.
+/// A rectangular part of a tensor: sizes, and strides in the local and in the global tensor. It has
+/// plain arrays, because it is passed to kernels by value.
 struct BoxView {
   int dims = 0;
   std::int64_t numel = 1;
@@ -85,7 +85,7 @@ TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t
   return {local, static_cast<std::uint64_t>(global)};
 }
 
-/// Fills the elements number `first`, `first` + `step` and so on of the box.
+/// Fills element number `first` of the box and every `step`-th element after it.
 template <class T, class Draw>
 TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& draw, PhiloxKey key,
                                        std::int64_t first, std::int64_t step) {
@@ -95,7 +95,7 @@ TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& 
   }
 }
 
-/// Applies dropout to the elements number `first`, `first` + `step` and so on of the box.
+/// Applies dropout to element number `first` of the box and every `step`-th element after it.
 template <class T, class Compute>
 TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, double p,
                                        Compute scale, PhiloxKey key, std::int64_t first,

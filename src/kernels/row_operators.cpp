@@ -27,8 +27,8 @@ namespace tessera::kernels {
 
 namespace {
 
-// The number of blocks in which rows are summed. It does not depend on the number of threads, so
-// that the weight's gradient always has the same bits.
+// The number of blocks in which rows are summed. The number does not depend on the number of
+// threads, so that the weight's gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
 /// The rows of a tensor, and how threads divide them: a task gets `grain` rows, which have about 16
@@ -156,8 +156,8 @@ void norm_by_rows(const at::Tensor& x, const at::Tensor& residual, const at::Ten
   });
 }
 
-/// The norm of x + residual; if the residual is undefined, the norm of x; the sum in the result is
-/// then meaningless.
+/// The norm of x + residual, or of x if the residual is undefined. Without a residual, the sum in
+/// the result is meaningless.
 AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
                              const at::Tensor& weight, double eps) {
   if (!has_kernels(x)) {
@@ -188,7 +188,7 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
   if (weight.defined()) {
     const Rows rows(x);
     terms = at::empty({rms_norm_blocks(rows.count, rows.dim), rows.dim}, rstd.options());
-    // Zeros if there are no rows, because then no kernel runs that would write the gradient.
+    // The gradient is zeros if there are no rows, because then no kernel writes the gradient.
     weight_grad = rows.count == 0 ? at::zeros_like(scale) : at::empty_like(scale);
     call.weight_grad = weight_grad.mutable_data_ptr();
     call.terms = out<float>(terms);
@@ -262,7 +262,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 // silu(gate) * up, the gate of SwiGLU. The operation is elementwise: threads divide the elements.
-// Inputs have rows so that they may be parts of one product.
+// Inputs have rows so that they may be parts of the result of one matrix product.
 
 namespace {
 
@@ -295,8 +295,8 @@ std::int64_t row_stride(const at::Tensor& x) {
   return x.stride(-2);
 }
 
-/// The inputs of silu_mul in the format of the kernels. Inputs that are parts of one product are
-/// not copied.
+/// The inputs of silu_mul in the format of the kernels. Inputs that are parts of the result of one
+/// matrix product are not copied.
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
@@ -367,7 +367,7 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
-  // Converted, because under autocast a gradient may have another type.
+  // The gradient is converted, because under autocast it may have another type.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const GateRows rows(gate, up);
   // Both gradients use one kernel, because `up` has the type and sizes of `gate`.
@@ -477,7 +477,7 @@ std::int64_t offset_of(const HeadStrides& strides, std::int64_t sample, std::int
   return sample * strides.batch + place * strides.position;
 }
 
-/// Rotates the heads of one part (queries or keys) at one position.
+/// Rotates the heads of `part` (queries or keys) at one position.
 template <class T>
 void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHeads& part,
                    std::int64_t position) {
@@ -516,8 +516,8 @@ struct Tables {
   bool transposed;
 };
 
-/// Computes the `out` of all `tensors`. `inputs` and `results` are those of operator `name`, for
-/// the observer of a FakeMode.
+/// Rotates all `tensors` into their `out`. The observer of a FakeMode receives the operator's
+/// `name`, `inputs` and `results`.
 void run(std::initializer_list<Heads> tensors, const Tables& tables, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
   const at::Tensor c = tables.cos.to(c10::ScalarType::Float).contiguous();

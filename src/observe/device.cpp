@@ -67,7 +67,7 @@ std::string cpu_name() {
 
 MemoryUse take_cuda_memory() {
   const c10::Device device = current_cuda_device();
-  // Cached, because asking for it stalls the device. A process uses one GPU.
+  // The capacity is cached, because the query stalls the device. A process uses one GPU.
   static const std::int64_t capacity = detail::memory_capacity(device);
   const detail::CachedMemory memory = detail::take_cached_memory(device);
   return {memory.peak_reserved, memory.peak_active, capacity};
@@ -75,7 +75,6 @@ MemoryUse take_cuda_memory() {
 
 }  // namespace
 
-/// The name of the device, as peak_flops() needs it.
 std::string device_name(const std::string& device_type) {
   if (device_type != "cuda") {
     return cpu_name();
@@ -112,10 +111,10 @@ namespace {
 /// The length of a measurement: much longer than a scheduler's time slice, because there may be
 /// more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
-/// The shortest time of a product. Shorter products do not use all cores of a large machine.
+/// The shortest time of a matrix product. Shorter ones do not use all cores of a large machine.
 constexpr double kProductSeconds = 5e-3;
 
-/// Measures products of two square matrices.
+/// Measures the time of matrix products of two square matrices.
 struct SquareProducts {
   at::Tensor a, result;
 
@@ -141,12 +140,12 @@ struct SquareProducts {
   }
 };
 
-/// Products of the smallest matrices that keep the device fully busy.
+/// Matrix products of the smallest matrices that keep the device fully busy.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {
     SquareProducts products(size, device, type);
-    products.seconds_of(1);  // the first product starts threads and selects a kernel
+    products.seconds_of(1);  // the first call starts threads and selects a kernel
     if (size == most || products.seconds_of(1) >= kProductSeconds) {
       return products;
     }
@@ -177,7 +176,7 @@ double measure_peak_flops(comm::World& world, c10::ScalarType type) {
   const auto hosts = world.host_group(comm::ranks_of_world(world.size()), "peak FLOP/s");
   const double own = median_rate(*hosts, device, type);
   if (!device.is_cpu()) {
-    // Resets the memory counters, so that the run's own memory is counted from here.
+    // Resets the memory counters, so that the memory of this measurement is not counted.
     detail::empty_cache(device.type());
     take_memory_use(name);
   }

@@ -1,6 +1,6 @@
-// Records when each block is allocated and freed, with the phase and the lane. A block's kind is
-// known only when it is freed: for example, a block that outlives the forward that allocated it is
-// an activation.
+// Records when each block of memory is allocated and freed, with the phase and the stream (Lane).
+// The kind of a block is known only when the block is freed: for example, a block that outlives the
+// forward that allocated it is an activation.
 #include "tessera/observe/detail/memory.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/metrics.h"
@@ -42,8 +42,8 @@ bool is_state(MemoryKind kind) {
          kind == MemoryKind::kGradients;
 }
 
-/// Forwards to other streams and records the current lane. A MemoryLog recognizes the memory of
-/// FSDP's communication by the lane in which it is allocated.
+/// Forwards calls to other streams and records the current stream (Lane). A MemoryLog recognizes
+/// FSDP's communication buffers by the stream on which they are allocated.
 class MemoryLog::Lanes final : public comm::Streams {
  public:
   Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}
@@ -102,16 +102,15 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
 
 namespace {
 
-/// Whether a caller (CallerScope) is an optimizer step, or gradient clipping or unscaling before a
-/// step.
+/// Whether a caller (CallerScope) is an optimizer step, gradient clipping or unscaling.
 bool is_update(std::string_view caller) {
   return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
 }
 
 }  // namespace
 
-/// Determines the current phase. Autograd reports whether a backward is running; clipping and
-/// updates have a CallerScope.
+/// Determines the current phase. Autograd reports whether a backward is running; gradient clipping
+/// and optimizer steps are recognized by their CallerScope.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
@@ -151,7 +150,7 @@ void MemoryLog::note(const TensorBlock& block) {
   if (block.freed) {
     const auto known = blocks_.find(block.number);
     if (known == blocks_.end()) {
-      return;  // the block was allocated by an earlier rank
+      return;  // the block was allocated before this log existed
     }
     known->second.ended = phases_;
     live_blocks_.erase(known->second.data);
@@ -216,7 +215,7 @@ StepMemory MemoryLog::use(bool on_host) const {
   const std::lock_guard lock(mutex_);
   StepMemory memory;
   BytesByKind live{};
-  std::int64_t sum = 0;  // bytes in use, without host memory
+  std::int64_t sum = 0;  // bytes in use, without offloaded memory
   const auto add = [&](const Block& block, std::int64_t sign) {
     const MemoryKind kind = kind_of(block);
     const auto at = static_cast<std::size_t>(kind);

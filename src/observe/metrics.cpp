@@ -28,7 +28,7 @@ ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-/// Traffic as JSON: by mesh dimension, then by collective.
+/// Communication traffic as JSON: by mesh dimension, then by collective.
 ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
@@ -58,7 +58,7 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
 
 }  // namespace
 
-/// FLOP/s and MFU are per rank; tokens_per_s is for the whole job.
+/// Computes FLOP/s and MFU per rank, and tokens_per_s for the whole job.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
@@ -141,7 +141,7 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
 }
 
-/// Uses torchtitan's log format, so that runs of both can be compared.
+/// Uses torchtitan's log format, so that runs of torchtitan and of this library can be compared.
 std::string titan_line(const StepMetrics& metrics, int world_size) {
   const auto peak = static_cast<double>(metrics.peak_memory_bytes);
   const auto capacity = static_cast<double>(metrics.memory_capacity_bytes);
@@ -197,7 +197,7 @@ void MetricsWriter::write_again(const StepMetrics& metrics) {
 
 namespace {
 
-/// Vendor data-sheet values for dense products, in TFLOP/s.
+/// The vendor's data-sheet values of a device for dense matrix products, in TFLOP/s.
 struct Peak {
   std::vector<std::string_view> words;  ///< words that must all occur in the device's name
   double half;                          ///< TFLOP/s in bf16 and fp16
@@ -246,9 +246,9 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
   return {dense + attention, dense + attention / 2};
 }
 
-/// Looks up the first row of the table whose words are all in the device name.
+/// Looks up the first entry of the table whose words are all in the device name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word may be empty; no row of the table has an empty word.
+  // The last word may be empty; no entry of the table has an empty word.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

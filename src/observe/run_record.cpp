@@ -37,7 +37,7 @@ std::string placements_text(const at::Tensor& tensor) {
   }
 }
 
-/// The row of one parameter. A plain parameter has the placements "-" and is wholly local.
+/// The ShardingRow of one parameter. A plain parameter has the placements "-" and is wholly local.
 ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
   const auto& local = local_tensor(tensor);
   return {name, tensor.sizes().vec(),
@@ -50,8 +50,8 @@ ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module) {
   std::vector<ShardingRow> table;
   for (const auto& [name, slot] : module.named_slots()) {
-    // The row describes the persistent tensor, which is FSDP's shard; the unsharded tensor is
-    // temporary.
+    // The entry describes the persistent tensor, which is FSDP's shard, because the unsharded
+    // tensor is temporary.
     table.push_back(row_of(name, slot->persistent()));
   }
   return table;

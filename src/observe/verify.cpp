@@ -1,5 +1,5 @@
-// verify(): every rank runs the reference with its own samples. Of the reference's results, only
-// the mean of the gradients is communicated.
+// verify(): every rank runs the one-rank reference model with the rank's own samples. Of the
+// reference model's results, only the mean of the gradients is communicated.
 #include "tessera/observe/verify.h"
 
 #include <ATen/ops/empty_like.h>
@@ -218,7 +218,7 @@ std::string first_line(const std::string& message) {
 }
 
 /// Runs `step` with `module`, and backward if the result requires grad. Parameters have no
-/// gradients before and after. Collective as the step is. An exception in the step becomes an Error
+/// gradients before and after. Collective if `step` is. An exception in `step` becomes an Error
 /// with the name of the innermost running module; a PeerError is passed on.
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
   Recorder recorder;
@@ -299,7 +299,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
     const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-    // Dropouts without an explicit key derive the same key from their name.
+    // Dropouts without an explicit key derive equal keys from their names and need no copy.
     if (to != nullptr && dropout != nullptr && dropout->key()) {
       to->set_key(*dropout->key());
     }
@@ -371,8 +371,8 @@ void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint
   });
 }
 
-/// Whether random numbers were drawn since set_draw_counts(set, ahead): whether `counts` exceed the
-/// counts that it set.
+/// Whether random numbers were drawn since set_draw_counts(set, ahead), that is, whether `counts`
+/// exceed the counts that set_draw_counts() has set.
 bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t ahead) {
   return counts.state.calls != set.state.calls + ahead ||
          !std::ranges::equal(counts.dropouts, set.dropouts, [&](const auto& now, const auto& then) {
@@ -427,8 +427,8 @@ constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 /// little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Tells random operators which part of the whole batch the rows of this rank are, while the
-/// returned object exists.
+/// Tells random operators which samples of the whole batch this rank has, while the returned object
+/// exists.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};
@@ -525,8 +525,8 @@ class Verification {
     }
   }
 
-  /// Checks that each rank's rows follow the rows of lower ranks, because random numbers are
-  /// indexed by row.
+  /// Checks that each rank's samples follow the samples of lower ranks, because random numbers are
+  /// indexed by the sample's number in the batch.
   void check_rows() const {
     comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});

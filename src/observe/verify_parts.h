@@ -23,7 +23,7 @@ struct SeenTensor {
   std::string caller{};  ///< FQN of the module that called `fqn`
   int call = 0;          ///< number of the module call in the run, from 1; 0: no call
   int parent = 0;        ///< number of the enclosing module call; 0: none
-  /// Whether this is an input of the call; inputs are only used to find the cause.
+  /// Whether the tensor is an input of the call; inputs are only used to find the cause.
   bool is_input = false;
 };
 

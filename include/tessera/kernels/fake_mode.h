@@ -29,25 +29,25 @@ struct FakeCall {
 /// whose `results` are empty.
 using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 
-/// PyTorch's fake tensors, for C++ and CPU tensors. During the scope, an operator on floating-point
-/// tensors makes results of the right sizes, strides and types, in memory of the CPU's allocator,
-/// and computes nothing. A step of a model then takes only the time of its calls, and allocates and
-/// frees the memory of a real step. Operators that use only integers and booleans run as usual, so
-/// that a program makes the same decisions by indices and flags as in a real run. item() of a
-/// floating-point tensor is 1; other floating-point values are undefined. Integers that are
-/// computed from floating-point numbers (topk, argmax) are 0.
+/// Like PyTorch's FakeTensorMode, for CPU tensors in C++. While a FakeMode exists, an operator on
+/// floating-point tensors makes results of the right sizes, strides and types, in memory of the
+/// CPU's allocator, and computes nothing. A step of a model then takes only the time of its
+/// operator calls, and allocates and frees the memory of a real step. Operators that use only
+/// integers and booleans run as usual, so that indices and flags lead to the same decisions as in a
+/// real run. item() of a floating-point tensor is 1; other floating-point values are undefined.
+/// Integers that are computed from floating-point numbers (topk, argmax) are 0.
 ///
-/// A FakeMode applies to this thread and its backwards. An operator throws Error if FakeMode cannot
-/// derive the sizes of its results. Only one FakeMode per process may exist at a time. For large
-/// tensors FakeMode needs an allocator whose memory uses no RAM before the first write, as
-/// planning::plan() has.
+/// A FakeMode applies to the thread that makes it, and to backward calls of that thread. An
+/// operator throws Error if FakeMode cannot derive the sizes of its results. Only one FakeMode per
+/// process may exist at a time. For large tensors FakeMode needs an allocator whose memory uses no
+/// RAM before the first write, as in planning::plan().
 class FakeMode : tessera::detail::NoCopy {
  public:
   using Observer = std::function<void(const FakeCall&)>;
   /// `device`: the device on which the real step would run; fused operations of this library
-  /// allocate the same memory as on this device. `observer`: called for each operator call, on the
-  /// thread of the call; may be empty. `rules`: functions for operators whose result sizes depend
-  /// on values ("aten::nonzero"), for any tensors.
+  /// allocate the same memory as on that device. `observer`: a function called for each operator
+  /// call, on the thread of the call; may be empty. `rules`: functions for operators whose result
+  /// sizes depend on values ("aten::nonzero"); they apply to tensors of all types.
   explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {},
                     std::map<std::string, FakeRule> rules = {});
   ~FakeMode();

@@ -20,8 +20,8 @@ namespace tessera::observe {
 /// How a state of a Metric is combined over the ranks.
 enum class Reduction : std::uint8_t { kSum, kMin, kMax };
 
-/// A number that is accumulated over many steps. Each rank accumulates the part of its own data.
-/// Like Metric of torchmetrics. A checkpoint saves each rank's part
+/// A number that is accumulated over many steps, like Metric of torchmetrics. Each rank accumulates
+/// the values of its own data. A checkpoint saves the state of each rank
 /// (checkpoint::StateDict::rank_states). A custom metric:
 ///
 ///   class Accuracy final : public observe::Metric {
@@ -38,7 +38,7 @@ enum class Reduction : std::uint8_t { kSum, kMin, kMax };
 ///     double& seen_ = add_state("seen", 0, observe::Reduction::kSum);
 ///   };
 ///
-/// Not thread safe: use it from one thread at a time.
+/// Not thread safe: use a metric from one thread at a time.
 class Metric : public checkpoint::RankState, tessera::detail::NoCopy {
  public:
   /// The value of the metric for this rank's data since reset(). Between sync() and unsync(), the
@@ -86,6 +86,7 @@ class Metric : public checkpoint::RankState, tessera::detail::NoCopy {
 /// The weighted mean of values, for example of losses with the numbers of tokens as weights.
 class MeanMetric final : public Metric {
  public:
+  /// Adds a value with its weight.
   void update(double value, double weight = 1);
   /// The weighted mean; NaN if update() was never called.
   double compute() const override;

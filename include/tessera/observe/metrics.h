@@ -30,8 +30,8 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
 
 /// Peak FLOP/s of dense matrix products in `type`, by device name ("NVIDIA H100 80GB HBM3").
 /// nullopt for a device that is not in the table of this function (all CPUs), and for a type other
-/// than bf16, fp16 and fp32. Vendor figures, without sparsity; fp32 without TF32, which is
-/// libtorch's default.
+/// than bf16, fp16 and fp32. The numbers are the vendor's, without sparsity. fp32 is without TF32,
+/// as is libtorch's default.
 std::optional<double> peak_flops(const std::string& device_name,
                                  c10::ScalarType type = c10::kBFloat16);
 
@@ -57,9 +57,9 @@ struct MemoryUse {
 /// highest since the process began. Does not wait for the device.
 MemoryUse take_memory_use(const std::string& device_type);
 
-/// Starts to count the memory of host tensors in the whole process, so that metrics include the
-/// peak of this memory. Earlier allocations are not counted. Must not be called while other threads
-/// use tensors.
+/// Starts to count the memory of CPU tensors in the whole process, so that metrics include the peak
+/// of this memory. Earlier allocations are not counted. Must not be called while other threads use
+/// tensors.
 void count_tensor_memory();
 
 /// The purpose of a block of memory, derived from when and where the block was allocated and freed.
@@ -73,11 +73,11 @@ enum class MemoryKind : std::uint8_t {
   kTemporary,    ///< memory of none of the other kinds
 };
 
-/// Measures a device's FLOP/s with products of square matrices in `type`. MFU is relative to the
+/// Measures a device's FLOP/s by multiplying square matrices in `type`. MFU is relative to the
 /// measured rate on a CPU and on devices that peak_flops() does not know. Returns the mean over the
 /// ranks of the median of several windows. All ranks compute at the same time, so that the ranks of
-/// one host share the cores of the host as in training. The measurement takes about a second and
-/// draws no random numbers. Collective over `world`; the result is the same on all ranks.
+/// one machine share its cores as in training. The measurement takes about a second and draws no
+/// random numbers. Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
 /// The metrics of one training step.

@@ -26,8 +26,8 @@ struct ShardingRow {
   std::int64_t local_bytes = 0;
 };
 
-/// One row for each parameter of a module, in order of registration. For a parameter that FSDP
-/// manages, the row describes the FSDP shard. Not collective.
+/// Returns one entry for each parameter of a module, in order of registration. For a parameter that
+/// FSDP manages, the entry describes the FSDP shard. Not collective.
 std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module);
 
 /// The description of a run: everything except its metrics.

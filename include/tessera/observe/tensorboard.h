@@ -14,7 +14,7 @@ TESSERA_API_BEGIN
 namespace tessera::observe {
 
 /// Writes values to a TensorBoard event file: a TFRecord file of Event messages (TensorFlow's
-/// event.proto). For one rank and one thread.
+/// event.proto). For use by one thread of one rank.
 class TensorBoardWriter {
  public:
   /// Creates a new event file in `folder`, and the folder if it does not exist. `first_step`: the

@@ -28,12 +28,12 @@ struct VerifyOptions {
   /// gradients.
   std::vector<std::string> batch_dims{};
   /// Whether the step uses only a part of the samples with the parallel module, and all samples
-  /// with the reference. Necessary for context parallelism, for experts that get rows of other
-  /// ranks, and for a loss or statistic of the whole batch. If true, verify() does not compare
-  /// outputs, but only the gradients, and the loss as a mean over `batch_dims`.
+  /// with the reference. This is necessary for context parallelism, for experts that get tokens of
+  /// other ranks, and for a loss or statistic of the whole batch. If true, verify() compares no
+  /// outputs, only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
-  /// The least precise type in which the mesh computes or reduces. Required if this type is less
-  /// precise than the reference's parameters.
+  /// The least precise type in which the mesh computes or reduces. The option is required if this
+  /// type is less precise than the reference's parameters.
   std::optional<c10::ScalarType> coarsest{};
 };
 
@@ -58,12 +58,13 @@ struct VerifyReport {
   std::string weights{};
   std::size_t modules = 0;     ///< number of modules whose outputs were compared
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
-  /// The largest difference found, divided by the largest value of tensors of that kind.
+  /// The largest difference within the tolerance, divided by the largest output or gradient.
   double largest = 0;
-  /// The module in which to look for the cause of the first entry in `outputs`: the entry's module.
-  /// If the input of the entry's module differs already, the caller of the entry's module.
+  /// The module in which to look for the cause of the first entry in `outputs`: the entry's module,
+  /// or the caller of the entry's module if the input of the entry's module differs already.
   std::string cause{};
 
+  /// Whether verify() found no difference.
   bool ok() const { return outputs.empty() && gradients.empty() && weights.empty(); }
   /// The report as text: one line if everything is equal, otherwise one line for each of the first
   /// differences.
@@ -83,17 +84,17 @@ struct VerifyReport {
 /// verify() runs `reference` three times, twice with weights that are perturbed by rounding, to
 /// measure the differences that rounding can cause. `mesh`: all ranks of the run. `step` must do
 /// the same at each call; the random number generators start from the same state for each call. A
-/// rank's step uses the rank's own samples. Choose small samples: every rank computes all of them
-/// with all weights and stores all inputs and outputs.
+/// rank's step uses the rank's own samples. Choose small samples: every rank computes the samples
+/// of all ranks with all weights, and stores all inputs and outputs.
 ///
 /// Distributed outputs are compared as whole tensors, with Partial outputs reduced. A plain output
 /// must equal the output of the reference on each rank. If the sizes differ, the concatenation of
 /// the outputs of all ranks must equal the output of the reference.
 ///
 /// Gradients, buffers and random number states are restored at the end. The hooks remain in the
-/// modules but do nothing. Collective over `mesh`. Throws Error on every rank if the reference does
-/// not fit, or if the step throws with the reference. If the step throws on the mesh, verify()
-/// throws only on the ranks where the step throws.
+/// modules but do nothing. Collective over `mesh`. Throws Error on every rank if `reference` does
+/// not fit `module`, or if the step throws with `reference`. If the step throws on the mesh,
+/// verify() throws only on the ranks where the step throws.
 VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const DeviceMesh& mesh,
                     const VerifyStep& step, const VerifyOptions& options = {});
 

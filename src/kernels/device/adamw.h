@@ -1,14 +1,14 @@
 // AdamW, element by element. The learning rate, the gradient factor and the step are read from
-// memory of the tensors' device. Multiplications and additions are not fused, so that a CPU's
-// result has the same bits.
+// memory of the tensors' device. Multiplications and additions are not fused, so that a CPU and a
+// GPU give the same bits.
 #pragma once
 
 #include "device/lists.h"
 
 namespace tessera::kernels {
 
-/// A part of a parameter: `rows` dense rows of `size` elements. In the whole tensor the rows begin
-/// `stride` elements apart.
+/// A part of a parameter: `rows` rows of `size` elements, dense in the local tensor. In the whole
+/// tensor the rows begin `stride` elements apart.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -36,7 +36,7 @@ struct AdamW {
   std::uint64_t seed = 0;
 };
 
-/// The factors that all elements of a piece share.
+/// Numbers of the AdamW update that all elements of an AdamWPiece share.
 struct AdamWFactors {
   bool skips;  ///< whether the gradient's factor is not finite, so that no element may be changed
   float gradient;      ///< factor by which the gradient is multiplied
@@ -75,13 +75,13 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
   f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
   f.eps = static_cast<float>(call.eps);
-  // A separate random stream for each parameter and step, at multiples of the golden ratio, which
-  // are far apart.
+  // Each parameter and step has a separate random stream. The streams of the steps differ by
+  // multiples of the golden ratio, so that they are far apart.
   f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
   return f;
 }
 
-/// The random bits for four elements: 32 for each element, 16 for each of its two moments.
+/// Random bits for four elements: 32 bits for each element, of which each moment uses 16.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
@@ -89,7 +89,7 @@ TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t
                        high(key.seed));
 }
 
-/// Stochastic rounding to bfloat16 by 16 random bits: rounds up with a probability equal to the
+/// Stochastic rounding to bfloat16 by 16 random bits. It rounds up with a probability equal to the
 /// distance from the lower neighbour. Infinities and NaN are unchanged.
 TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random) {
   std::uint32_t bits = 0;
@@ -138,8 +138,8 @@ TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gr
   }
 }
 
-/// Updates the vectors number `first`, `first` + `step` and so on of the elements [begin, end). M
-/// is the moments' type.
+/// Updates the elements [begin, end) as vectors of N elements: vector number `first` and every
+/// `step`-th vector after it. M is the moments' type.
 template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
                                         std::int64_t begin, std::int64_t end, std::int64_t first,
@@ -161,8 +161,8 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// Updates a chunk of a piece. Called by thread number `first` of `step` threads. A vector does not
-/// cross the end of a row, because the elements of the next row have other indices in the whole
+/// Updates the vectors of thread number `first` of `step` threads in a chunk of `p`. A vector does
+/// not cross the end of a row, because the elements of the next row have other indices in the whole
 /// tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,

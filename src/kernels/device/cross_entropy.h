@@ -1,5 +1,5 @@
-// Cross entropy of rows of logits, for a whole or split vocabulary, and the logits' gradient. A
-// team of threads processes a row; in the tests a team is one thread.
+// Cross entropy of rows of logits, for a vocabulary that is whole or split between ranks, and the
+// logits' gradient. A team of threads processes a row; in the tests a team is one thread.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace tessera::kernels {
 
-/// Rows of logits, with the columns of the vocabulary that this rank has.
+/// A matrix of logits with a row for each token, and with this rank's columns of the vocabulary.
 struct Logits {
   const void* data = nullptr;
   std::int64_t stride = 0;  ///< distance between the beginnings of rows, in elements
@@ -24,8 +24,8 @@ struct Logits {
   TESSERA_HOST_DEVICE bool is_ignored(std::int64_t row) const {
     return targets[row] == ignore_index;
   }
-  /// The index of the row's target among this rank's columns. If it is outside of [0, columns),
-  /// another rank has the column.
+  /// The index of the row's target among this rank's columns. An index outside of [0, columns)
+  /// means that another rank has the target's column.
   TESSERA_HOST_DEVICE std::int64_t target(std::int64_t row) const {
     return targets[row] - first_column;
   }
@@ -77,8 +77,8 @@ TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 
 constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-/// The number that is subtracted from x before exp(). It is 0 if there are no columns or all logits
-/// are -inf, so that no NaN results.
+/// The number that is subtracted from the logits before exp(): their maximum, or 0 if there are no
+/// logits or all are -inf, so that no NaN results.
 TESSERA_HOST_DEVICE inline float reference(float maximum) {
   return maximum == kNoMaximum ? 0.0F : maximum;
 }
@@ -108,7 +108,7 @@ TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const 
   }
 }
 
-/// The results of one pass over a row.
+/// The results of one pass over a row of logits.
 struct RowSums {
   float maximum = kNoMaximum;
   float sum = 0;    ///< sum of exp(x - reference(maximum)) over the row
@@ -197,7 +197,7 @@ TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, con
   }
 }
 
-/// Processes the few numbers of a row, for the steps kRelative and kLosses. Called by one thread.
+/// Processes the terms of a row, for the steps kRelative and kLosses. Called by one thread.
 TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t row) {
   const Logits& in = p.logits;
   const bool smooth = in.label_smoothing > 0;
@@ -215,8 +215,8 @@ TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t r
   }
 }
 
-/// A double as the sum of two floats. Subtracting both parts from a float preserves its precision,
-/// however large the number is.
+/// A double as the sum of two floats. A kernel subtracts both parts from a float, so the difference
+/// is precise even if the double is large.
 struct TwoFloats {
   float high, low;
 };
@@ -243,9 +243,9 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
           factor * in.label_smoothing / static_cast<float>(in.vocabulary)};
 }
 
-/// The gradient of one row's loss: of_row * ((1 + 2 z lse) softmax - (1 - e) target - e / V). An
-/// ignored row is not read. Each thread reads a vector before it writes to the address of the
-/// vector, because both may share memory.
+/// Writes the gradient of a row: of_row * ((1 + 2 z lse) softmax - (1 - e) target - e / V), where
+/// z is z_loss, e is label_smoothing and V is vocabulary. Ignored rows are not read. A thread reads
+/// a vector of logits before it writes the gradient, because both may share memory.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {
@@ -296,8 +296,8 @@ TESSERA_HOST_DEVICE void scale_elements(const Scale& p, std::int64_t first, std:
   }
 }
 
-/// Whether vectors are possible: the rows of logits and gradient must have equal offsets from a
-/// multiple of 16 bytes.
+/// Whether vectors of 16 bytes are possible: the rows of logits and of the gradient must have equal
+/// offsets from a multiple of 16 bytes.
 inline bool is_aligned(const CrossEntropyBackward& call, Element type) {
   const auto apart = reinterpret_cast<std::uintptr_t>(call.logits.data) -
                      reinterpret_cast<std::uintptr_t>(call.gradient);

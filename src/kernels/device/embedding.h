@@ -1,5 +1,5 @@
 // Rows of an embedding table that may be split by rows, the table's gradient, and a check of
-// indices on the device, so that the host need not wait.
+// indices on the device, so that the CPU need not wait.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ struct EmbeddingBackward {
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
     return slot > 0 && slot < count && indices[slot] == indices[slot - 1];
   }
-  /// The index, in this shard, of the row of sorted index number `slot`. If it is outside of [0,
-  /// rows), another rank has the row.
+  /// The table row of sorted index number `slot`, counted from the first row of this shard. A
+  /// number outside of [0, rows) means that another rank has the row.
   TESSERA_HOST_DEVICE std::int64_t row(std::int64_t slot) const {
     return indices[slot] - first_row;
   }
@@ -70,8 +70,8 @@ inline std::int64_t embedding_tiles(std::int64_t count) {
   return (count + kTileSlots - 1) / kTileSlots;
 }
 
-/// Copies one row of the table, as bits: the vectors number `first`, `first` + `step` and so on.
-/// Writes zeros for another rank's row.
+/// Copies one row of the table without conversion, or writes zeros for another rank's row. A thread
+/// copies vector number `first` and every `step`-th vector after it.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
                                        std::int64_t first, std::int64_t step) {
@@ -152,8 +152,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // Does nothing for a row that continues from the previous tile and fills this tile: the tile in
-  // which the row begins adds it.
+  // Does nothing for a row that continues from the previous tile and fills this tile. The thread
+  // for the tile in which the row begins adds this tile's sum.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }
@@ -165,7 +165,7 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   write_row<T>(p, next, i, sum);
 }
 
-/// Whether all rows can be accessed by vectors.
+/// Whether all rows can be accessed by vectors of 16 bytes.
 inline bool is_aligned(const Embedding& call, Element type) {
   return is_aligned(call.table, /*rows=*/2, call.size, type) &&
          is_aligned(call.out, /*rows=*/2, call.size, type);

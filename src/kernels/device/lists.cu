@@ -1,4 +1,4 @@
-// Norms and copies of lists of tensors on a GPU: one block for each chunk.
+// Norms and copies of lists of tensors on a GPU: one thread block for each chunk of a tensor.
 #include "device/launches.h"
 
 namespace tessera::kernels {

@@ -1,6 +1,6 @@
-// Many tensors in one launch: a list of pieces that are split into chunks, one block for each
-// chunk. Copies between any element types, used for the flat buffers that collectives send, and the
-// 2-norm of many tensors together.
+// Kernels that process many tensors in one launch. The tensors are split into chunks; one thread
+// block processes a chunk. The kernels copy between any element types, for the flat buffers that
+// collectives send, and compute the 2-norm of many tensors together.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace tessera::kernels {
 
-/// A list of at most `kMost` pieces; a piece must have a numel(). Plain arrays, because a kernel
-/// receives the list by value, with at most 4 KiB of arguments.
+/// A list of at most `kMost` pieces (tensors or parts of tensors), which have a numel(). The arrays
+/// are plain, because a kernel receives the list by value, in at most 4 KiB of arguments.
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
   static constexpr std::int64_t kChunk = kNumel;  ///< maximum number of elements in a chunk; only
@@ -35,7 +35,7 @@ struct Chunked {
   }
 };
 
-/// A range of elements [begin, end) of a piece.
+/// The elements [begin, end) of piece number `piece` of a Chunked list.
 struct Chunk {
   int piece;
   std::int64_t begin;
@@ -79,7 +79,7 @@ struct Pack {
   Element to;  ///< element type of all destinations
 };
 
-/// Whether no vector of N elements crosses the end of a row, and all vectors are aligned.
+/// Whether all vectors of N elements are aligned, and none of them crosses the end of a row.
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
   const auto rows_fit = [&](std::int64_t stride, std::int64_t bytes) {
@@ -90,7 +90,7 @@ TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
                           rows_fit(p.to_stride, sizeof(To))));
 }
 
-/// Copies the vectors number `first`, `first` + `step` and so on of the elements [begin, end).
+/// Copies vector number `first` and every `step`-th vector after it, of the elements [begin, end).
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, std::int64_t end,
                                        std::int64_t first, std::int64_t step) {
@@ -104,7 +104,7 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
   }
 }
 
-/// Copies a chunk. Called by thread number `first` of `step` threads.
+/// Copies the vectors of a chunk that belong to thread number `first` of `step` threads.
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
@@ -119,8 +119,8 @@ TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::
   }
 }
 
-// The 2-norm: each chunk has a block that sums the squares of the chunk, and one more block adds
-// the results. Sums are computed in fp64, so that no square overflows, and in an order that depends
+// The 2-norm: each chunk has a thread block that sums the squares of the chunk. One more block adds
+// these sums. Sums are computed in fp64, so that no square overflows, and in an order that depends
 // on sizes only.
 
 struct NormPiece {
@@ -141,9 +141,9 @@ struct SquareSums {
 struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< for each kind, the index after its last sum
-  /// (2): the number that is added over the ranks, and the sum of the plain tensors. The first
-  /// number is made non-finite if a copy that another rank includes has a non-finite value here, so
-  /// that all ranks see the value.
+  /// (2): the sum of squares that is added over the ranks, and the sum of squares of the plain
+  /// tensors. The first number is made non-finite if a plain tensor or a copy has a non-finite
+  /// value, so that all ranks see it.
   double* out = nullptr;
 };
 
@@ -157,7 +157,7 @@ struct ClipNorm {
   float* norm = nullptr;              ///< the norm, rounded to fp32
 };
 
-/// The sum of squares over the vectors number `first`, `first` + `step` and so on of `n` elements.
+/// Sums the squares of `n` elements in vector number `first` and every `step`-th vector after it.
 template <class T, int N>
 TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
                                             std::int64_t step) {
@@ -205,7 +205,7 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
 }
 
-/// Computes the norm and the clip factor. 1e-6 is added as in PyTorch. As in PyTorch, a NaN norm
+/// Computes the norm and the clip factor. As in PyTorch, 1e-6 is added to the norm, a NaN norm
 /// gives the clip factor NaN, and an infinite norm gives 0.
 TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
   const double norm = std::sqrt(call.sums[0] + call.sums[1]);

@@ -36,8 +36,8 @@ struct RmsNormBackward {
 };
 
 constexpr int kRmsNormThreads = 256;  // number of threads in a block of the forward
-// Number of threads in a block of the backward; fewer than in forward, because backward reads two
-// rows for each row and more rows should be processed at the same time.
+// Number of threads in a block of the backward. It is smaller than in the forward, because backward
+// reads two tensors, and more rows should be processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
 // A row of up to `kShortRow` elements is processed by a warp, a longer row by a block. The limit is
 // lower in backward, where each warp needs its own terms of the weight's gradient for a row, and a
@@ -48,8 +48,8 @@ constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at
 
 /// The number of blocks of the backward. Each block sums its rows' terms of the weight's gradient.
 /// The number of blocks depends only on the sizes, so that the result has the same bits on every
-/// GPU. It is at most eight for each multiprocessor of an H100, so that all blocks run at the same
-/// time, and fewer if a block uses much shared memory.
+/// GPU. There are at most eight blocks for each multiprocessor of an H100, so that all blocks run
+/// at the same time, and fewer if a block uses much shared memory.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -200,8 +200,8 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
       });
 }
 
-/// The sum of an element's terms in the rows number `first`, `first` + `step` and so on of `rows`
-/// rows.
+/// Sums column `element` of the matrix `terms`, of sizes (rows, size), over row number `first` and
+/// every `step`-th row after it.
 TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t rows,
                                               std::int64_t size, std::int64_t element,
                                               std::int64_t first, std::int64_t step) {
@@ -212,7 +212,7 @@ TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t r
   return sum;
 }
 
-/// Whether all rows can be accessed by vectors.
+/// Whether all rows can be accessed by vectors of 16 bytes.
 inline bool is_aligned(const RmsNorm& call, Element type) {
   const auto rows = [&](const void* data) { return is_aligned(data, call.rows, call.size, type); };
   return rows(call.x) && rows(call.residual) && is_aligned(call.weight, 1, 0, type) &&

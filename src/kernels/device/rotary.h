@@ -16,7 +16,7 @@ struct HeadStrides {
   std::int64_t head = 0;
 };
 
-/// The heads of all positions; a head is 2 * half consecutive elements.
+/// The heads of queries or keys at all positions. A head is 2 * half consecutive elements.
 struct RotaryHeads {
   const void* x = nullptr;
   void* out = nullptr;
@@ -27,7 +27,7 @@ struct RotaryHeads {
 
 constexpr int kMostRotaryParts = 2;
 
-/// Queries and keys, or one of them, for positions (batch, sequence). The tables are dense and
+/// Queries and keys, or one of them, for positions (batch, sequence). `cos` and `sin` are dense and
 /// fp32: (sequence, 2 * half). With vectors of N elements, `half` must be a multiple of N.
 struct Rotary {
   RotaryHeads parts[kMostRotaryParts] = {};  ///< queries and keys; an entry without heads is unused
@@ -39,7 +39,7 @@ struct Rotary {
   bool transposed = false;
 };
 
-/// The number of heads of a position, in all parts together.
+/// The number of heads of a position, of queries and keys together.
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
@@ -48,15 +48,15 @@ TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   return heads;
 }
 
-/// a * b + c * d, within 2 ulp even if the products cancel (Kahan).
+/// a * b + c * d, within 2 ulp even if a * b and c * d cancel (Kahan's method).
 TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, float d) {
   const float product = c * d;
   const float lost = std::fma(c, d, -product);
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of both halves of the tables at a position, with the signs that they have in the
-/// formula of rotation.
+/// N elements of both halves of the cos and sin tables at a position, with the signs that they have
+/// in the formula of rotation.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
@@ -72,8 +72,8 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// The tables at a position. The transposed operation uses the sine of the element that a value
-/// comes from.
+/// The cos and sin tables at position `place`. The transposed operation uses the sine of the
+/// element that a value comes from.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;
@@ -94,8 +94,8 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
   return result;
 }
 
-/// The vectors and heads of a position that a thread processes: the first one, and the distance to
-/// the next (`..._step`).
+/// The vectors and heads of a position that a thread processes: the first vector and head, and the
+/// distances to the next ones (`..._step`).
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;
@@ -103,7 +103,7 @@ struct RotaryShare {
   int head_step = 1;
 };
 
-/// Rotates N elements, from `i` on, of both halves of each of a thread's heads in one part.
+/// Rotates N elements from `i` on, in both halves of this thread's heads of `part`.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,
@@ -140,7 +140,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   }
 }
 
-/// Whether both halves of every head, and of the tables, can be accessed by vectors.
+/// Whether both halves of every head, and of cos and sin, can be accessed by vectors of 16 bytes.
 inline bool is_aligned(const Rotary& call, Element type) {
   const auto heads = [&](const void* data, const HeadStrides& s) {
     return is_aligned(data, /*rows=*/2, s.batch | s.position | s.head, type);

@@ -1,5 +1,5 @@
-// Operators on rows on a GPU. The sources in this folder use only libtorch's half types, so nvcc
-// compiles them within seconds.
+// CUDA kernels for rows of matrices. The sources in this folder use no part of libtorch except its
+// half-precision types, so nvcc compiles them within seconds.
 #include <algorithm>
 
 #include "device/launches.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = 65535;  // maximum size of a grid's second dimension
 
-/// The number of blocks for `items` items; at most 2^30, after which a block has several shares.
+/// The number of thread blocks that process `items` items; at most 2^30.
 unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
   return static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, of_block), 1 << 30));
 }
@@ -28,7 +28,7 @@ struct BlocksOfRow {
 
 }  // namespace
 
-// RMSNorm: a warp processes a short row, a block a longer one.
+// RMSNorm: a warp processes a short row, a thread block a longer one.
 
 namespace {
 
@@ -38,8 +38,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  // Number of vectors that a thread loads at once; more for a warp, whose threads have more
-  // elements of a row.
+  // Number of vectors that a thread loads at once. A warp's threads load more, because each of them
+  // has more elements of the row.
   constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
 
 constexpr int kTermRows = 8;  // number of rows of terms that a block adds at the same time
 
-/// One thread for each element, and for every eighth row of `terms`.
+/// Sums the rows of `terms`. A thread adds every eighth row, for one element.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
@@ -104,7 +104,7 @@ void with_kernel(const RmsNorm& call, Element type, bool aligned, std::int64_t s
                  Body&& body) {
   with_vectors(type, aligned, [&]<class T, int N>() {
     const auto of_weight = [&]<class W>() {
-      // No separate kernel for short rows with access by single elements, which is rare.
+      // Short rows that are accessed by single elements are rare, so they have no separate kernel.
       if (N > 1 && call.size <= short_row) {
         body.template operator()<T, W, N, (N > 1 ? kWarp : kBlock)>();
       } else {
@@ -147,7 +147,7 @@ void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
       });
 }
 
-// SwiGLU.
+// SwiGLU: silu(gate) * up.
 
 namespace {
 
@@ -212,7 +212,7 @@ std::int64_t most_heads(const Rotary& call) {
   return heads;
 }
 
-/// A thread reads its part of the tables once and uses it for up to this many heads.
+/// A thread reads its part of the cos and sin tables once, and uses it for up to this many heads.
 constexpr std::int64_t kHeadsOfThread = 8;
 
 /// The block size: vectors by heads by positions. A block has as many positions as it has threads
@@ -234,7 +234,7 @@ void launch(const Rotary& call, Element type, cudaStream_t stream) {
   });
 }
 
-// Rows of an embedding table, the table's gradient, and a check of indices.
+// Embedding: the look-up of rows of a table, the table's gradient, and a check of indices.
 
 namespace {
 
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(Embedding call) {
   }
 }
 
-/// The grid's first dimension has a block for each tile.
+/// The grid's first dimension has a block for each tile, that is, for kTileSlots sorted indices.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) embedding_backward_kernel(EmbeddingBackward call) {
   const std::int64_t vector = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
@@ -301,7 +301,7 @@ void launch(const CheckIndices& call, cudaStream_t stream) {
   check_indices_kernel<<<blocks, kThreads, 0, stream>>>(call);
 }
 
-// Cross entropy of rows of logits: one block for each row.
+// Cross entropy of rows of logits: one thread block for each row.
 
 namespace {
 
@@ -371,7 +371,7 @@ void launch(const Scale& call, Element type, cudaStream_t stream) {
   });
 }
 
-// Quantises rows to fp8: one block for each row.
+// Quantises rows to fp8: one thread block for each row.
 
 namespace {
 

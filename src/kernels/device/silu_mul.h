@@ -1,13 +1,13 @@
-// silu(gate) * up and its gradients, row by row. The operation is elementwise; rows permit inputs
-// that are parts of one tensor.
+// silu(gate) * up and its gradients. The operation is elementwise, but is computed row by row, so
+// that gate and up may be ranges of columns of one matrix.
 #pragma once
 
 #include "device/vectors.h"
 
 namespace tessera::kernels {
 
-/// `rows` rows of `size` elements; the rows of the inputs begin `gate_stride` and `up_stride`
-/// elements apart, and the result is dense.
+/// Arguments of silu_mul for `rows` rows of `size` elements. The rows of the inputs begin
+/// `gate_stride` and `up_stride` elements apart, and the result is dense.
 struct SiluMul {
   const void* gate = nullptr;
   const void* up = nullptr;
@@ -34,8 +34,7 @@ struct Sigmoid {
   float rest;
 };
 
-/// Computed from exp(-|g|), which never overflows; otherwise a large g could cause a NaN in a
-/// product.
+/// Uses exp(-|g|), which never overflows. With exp(-g), a large |g| could cause inf * 0 = NaN.
 TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   const float e = std::exp(-std::fabs(g));
   const float large = divide(1.0F, 1.0F + e);
@@ -43,7 +42,7 @@ TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   return g < 0.0F ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
-/// Computes the vectors number `first`, `first` + `step` and so on of a row.
+/// Computes vector number `first` of a row and every `step`-th vector after it.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::int64_t first,
                                       std::int64_t step) {
@@ -61,8 +60,8 @@ TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::i
   }
 }
 
-/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Factors that may be large are multiplied
-/// last, so that no product overflows before it is multiplied by a small factor.
+/// Computes the gradients of a row, with silu'(g) = s * (1 + g * (1 - s)) and s = sigmoid(g). Large
+/// factors are multiplied last, so that nothing overflows before a small factor is applied.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::int64_t row,
                                                std::int64_t first, std::int64_t step) {
@@ -95,7 +94,7 @@ TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::in
   }
 }
 
-/// Whether all rows can be accessed by vectors.
+/// Whether all rows can be accessed by vectors of 16 bytes.
 inline bool is_aligned(const SiluMul& call, Element type) {
   return is_aligned(call.gate, call.rows, call.gate_stride, type) &&
          is_aligned(call.up, call.rows, call.up_stride, type) &&

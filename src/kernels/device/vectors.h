@@ -1,6 +1,6 @@
 // Building blocks of the GPU kernels: rows of elements, accessed in units of 16 bytes. Kernel
-// bodies are plain functions with the number of a thread as argument; tests compile them for the
-// host.
+// bodies are plain functions that take the number of a thread as an argument, so tests can compile
+// them for a CPU.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -111,13 +111,13 @@ TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::in
   }
 }
 
-/// Stores N values of a vector to global memory.
+/// Stores the first n of N values to global memory.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline void store(T* to, const Floats<N>& values, std::int64_t n) {
   store_by(to, values, n, [](const auto& words, auto* at) { write_global(words, at); });
 }
 
-/// Stores N values to any memory, including a block's shared memory.
+/// Stores the first n of N values to any memory, including a block's shared memory.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline void store_anywhere(T* to, const Floats<N>& values, std::int64_t n) {
   store_by(to, values, n, [](const auto& words, auto* at) { *at = words; });

@@ -27,9 +27,9 @@
 
 namespace tessera::kernels {
 
-// Classifies operators by their schemas, and has rules for the few operators without a meta kernel
-// in libtorch's C++ library (Python has them). The rules are used for meta tensors too, with which
-// memory plans are recorded.
+// How operators run without values. Operators are classified by their schemas. There are rules for
+// the few operators that have a meta kernel in Python, but none in libtorch's C++ library. The
+// rules are used for meta tensors too, with which memory plans are recorded.
 
 namespace {
 
@@ -63,8 +63,8 @@ std::vector<at::Tensor> where(Arguments arguments) {
       sizes, self.options().dtype(at::promote_types(self.scalar_type(), other.scalar_type())))};
 }
 
-/// An empty tensor like `like`, in memory as (batch, tokens, heads, width), the order in which the
-/// kernel writes.
+/// An empty tensor like `like`, stored as (batch, tokens, heads, width), the order in which
+/// libtorch's attention kernel writes.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
@@ -90,8 +90,8 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  // Number `i` of a list with one number for each spatial dimension; a list with a single number
-  // applies to all dimensions.
+  // Argument number `i`: a list with one number for each spatial dimension. A list with a single
+  // number applies to all dimensions.
   const auto each = [&](std::size_t i) {
     Sizes numbers = arguments[i].toIntVector();
     numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
@@ -185,7 +185,7 @@ std::vector<at::Tensor> mse_loss_backward(Arguments arguments) {
   return {at::empty(at::infer_size(self.sizes(), arguments[2].toTensor().sizes()), self.options())};
 }
 
-/// Arguments of _scaled_mm: self, the other factor, scales of both factors, bias, scale of the
+/// Arguments of _scaled_mm: self, the other matrix, scales of both matrices, bias, scale of the
 /// result, type of the result, ...
 std::vector<at::Tensor> scaled_product(Arguments arguments) {
   const at::Tensor& self = arguments[0].toTensor();
@@ -202,7 +202,7 @@ std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   return {at::empty(sizes, self.options())};
 }
 
-/// The out= variants of products with a result type. out= is the last argument.
+/// The out= variants of matrix products with a result type. `out` is the last argument.
 std::vector<at::Tensor> product_into(Arguments arguments) {
   return {arguments.back().toTensor()};
 }
@@ -377,7 +377,7 @@ void implement_if_missing(torch::Library& library, std::string_view name,
   }
 }
 
-/// Registers the rules for the meta device. In a program with Python, kernels exist there already.
+/// Registers the rules as kernels of the meta device. In a Python program such kernels exist.
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   for (const Named& each : kRules) {
     implement_if_missing(library, each.name,
@@ -389,9 +389,9 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   }
 }
 
-// The FakeMode's dispatch key is between autograd and the CPU's kernels. libtorch reserves it for
-// other libraries, and only a FakeMode includes it. Every operator that a program runs arrives
-// here, with local tensors.
+// A FakeMode uses a dispatch key between autograd and the CPU's kernels. libtorch reserves the key
+// for other libraries, and only a FakeMode includes it. Every operator that a program runs in a
+// FakeMode arrives at run(), with local tensors.
 
 using tessera::detail::kFakeModeKey;
 
@@ -422,8 +422,8 @@ bool is_fake(std::span<const c10::IValue> arguments) {
   return floating && !elsewhere;
 }
 
-/// A meta tensor with the same sizes, strides and type. The wrapped-number flag is copied, because
-/// it affects type promotion.
+/// A meta tensor with the sizes, strides and type of `tensor`. The wrapped-number flag is copied,
+/// because it affects type promotion.
 at::Tensor on_meta(const at::Tensor& tensor) {
   at::Tensor meta =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
@@ -484,7 +484,7 @@ bool is_input(const c10::Argument& argument) {
   return !argument.is_out();
 }
 
-/// The call before it runs. The inputs include tensors that the call also writes.
+/// Describes a call before it runs. The inputs include tensors that the call also writes.
 FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
   return {.name = op.schema().name(),
           .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),
@@ -511,7 +511,7 @@ Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   return sizes;
 }
 
-/// The sizes of each out= argument after the call. An elementwise operator may have no meta kernel.
+/// The sizes of each out= argument after the call. Elementwise operators may have no meta kernel.
 std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {
@@ -519,7 +519,7 @@ std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   }
   Stack meta(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()),
              stack.end());
-  // The tensors are empty, because libtorch warns if it resizes a tensor that has elements.
+  // The out= tensors are empty, because libtorch warns if it resizes a tensor that has elements.
   for (std::size_t i = 0; i < meta.size(); ++i) {
     if (op.schema().arguments()[i].is_out() && meta[i].isTensor()) {
       meta[i] = at::empty_strided({0}, {1}, meta[i].toTensor().options());
@@ -626,9 +626,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
-/// Operators that have kernels on a CPU and on CUDA although they also have a composite
-/// implementation. Without this registration libtorch would use the composite implementation for
-/// this key.
+/// Registers FakeMode's kernel for operators that have kernels on a CPU and on CUDA although they
+/// also have a composite implementation. Otherwise libtorch would use the composite implementation
+/// in a FakeMode.
 TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
   for (const char* name :
        {"copy_", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm"}) {

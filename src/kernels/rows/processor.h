@@ -43,7 +43,7 @@ namespace tessera::kernels {
 /// Intel processors only, and uses AVX2 kernels on AMD's.
 bool mkl_leaves_vectors_unused();
 
-/// Whether a product (rows, inner) x (inner, columns) is so large that oneDNN is faster than MKL.
+/// Whether a matrix product (rows, inner) x (inner, columns) is so large that oneDNN beats MKL.
 bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns);
 
 }  // namespace tessera::kernels

@@ -9,9 +9,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// Scale factor for elements whose squares would overflow in fp32.
+/// RMSNorm multiplies elements by this factor if their squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
-/// Rows with a smaller 1 / rms have elements so large that a product with a gradient may overflow.
+/// Rows with a smaller 1 / rms have elements so large that element * gradient may overflow.
 constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
@@ -29,7 +29,7 @@ struct RowKernels {
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
-  /// Computes the gradients of silu_mul. Also writes the product to `out` unless `out` is null.
+  /// Computes the gradients of silu_mul. Also writes silu_mul to `out` unless `out` is null.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             T* out, std::int64_t n);
   /// Rotates `heads` vectors of 2 * half elements at one position. The vectors are x_stride

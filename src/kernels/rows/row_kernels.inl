@@ -238,7 +238,7 @@ struct Sigmoid {
   Floats value, rest;
 };
 
-/// Computed from exp(-|g|), as on CUDA; otherwise a large g could cause a NaN in a product.
+/// Uses exp(-|g|), as on CUDA. With exp(-g), a large |g| could cause inf * 0 = NaN.
 Sigmoid sigmoid(Floats g) {
   const Floats e = exp_or_0(g < 0.0F ? g : -g);
   const Floats large = 1.0F / (1.0F + e);
@@ -289,8 +289,8 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
   }
 }
 
-/// Processes a row block by block: computes first the maximum of a block, then its sums, while the
-/// block is in the nearest cache.
+/// Processes a row of logits block by block: computes first the maximum of a block, then its sums,
+/// while the block is in the nearest cache.
 template <class T>
 void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
                     float* differences) {

@@ -6,21 +6,21 @@
 
 #include "tessera/export.h"
 
-/// Cross entropy of rows of logits; local tensors, without autograd. Kernels handle fp32, bf16 and
-/// fp16 on CUDA, and fp32 and bf16 on a CPU: they read the logits once, compute in fp32 and give
-/// the same bits in every run. For other types and devices the same formulas are computed by ATen
-/// operators.
+/// Cross entropy of a matrix of logits, on local tensors, without autograd. Kernels exist for fp32,
+/// bf16 and fp16 on CUDA, and for fp32 and bf16 on a CPU. A kernel reads the logits once, computes
+/// in fp32 and gives the same bits in every run. Other types and devices use ATen operators with
+/// the same formulas.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// The options of a row's loss. tensor_parallel::CrossEntropyOptions documents the fields.
+/// The options of the loss of one row of logits; see tensor_parallel::CrossEntropyOptions.
 struct RowLossOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   double z_loss = 0;
 };
 
-/// Rows of logits, with this rank's columns of the vocabulary.
+/// A matrix of logits with one row per token, and with this rank's columns of the vocabulary.
 struct LossRows {
   at::Tensor logits;   ///< the logits: (rows, columns)
   at::Tensor targets;  ///< the targets: (rows), int64
@@ -32,8 +32,8 @@ struct LossRows {
 /// The results of a cross entropy for each row: tensors of size (rows).
 struct RowLosses {
   at::Tensor losses;  ///< the loss of each row, in loss_type(); 0 if the target is ignored
-  /// The log-sum-exp over all columns: (rows), in fp64, because differences to large logits must
-  /// keep their precision.
+  /// The log-sum-exp of each row over the whole vocabulary: (rows). The type is fp64, because its
+  /// difference to a large logit must be precise.
   at::Tensor log_sum_exp;
 };
 /// Makes uninitialised tensors for the losses of the given logits.
@@ -44,21 +44,21 @@ struct RowTerms {
   at::Tensor maximum;      ///< (rows): the maximum of each row over this rank's columns
   at::Tensor all_maximum;  ///< (rows): initially a copy of `maximum`, which the caller reduces over
                            ///< the ranks
-  /// (2 or 3, rows), numbers that are added over the ranks: the sum of exponentials, the target's
-  /// logit, and with label smoothing the sum of the logits.
+  /// Numbers that the caller sums over the ranks: (2 or 3, rows). They are the sum of exponentials,
+  /// the target's logit, and with label smoothing the sum of the logits.
   at::Tensor terms;
 };
 
 /// The type of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a vocabulary
-/// need more than the 8 or 11 bits of a half type.
+/// need more bits of mantissa than bf16 (8) and fp16 (11) have.
 at::ScalarType loss_type(const at::Tensor& logits);
 
-/// Writes the losses of rows with the whole vocabulary.
+/// Writes the losses of rows whose logits have all columns of the vocabulary.
 void row_losses(const LossRows& rows, const RowLosses& into);
 
-/// The steps for a split vocabulary. row_terms() computes the terms. The caller then all-reduces
-/// all_maximum by maximum, and make_relative() makes the terms relative to the result, in place.
-/// The caller then all-reduces `terms` by sum, and losses_of_terms() computes the losses.
+/// The steps for a vocabulary that is split between ranks. row_terms() computes the terms. The
+/// caller all-reduces all_maximum by maximum; make_relative() makes the terms relative to that
+/// maximum, in place. The caller all-reduces `terms` by sum; losses_of_terms() computes the losses.
 RowTerms row_terms(const LossRows& rows);
 void make_relative(const LossRows& rows, const RowTerms& terms);
 void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosses& into);
@@ -68,12 +68,12 @@ void losses_of_terms(const LossRows& rows, const RowTerms& terms, const RowLosse
 void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                      const at::Tensor& gradient);
 
-/// `tensor` times the number `factor`, rounded once to `type`. `tensor` has type `type` or the type
-/// of `factor`; `factor` is a tensor on the same device, of loss_type().
+/// Returns `tensor` times `factor`, rounded once to `type`. `tensor` has type `type` or the type of
+/// `factor`. `factor` is one number, a tensor on the same device, of loss_type().
 at::Tensor scaled(const at::Tensor& tensor, const at::Tensor& factor, at::ScalarType type);
 
-/// On CUDA: asserts on the device, without a wait of the host, that each of `indices` is in [0,
-/// size) or equal to `ignored`.
+/// On CUDA, asserts in a kernel, without synchronising the CPU with the device, that each of
+/// `indices` is in [0, size) or equal to `ignored`.
 void assert_indices(const at::Tensor& indices, std::int64_t size, std::int64_t ignored);
 
 }  // namespace tessera::kernels

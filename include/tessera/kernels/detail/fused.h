@@ -8,13 +8,13 @@
 
 #include "tessera/export.h"
 
-/// Memory-bound operations, each in one pass over memory, on local tensors, without autograd. fp32
-/// and bf16 on a CPU use our own vectorised kernels, with fp32 arithmetic and one rounding. Their
-/// order of operations depends neither on the instruction set nor on the number of threads, so
-/// results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16. An
-/// operation is one launch, or two for the gradients of a norm's weight and of an embedding table.
-/// Their results have the same bits in every run. Other types, devices and operations use the same
-/// formulas as ATen operators.
+/// Memory-bound operations, each in one pass over memory, on local tensors, without autograd. For
+/// fp32 and bf16 on a CPU this library has vectorised kernels, with fp32 arithmetic and one
+/// rounding. Their order of operations depends neither on the instruction set nor on the number of
+/// threads, so results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16,
+/// and give the same bits in every run. An operation is one launch, or two for the gradients of a
+/// norm's weight and of an embedding table. In other cases ATen operators compute the same
+/// formulas.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -23,8 +23,8 @@ struct RmsNormResult {
   at::Tensor out;   ///< the normalised tensor, with the sizes and type of x
   at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps) of each row: (..., 1), fp32 or fp64
 };
-/// RMSNorm (Zhang and Sennrich 2019) over the last dimension. weight: (last size), or undefined for
-/// ones.
+/// RMSNorm (Zhang and Sennrich 2019) over the last dimension. `weight` is a vector of the last
+/// dimension's size, or undefined for ones.
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// The results of add_rms_norm().
 struct AddRmsNormResult {
@@ -37,16 +37,16 @@ struct AddRmsNormResult {
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
 /// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of this tensor. For add_rms_norm(), `x` is the sum and `sum_grad`, if defined, is
-/// the gradient of the returned sum, with the sizes and type of x. The gradient of the norm is
-/// rounded before `sum_grad` is added. The first result is then the gradient of both inputs of
-/// add_rms_norm(), `x` and `residual`.
+/// over the rows of the local tensor `x`. For add_rms_norm(), pass its `sum` as `x`, and as
+/// `sum_grad` the gradient of `sum`, if it is defined, with the sizes and type of x. The gradient
+/// of the norm is rounded before `sum_grad` is added. The first result is then the gradient of both
+/// inputs of add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
                                                     const at::Tensor& sum_grad = {});
 
-/// silu(gate) * up for tensors of one shape (SwiGLU, Shazeer 2020).
+/// Returns silu(gate) * up for tensors of one shape (SwiGLU, Shazeer 2020).
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// The gradients of gate and up in silu_mul(gate, up).
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
@@ -78,8 +78,8 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
-// The products of a linear layer with factors in float8_e4m3fn. Each row of a factor along which a
-// product sums has a scale, which is a power of two.
+// The matrix products of a linear layer with inputs in float8_e4m3fn. Each row or column that a
+// matrix product sums over has a scale, which is a power of two.
 
 /// A matrix in fp8: row i is scales[i] * values[i].
 struct Fp8Rows {
@@ -87,32 +87,32 @@ struct Fp8Rows {
   at::Tensor scales;  ///< the scales of the rows: (rows, 1), fp32, powers of two
 };
 
-/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`, which are
-/// (1, columns) powers of two, or undefined for ones. The scale of a row is the
-/// smallest power of two, at least 2^-100, for which the largest element divided by the scale is at
-/// most 448. A value is x / scale, which is exact, rounded to nearest, ties to even. Therefore
+/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`: (1,
+/// columns) powers of two, or undefined for ones. The scale of a row is the smallest power of two,
+/// at least 2^-100, for which the largest element divided by the scale is at most 448. A value is
+/// the exact quotient x / scale, rounded to nearest, ties to even. Therefore
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
-/// and elements of 2^-6 scale or more do not depend on the scale. Quantising a second time changes
-/// nothing. Rows of zeros stay zeros. The format has no infinity; a row with a NaN or an infinity
-/// becomes NaN, and the corresponding row of a product too.
+/// and the rounding of elements of 2^-6 scale or more does not depend on the scale. Quantising
+/// twice changes nothing. Rows of zeros stay zeros. The format has no infinity: a row with a NaN or
+/// an infinity becomes NaN, and the corresponding row of a matrix product becomes NaN too.
 Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
-/// The three products of a linear layer. On CUDA the functions use at::_scaled_mm with a scale for
-/// each row, which requires bf16, both sizes of the weight multiples of 16, and compute capability
-/// 8.9 or more; otherwise the functions throw Error. On CUDA fp8_linear() uses fast accumulation,
-/// in which sums have fewer bits. On other devices the products of the fp8 values are summed in
-/// fp32 (fp64 for fp64) and rounded once. The functions throw Error for fp16, whose range is too
+/// The three matrix products of a linear layer. On CUDA the functions use at::_scaled_mm with a
+/// scale for each row. That operator requires bf16, weight sizes that are multiples of 16, and
+/// compute capability 8.9 or more; otherwise the functions throw Error. On CUDA fp8_linear() uses
+/// fast accumulation, in which sums have fewer bits. Other devices multiply the fp8 values, sum in
+/// fp32 (fp64 for fp64) and round once. The functions throw Error for fp16, whose range is too
 /// small for the scales.
 
-/// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of both factors are scaled.
+/// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
-/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight's values and scales are
-/// those of fp8_linear(): the scales are multiplied into grad, whose rows are then scaled.
+/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight is quantised as by
+/// fp8_linear(): its scales are multiplied into grad, and then the rows of grad are quantised.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
-/// Computes grad^T x: (..., out), (..., in) -> (out, in). The columns of both factors are scaled,
-/// over the rows of this tensor.
+/// Computes grad^T x: (..., out), (..., in) -> (out, in). The columns of grad and x have scales,
+/// computed from the rows of these local tensors.
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 
 }  // namespace tessera::kernels

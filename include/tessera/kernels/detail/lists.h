@@ -1,4 +1,4 @@
-// Operations over lists of tensors, with few launches on CUDA: copies, the 2-norm, and AdamW.
+// Operations on lists of tensors, with few launches on CUDA: copies, the 2-norm, and AdamW.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,14 +14,13 @@ TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// Copies each tensor of `from` into the corresponding tensor of `to`, with equal sizes and any
-/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that consist of rows;
-/// other tensors are copied one by one. Not recorded by autograd; on CUDA the version counters are
-/// not incremented.
+/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that are equally spaced
+/// rows; other tensors are copied one by one. Not recorded by autograd; on CUDA, autograd's version
+/// counters are not incremented.
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
-// The 2-norm of many tensors on CUDA in three steps: compute this rank's sums of squares, add them
-// over the ranks (which the caller does), and take the root.
+// The 2-norm of many tensors on CUDA. The caller adds squares_on_cuda() over the ranks.
 
 /// Whether squares_on_cuda() supports the tensors: they must be dense fp32, bf16 or fp16 tensors on
 /// `device`, a GPU.
@@ -35,6 +34,7 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
 
+/// The results of clip_norm_on_cuda().
 struct NormAndFactor {
   at::Tensor norm;     ///< the norm, 0-d fp64
   at::Tensor factor;   ///< clip factor, 0-d fp64: min(1, max_norm / (norm + 1e-6))
@@ -42,8 +42,8 @@ struct NormAndFactor {
                        ///< not finite
   at::Tensor rounded;  ///< the norm rounded to fp32, 0-d
 };
-/// The norm and the clip factor, from the result of squares_on_cuda() after it was added over the
-/// ranks. Takes one launch.
+/// Returns the norm and the clip factor. `squares`: the result of squares_on_cuda(), after it was
+/// added over the ranks. Takes one launch.
 NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm);
 
 /// The tensors of one AdamW update: equal sizes, dense, on one device.
@@ -53,11 +53,11 @@ struct AdamWTensors {
   at::Tensor exp_avg;     ///< first moment, fp32 or bf16
   at::Tensor exp_avg_sq;  ///< second moment, of the type of exp_avg
   at::Tensor step;        ///< number of this step, counted from 1: 0-d fp32
-  /// For bf16 moments: the indices of the elements in the whole tensor, and the stream of random
-  /// numbers for stochastic rounding.
+  /// For bf16 moments: `place` gives each element's index in the whole tensor, and `stream` selects
+  /// the random numbers for stochastic rounding.
   GlobalPlace place = {};
-  std::vector<std::int64_t> local_sizes = {};  ///< sizes to which the tensors are reshaped for
-                                               ///< `place`
+  std::vector<std::int64_t> local_sizes = {};  ///< sizes of this rank's part of the tensor, to
+                                               ///< which the tensors are reshaped
   std::uint64_t stream = 0;
 };
 
@@ -79,9 +79,9 @@ bool has_adamw_kernel(const at::Tensor& parameter);
 
 /// One step of AdamW (Loshchilov & Hutter 2019) for tensors whose moments have one type, computed
 /// in fp32. On CUDA one launch updates dozens of tensors; on a CPU all threads are used. Moments in
-/// bf16 are rounded stochastically, without bias, by a random number that depends on the element in
-/// the whole tensor, the stream and the step: the result has the same bits on every mesh and
-/// device. The parameter's update uses the moments before rounding. Not recorded by autograd.
+/// bf16 are rounded stochastically, without bias. The random number depends on the element's index
+/// in the whole tensor, the stream and the step, so every mesh and device gives the same bits. The
+/// parameter's update uses the moments before rounding. Not recorded by autograd.
 void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers);
 
 }  // namespace tessera::kernels

@@ -7,10 +7,10 @@
 #include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 
-/// Elementary functions that give the same bits on all machines, on hosts and GPUs. The functions
-/// only use + - * / and sqrt of IEEE doubles, which are correctly rounded everywhere, unlike libm's
-/// functions. Files that include this header must be compiled with -ffp-contract=off and
-/// --fmad=false, so that no compiler fuses a*b+c.
+/// Elementary functions that give the same bits on all CPUs and GPUs. The functions only use + - *
+/// / and sqrt of IEEE doubles, which are correctly rounded everywhere, unlike libm's functions.
+/// Files that include this header must be compiled with -ffp-contract=off and --fmad=false, so that
+/// no compiler fuses a*b+c.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 

@@ -15,7 +15,7 @@ TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 // Distributions as functions of one uniform number u in (0, 1), by inversion of the distribution
-// function. The functions give the same bits on the host and on a GPU. One random number makes one
+// function. The functions give the same bits on a CPU and on a GPU. One random number makes one
 // value, so an element's value does not depend on earlier elements.
 
 /// The uniform distribution on (from, from + width).
@@ -58,24 +58,26 @@ struct TruncatedNormal {
   }
 };
 
+/// A Bernoulli distribution: 1 with probability p, otherwise 0.
 struct Bernoulli {
   double p;
   TESSERA_HOST_DEVICE double operator()(double u) const { return u < p ? 1.0 : 0.0; }
 };
 
+/// The distributions of fill_random().
 using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
 
 /// Throws Error unless low < high, std > 0 and the interval has a probability above 1e-300.
 TruncatedNormal truncated_normal(double mean, double std, double low, double high);
 
 /// Describes which elements of a global tensor a local tensor contains. An element's random number
-/// depends on `first_element` plus its row-major index in the global tensor.
+/// depends on `first_element` plus the element's row-major index in the global tensor.
 struct GlobalPlace {
   std::vector<Box> boxes;
   std::vector<std::int64_t> sizes;  ///< sizes of the global tensor
   std::int64_t first_element = 0;
 
-  /// The place of a plain tensor, which contains all elements.
+  /// The place of a local tensor that contains all elements of the global tensor.
   static GlobalPlace whole(std::vector<std::int64_t> sizes, std::int64_t first_element = 0);
 };
 

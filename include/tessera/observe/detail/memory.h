@@ -22,7 +22,7 @@
 TESSERA_API_BEGIN
 namespace tessera::observe {
 
-/// A block of host memory that a tensor allocates or frees.
+/// A block of CPU memory that a tensor allocates or frees.
 struct TensorBlock {
   std::uint64_t number = 0;  ///< number of the allocation in this process, from 1
   std::int64_t bytes = 0;
@@ -30,9 +30,10 @@ struct TensorBlock {
   const void* data = nullptr;
 };
 
+/// Options of count_tensor_memory().
 struct TensorMemoryOptions {
   /// Whether to reserve only address space; the system then allocates memory at the first write.
-  /// For kernels::FakeMode.
+  /// Used with kernels::FakeMode.
   bool reserve_only = false;
   /// Sizes of blocks are rounded up to a multiple of this many bytes. libtorch uses 512 on a GPU.
   std::int64_t granularity = 1;
@@ -41,8 +42,8 @@ struct TensorMemoryOptions {
   std::function<void(const TensorBlock&)> observer{};
 };
 
-/// Starts to count the memory of host tensors, like count_tensor_memory() of memory.h, with
-/// options. A second call changes the options. Must not be called while other threads use tensors.
+/// Starts to count the memory of CPU tensors, like count_tensor_memory() of memory.h, with options.
+/// A second call changes the options. Must not be called while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options);
 /// Bytes of all allocated blocks; nullopt before count_tensor_memory() was called.
 std::optional<std::int64_t> tensor_bytes();
@@ -60,10 +61,10 @@ const char* to_string(MemoryPhase phase);
 inline constexpr std::size_t kMemoryKinds = 7;
 /// The name of a kind of memory, for output: "parameters", "gathered parameters".
 const char* to_string(MemoryKind kind);
-/// Whether FSDP offloading moves memory of this kind to the host: shards, their gradients and the
+/// Whether FSDP offloading moves memory of this kind to CPU memory: shards, their gradients and the
 /// optimizer state.
 bool is_state(MemoryKind kind);
-/// Bytes, indexed by MemoryKind.
+/// Numbers of bytes, indexed by MemoryKind.
 using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 
 /// The highest memory use in one moment of a step, over all micro-batches. A moment is, for
@@ -71,7 +72,7 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< bytes in use of each kind, with host memory (not in `bytes`)
+  BytesByKind live{};  ///< bytes in use of each kind, also the offloaded ones not in `bytes`
 };
 
 /// A rank's memory in one step.
@@ -85,9 +86,9 @@ struct StepMemory {
   std::vector<MomentMemory> moments;
 };
 
-/// Records the memory of host tensors in this single-rank process, from its construction on. Only
-/// one may exist at a time. Create it on the thread that runs the steps, before the streams of the
-/// model's FSDP units (memory_lanes) and before the model.
+/// Records the memory of CPU tensors in this single-rank process, from the construction of the
+/// MemoryLog on. Only one MemoryLog may exist at a time. Create it on the thread that runs the
+/// steps, before the model and before the streams of FSDP units (memory_lanes()).
 class MemoryLog final {
  public:
   /// Counts tensor memory with `options`. The observer in `options` is not used.
@@ -102,8 +103,8 @@ class MemoryLog final {
   void begin_step(std::function<std::string()> where, bool moments = false);
   /// The phase of the last allocation.
   MemoryPhase phase() const { return phase_; }
-  /// Returns streams that forward to `lanes`, and that tell the log in which lane (Lane in
-  /// comm/streams.h) a block is allocated. Pass the result to comm::set_host_streams. The log must
+  /// Returns streams that forward calls to `lanes`, and that tell the log on which stream
+  /// (comm::Lane) a block is allocated. Pass the result to comm::set_host_streams(). The log must
   /// outlive the result.
   comm::StreamsPtr memory_lanes(comm::StreamsPtr lanes);
   /// Marks the memory of a CPU tensor as the memory of a parameter. Call assign_parameter() for all
@@ -111,7 +112,7 @@ class MemoryLog final {
   void assign_parameter(const at::Tensor& tensor);
 
   /// The memory of the step that began last, which must have ended. With `on_host`, shards,
-  /// gradients and optimizer state are in host memory and do not count towards the peak.
+  /// gradients and optimizer state are offloaded to CPU memory and do not count towards the peak.
   StepMemory use(bool on_host) const;
 
  private:
@@ -122,8 +123,8 @@ class MemoryLog final {
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
     bool is_parameter = false;
-    /// Indices of the phases in which the block was allocated and freed. `ended` is the highest
-    /// index for a block that is not freed.
+    /// Indices of the phases in which the block was allocated and freed. `ended` is the largest int
+    /// for a block that is not freed.
     int began = 0, ended = 0;
     bool earlier = false;  ///< whether the block was allocated before the step
   };

@@ -30,12 +30,13 @@ std::string bytes_text(double bytes);
 std::string titan_line(const StepMetrics& metrics, int world_size);
 
 /// Writes metrics to a JSONL file, one line per step, flushed after each line. Creates a missing
-/// folder. For one rank and one thread. Throws Error if the file can't be written.
+/// folder. For use by one thread of one rank. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
-  /// Opens the file. Retains the records of an existing file up to step `resumed`. With 0, for a
-  /// new run, removes all records.
+  /// Opens the file. Retains the records of an existing file up to step `resumed`. Removes all
+  /// records if `resumed` is 0, as in a new run.
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
+  /// Appends the record of a step.
   void write(const StepMetrics& metrics);
   /// Replaces the record that the last write() wrote by `metrics`. Does nothing if the file is a
   /// pipe, because a pipe has already passed the record on.
