@@ -78,7 +78,7 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
                           Rerun rerun);
   ~CheckpointedRegionScope();
 
-  /// Must be called if the forward ends without an exception.
+  /// Ends the forward. Must be called if the forward ends without an exception.
   void finish();
 
  private:

@@ -35,7 +35,7 @@ struct Fp8Conversion {
 /// their type in files and in the optimizer. Call it before apply_lora (the adapters' matrices are
 /// not converted), parallelize_module and fully_shard.
 ///
-/// On a GPU the computation type must be bf16. A Linear whose product is fused with another
+/// On a GPU the computation type must be bf16. A Linear whose matrix product is fused with another
 /// operation (Linear::forward with a function) is computed by that function in its own type.
 ///
 /// Not collective; every rank must convert the same Linears. Throws Error, before anything is

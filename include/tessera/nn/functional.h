@@ -22,15 +22,14 @@ namespace tessera::nn {
 /// Partial over the mesh dimensions that shard x.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-/// Returns rms_norm(x + residual) and x + residual. The result is bit-equal to the result of two
-/// separate operations. The gradients are computed in one pass. Layouts are the same as for
-/// rms_norm(). Partial inputs are reduced. Broadcasting and type promotion are those of the
-/// addition.
+/// Returns rms_norm(x + residual) and x + residual, bit-equal to two separate operations. The
+/// gradients are computed in one pass. Layouts are the same as for rms_norm(). Partial inputs are
+/// reduced. Broadcasting and type promotion are those of the addition.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 
-/// silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). `gate` and `up` have the same shape
-/// and type. Any dimension may be sharded.
+/// Returns silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). `gate` and `up` have the same
+/// shape and type. Any dimension may be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 
 /// Rotary position embedding (Su et al. 2021), Hugging Face's half-split convention: x * cos +
@@ -39,7 +38,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// the rows of the tables for its own positions.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 /// rotary_embedding() of the queries `q` and the keys `k`, which may have different numbers of
-/// heads. On CUDA this is one launch.
+/// heads. On CUDA this is one kernel launch.
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
 

@@ -141,7 +141,7 @@ struct FusedLinearOptions {
   std::int64_t groups = 1;
 };
 
-/// Several Linears of the same input, fused into one larger product: query, key and value, or gate
+/// Several Linears of the same input, fused into one larger Linear: query, key and value, or gate
 /// and up. Files store the parts under their own names (load_hugging_face):
 ///
 ///   nn::FusedLinear qkv(dim, {{"q_proj", heads * size}, {"k_proj", kv_heads * size},

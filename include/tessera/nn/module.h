@@ -34,7 +34,7 @@ class Module;
 namespace detail {
 
 // A base class for the test whether M has a member called forward. If M also has such a member, the
-// name is ambiguous in a class derived from both. This finds templates and overloads too.
+// name is ambiguous in a class derived from both. The test finds templates and overloads too.
 struct OtherForward {
   int forward;
 };
@@ -58,12 +58,12 @@ struct RunningCall {
 using TensorList = std::span<at::Tensor* const>;
 /// A function that receives the called module, and the tensors of the call's arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
-/// Pairs of name (or FQN) and slot, in order of registration.
+/// Pairs of a parameter's name (or FQN) and its slot, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
-/// A torch::nn::Module with hooks around forward, and with parameters in slots, whose tensors FSDP
-/// and tensor parallelism replace. Derive your own modules from Module<Derived>. Thread safety: one
-/// thread at a time.
+/// A torch::nn::Module with hooks around forward. Its parameters are in slots (ParameterSlot), so
+/// that FSDP and tensor parallelism can replace their tensors. Derive your own modules from
+/// Module<Derived>. Thread safety: one thread at a time.
 ///
 /// A module can't be copied, because the slots point to their module: construct a second module and
 /// copy the values.
@@ -105,8 +105,8 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// The slot of this module's own parameter `name`. Throws Error, with a list of the names, if
   /// there is no such parameter.
   const SlotPtr& slot(const std::string& name) const;
-  /// Replaces the slot of parameter `name` by `slot`, which both modules then share (tied weights).
-  /// Throws Error if the sizes differ.
+  /// Replaces the slot of parameter `name` by `slot` of another module, so that both modules share
+  /// one parameter (tied weights). Throws Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
   /// Fills this module's own parameters and buffers with initial values. init_weights() calls
@@ -115,8 +115,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Attaches an object of a higher layer to this module, at most one per type. FSDP, for example,
-  /// attaches its unit.
+  /// Attaches an object to this module, at most one per type. FSDP, for example, attaches its unit.
   template <class T>
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
@@ -143,12 +142,13 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// Registers a parameter with the given sizes and without values. The parameter is on the meta
   /// device inside a MetaDevice scope, otherwise on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
-  /// Registers a parameter with the values of `tensor`, whose memory it shares.
+  /// Registers a parameter with the values of `tensor`. The parameter shares the memory of
+  /// `tensor`.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
   /// Registers a parameter that is stored in a tensor member of the module. Every change of the
   /// slot's tensor updates the member:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
-  /// Module calls and tree walks throw Error if another tensor was assigned to the member.
+  /// Module calls and named_slots() throw Error if another tensor was assigned to the member.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
   /// Registers a buffer, which to() moves with the module. Saved checkpoints contain the buffer if
   /// `persistent` is true. A table that reset_parameters() computes need not be persistent.
@@ -158,8 +158,8 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// Throws Error if this module has hooks that have not run, because forward was called as
   /// m.forward(x) instead of m(x). A forward may call this function in its first line.
   void check_called() const;
-  /// Whether this module has an FQN. If it has none, the module of the outermost call first names
-  /// all modules below it.
+  /// Whether this module has an FQN. If not, first asks the outermost called module for the FQNs of
+  /// all modules below that module.
   bool is_in_a_tree() const;
 
  private:
@@ -187,12 +187,12 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// name and its FSDP unit to an Error or a libtorch exception, unless an inner module has already
   /// added its name.
   [[noreturn]] void rethrow_named() const;
-  /// Must be called if a call has returned a tensor on the meta device. Throws Error unless an
-  /// input was on the meta device: otherwise forward has used a meta tensor saved by the
+  /// For a call that has returned a tensor on the meta device: throws Error unless an input was on
+  /// the meta device. Without such an input, forward has used a meta tensor saved by the
   /// constructor.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
-  /// Scope around a module call. A thread's outermost call throws Error for a parameter without a
+  /// A scope around a module call. A thread's outermost call throws Error for a parameter without a
   /// slot, and for a parameter or buffer that is not filled, in the module or below it. An inner
   /// call throws Error for a module with trainable parameters that was never registered with
   /// register_module.
@@ -256,9 +256,9 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
-  /// This module's FQN; mutable, because a const walk of the tree sets it.
+  /// This module's FQN; mutable, because the const function named_slots() sets it.
   mutable std::optional<std::string> fqn_;
-  /// Whether a walk that began at this module has named the modules below it.
+  /// Whether the modules below this module already have FQNs that begin at this module.
   mutable bool named_tree_ = false;
   /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;
@@ -381,12 +381,12 @@ class Module : public ModuleBase {
   }
 };
 
-/// Throws Error, with the names of the first ones, if parameters or buffers have never been filled
-/// or have no storage (meta device). The outermost call of a module makes this check, too.
-/// `caller`: the caller's name, for messages.
+/// Throws Error, with some of the names, if parameters or buffers have never been filled or have no
+/// storage (meta device). The outermost call of a module makes the same check. `caller`: the
+/// caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
-/// Options that determine how visit_modules() walks a tree of modules.
+/// Options of visit_modules(): the order of a visit to a tree of modules, and the modules to skip.
 struct ModuleWalk {
   /// Whether a module that is registered at several places is visited once for each of its FQNs;
   /// otherwise only once, with the first FQN.

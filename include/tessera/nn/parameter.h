@@ -18,10 +18,9 @@ namespace tessera::nn {
 
 class ModuleBase;
 
-/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor by
-/// a plain, sharded or unsharded tensor. Names, named_parameters() and objects that refer to the
-/// slot, such as optimizers, stay valid. Modules that share a parameter share its slot. Thread
-/// safety: one thread at a time.
+/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor,
+/// for example by a shard. Names, named_parameters() and optimizers, which refer to the slot, stay
+/// valid. Modules that share a parameter share its slot. Thread safety: one thread at a time.
 class ParameterSlot : tessera::detail::NoCopy {
  public:
   /// A module that has a slot as parameter or buffer, and the name of the parameter or buffer in
@@ -60,7 +59,7 @@ class ParameterSlot : tessera::detail::NoCopy {
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
-  /// Properties of the parameter that the layers of the library record.
+  /// Properties of the parameter that FSDP, tensor parallelism and the module record.
   detail::SlotRole role;
 
   /// Whether the tensor has values: from init_weights, a load, the caller of the constructor, or an
@@ -88,11 +87,11 @@ class ParameterSlot : tessera::detail::NoCopy {
   std::uint64_t unfilled_version_ = 0;
   std::vector<Owner> owners_;
 };
-/// A slot that modules and optimizers share.
+/// A shared pointer, because modules and optimizers share a slot.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
 
-/// A text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]" before
-/// the FQN is known.
+/// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
+/// before the FQN is known.
 std::string describe(const ParameterSlot& slot);
 
 /// A module's parameter: a handle that converts to the tensor of a slot. When tie_slot() replaces

@@ -65,12 +65,12 @@ class ModuleBase;
 
 /// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
 /// before the first training forward. Loss functions read this number to find out whether their
-/// rows are only a part of the batch.
+/// inputs are only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Whether this thread has ever called a function that weights a mean over ranks by their numbers
-/// of rows.
+/// Whether this thread has ever called a function that weights a mean over ranks by each rank's
+/// number of batch rows.
 bool weighs_ranks();
 void note_weighing();
 
