@@ -93,7 +93,7 @@ class RandomSnapshot {
       generator.set_state(state.value);
     }
   }
-  /// Drops those of libtorch's generators whose state has not changed since the snapshot.
+  /// Drops libtorch's generators whose state has not changed since the snapshot.
   void forget_unmoved() {
     std::erase_if(states_, [](const State& state) {
       return equal_bytes(state.value, state_of(state.generator));
@@ -137,8 +137,8 @@ class RestoredThread : tessera::detail::NoCopy {
         strict_(then.strict),
         replication_(then.replicates_plain),
         region_(then.region, /*replays=*/true) {
-    // The cache of casts is off, because nothing would clear it before the optimizer changes the
-    // weights.
+    // Autocast's cache of casts is off, because nothing would clear it before the optimizer changes
+    // the weights.
     tessera::detail::set_autocast_state({then.autocast.types, /*keeps_casts=*/false});
     if (then.random) {
       random_.emplace(then.random->retaken());
@@ -176,7 +176,7 @@ Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    // Aliases without autograd state, because autograd attaches new state to every result.
+    // Makes aliases without autograd state, because autograd attaches new state to every result.
     copies.push_back(kernels::with_tensors(
         result, [](const at::Tensor& tensor) { return tessera::detail::alias_tensor(tensor); }));
   }
@@ -227,9 +227,9 @@ class OperatorLog {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
     }
   }
-  /// The saved results of a call; nullopt if they were not saved or have been freed. `last`:
-  /// whether to free the results after this use. Sets the generators to their state after the
-  /// operator. Throws Error if a result was modified in place after forward.
+  /// Returns the saved results of a call; nullopt if they were not saved or have been freed.
+  /// `last`: whether to free the results after this use. Sets the generators to their state after
+  /// the operator. Throws Error if a result was modified in place after forward.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last) {
     auto& calls = kept_[name];
     const auto found = calls.find(index);
@@ -242,8 +242,8 @@ class OperatorLog {
                   " of its region, was saved and then modified in place; let the "
                   "policy recompute it, or write to a copy");
     if (kept.random_after) {
-      // The operator does not run again and does not advance the generators; without this, later
-      // operators would draw other numbers.
+      // The operator does not run again. Restoring its final generator state makes later operators
+      // draw the same random numbers as in forward.
       kept.random_after->restore();
     }
     Results results = unrecorded_all(kept.results);
@@ -288,7 +288,8 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // For the last view that matmul makes, which libtorch does not mark as a view.
+      // aten::_unsafe_view is the last view that matmul makes, but libtorch does not mark it as a
+      // view.
       log_.watch_aliases(results);
     }
     return results;
@@ -303,7 +304,7 @@ class RecordOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// The operator mode in a recomputation: returns the saved results.
+/// The operator mode of a recomputation: returns saved results instead of running operators again.
 class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
@@ -333,8 +334,8 @@ class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor)
       : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-    // Compares layouts too: sizes() are global, so two different shards would look equal without
-    // the layout.
+    // Layouts are compared too: sizes() of a distributed tensor are global, so different shards
+    // have equal sizes().
     if (tessera::is_distributed(tensor)) {
       sharding_ = sharding_spec(tensor);
     }
@@ -388,7 +389,7 @@ using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 /// autograd's graph own the frame, so it exists as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  /// The frame must be constructed before its region begins, so that an outer region packs the
+  /// A Frame must be constructed before its region begins, so that an outer region saves the
   /// inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun)
       : options_(options),
@@ -423,9 +424,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
     }
   }
 
-  /// Saved tensor number `index`, recomputed unless this backward has already recomputed it. Passes
-  /// the function's exceptions on. Throws Error if the function does not save the same tensors
-  /// again.
+  /// Returns saved tensor number `index`, recomputed unless this backward has already recomputed
+  /// it. Throws the exceptions of the function. Throws Error if the function does not save the same
+  /// tensors again.
   at::Tensor unpack(std::size_t index);
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
@@ -447,7 +448,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   // checks their versions.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
-  // A deque, since its elements contain an atomic, which cannot be moved.
+  // This is a deque, because its elements contain an atomic and cannot be moved.
   std::deque<Saved> saved_;
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
@@ -464,7 +465,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Outside of a backward no event would end the lifetime of the other recomputed tensors.
+  // Outside of a backward the other recomputed tensors are not stored: no event would free them.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
@@ -506,7 +507,7 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
 class CheckpointedRegion;
 
 namespace {
-/// The regions of each thread, because backward recomputes on autograd's threads.
+/// Each thread has its own checkpointed regions, because backward recomputes on autograd's threads.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 }  // namespace
 
@@ -528,7 +529,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The region around this one. It outlives this region, because regions are on the stack.
+  // The region around this region; it outlives this region, because regions are on the stack.
   CheckpointedRegion* outer_;
 };
 
@@ -536,9 +537,9 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 /// handlers in the function do not catch it.
 struct StopRecomputation {};
 
-/// The recomputation of a frame, as a scope. The function runs as in forward, with autograd on.
-/// Autograd saves the same tensors in the same order as in forward, which identifies them. The
-/// graph of the recomputation is discarded.
+/// The recomputation of a Frame (one forward), as a scope. The function runs as in forward, with
+/// autograd on. Autograd saves the same tensors in the same order as in forward, which identifies
+/// them. The graph of the recomputation is discarded.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
@@ -661,14 +662,14 @@ class CheckpointedForward final : public CheckpointedRegion {
   void record_count(std::uint64_t count) override { frame_->record_count(count); }
 
  private:
-  /// The object that autograd saves in place of a tensor: a reference to the frame, and the
-  /// tensor's number in it.
+  /// The object that autograd saves in place of a tensor: a reference to the Frame (one forward),
+  /// and the tensor's number in the Frame.
   class Placeholder final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
     ~Placeholder() override {
       if (index_) {
-        // When the graph node is destroyed, recomputations need not save this tensor any more.
+        // The graph node is being destroyed, so recomputations need not save this tensor any more.
         frame_->release(*index_);
       }
     }
@@ -685,15 +686,15 @@ class CheckpointedForward final : public CheckpointedRegion {
   std::optional<OperatorModeScope> mode_;
 };
 
-// The hooks of regions and of StandInGradient nodes in autograd's engine.
+// Hooks in autograd's engine, for checkpointed regions and for StandInGradient nodes.
 
 namespace {
 
 using tessera::detail::Edge;
 using tessera::detail::variable_list;
 
-/// The innermost region that is a recomputation. Regions inside it use the counts that its forward
-/// recorded.
+/// Returns the innermost region that is a recomputation. Regions inside a recomputation use the
+/// counts that forward recorded.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -720,8 +721,9 @@ bool installs_engine() {
   return tessera::detail::install_engine({.hooks = &hooks_here, .execute = &execute});
 }
 
-/// Installs the hooks; only the first call in a process has an effect. Throws Error if an autograd
-/// engine other than libtorch's is installed (as Python does), which would not call the hooks.
+/// Installs the hooks in autograd's engine; only the first call in a process has an effect. Throws
+/// Error if an autograd engine other than libtorch's is installed (as Python does), which would not
+/// call the hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -735,7 +737,7 @@ void install_engine() {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // Without gradients nothing is saved, so checkpointed inference has no overhead.
+  // Without gradient recording nothing is saved, so checkpointed inference has no overhead.
   if (!c10::GradMode::is_enabled()) {
     return;
   }

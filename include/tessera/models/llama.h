@@ -60,9 +60,9 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   ///
   /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
   /// where a document begins, else one more than the previous token's. A token then attends only to
-  /// its own document. The host reads the positions, and waits for a GPU to do so, unless
-  /// `documents` were already computed from them. With context parallelism, `tokens` are this
-  /// rank's part of each sequence, `positions` are those of all tokens, and a cache is not
+  /// its own document. The CPU reads the positions, and waits for a GPU to do so, unless
+  /// `documents` were already computed from the positions. With context parallelism, `tokens` are
+  /// this rank's part of each sequence, `positions` are those of all tokens, and a cache is not
   /// supported.
   ///
   /// Throws Error beyond max_sequence positions, and for `positions` together with a cache or with
@@ -72,9 +72,9 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// Returns the loss of the logits of `tokens`. Computes head and loss together, without all
   /// logits in memory (linear_cross_entropy).
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
-  /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
-  /// positions of text i have no token, so that texts of different lengths end at the same
-  /// position.
+  /// Makes a cache for texts of at most `positions` positions, including `padding`. The first
+  /// padding[i] positions of text i have no token, so that texts of different lengths end at the
+  /// same position.
   KvCache new_cache(std::int64_t positions, std::vector<std::int64_t> padding = {0}) const;
 
   const LlamaConfig& config() const { return config_; }
@@ -91,7 +91,8 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// blocks.
   std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
   void set_context_parallel(const DeviceMesh& mesh) override;
-  /// The context parallelism of sequences; nullptr if sequences are not split.
+  /// The ranks over which sequences are split (context parallelism); nullptr if sequences are
+  /// whole.
   const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
 
   /// Initializes weights from a truncated normal distribution (3 standard deviations), norms with

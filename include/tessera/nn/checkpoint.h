@@ -89,8 +89,8 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 
 /// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
-/// another tensor, fn runs again, with the random numbers, autocast state, strict scope and batch
-/// part of the first run. Regions may nest, and backward may run several times.
+/// another tensor, fn runs again, with the same random numbers, autocast state, StrictScope and
+/// part of the batch. Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///

@@ -1,4 +1,4 @@
-// What the layers of the library record about parameters, calls and recomputations.
+// Data that FSDP, tensor parallelism and modules record about parameters, calls and recomputations.
 #pragma once
 
 #include <atomic>
