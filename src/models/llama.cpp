@@ -54,8 +54,7 @@ at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   return plain * kept + plain / s.factor * (1 - kept);
 }
 
-/// Returns the (fractional) index of the rotary frequency that rotates `turns` times in the
-/// original context.
+/// The (fractional) index of the frequency that rotates `turns` times in the original context.
 double index_of_turns(const Rope& rope, std::int64_t head_dim, double turns) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   return static_cast<double>(head_dim) * std::log(original / (turns * 2 * std::numbers::pi)) /

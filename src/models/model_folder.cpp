@@ -229,8 +229,7 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   return found->second;
 }
 
-/// Returns the factor on attention scores for a context that is `scale` times as long (YaRN,
-/// equation 22).
+/// The factor on attention scores for a context that is `scale` times as long (YaRN, equation 22).
 double yarn_scale(double scale, double weight) {
   return scale <= 1 ? 1 : 0.1 * weight * std::log(scale) + 1;
 }

@@ -65,8 +65,8 @@ std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules&
 void shard_units(const std::vector<Modules>& units, const Modules& blocks, const DeviceMesh& mesh,
                  const ParallelOptions& options) {
   const std::ptrdiff_t resharded = count_resharded(units, blocks, options);
-  // The model is the last FSDP unit, because a unit takes all parameters below its modules that
-  // belong to no earlier unit.
+  // The model is the last FSDP unit: a unit takes all parameters below its modules, except those of
+  // earlier units.
   for (std::ptrdiff_t i = 0; i < std::ssize(units); ++i) {
     const Modules& modules = units[static_cast<std::size_t>(i)];
     fsdp::Options unit = options.fsdp;

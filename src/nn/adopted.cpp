@@ -39,8 +39,8 @@ namespace tessera::nn {
 
 namespace {
 
-/// libtorch's parameter table of `module`. The table is a protected member, so a derived class is
-/// needed to access it.
+/// Returns libtorch's parameter table of `module`. The table is a protected member, so a derived
+/// class is needed to access it.
 torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
   struct Derived : torch::nn::Module {
     static auto table() { return &Derived::parameters_; }
@@ -111,7 +111,7 @@ void add_cells(torch::nn::Module& module, ModuleMembers& found) {
   (add_those_of(dynamic_cast<Cells*>(&module)), ...);
 }
 
-/// Finds the weights of RNN, LSTM and GRU, whose forward reads the weights of all layers from a
+/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights of all layers from a
 /// list.
 template <class M>
 struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
@@ -237,8 +237,8 @@ detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module
   return found;
 }
 
-/// A parameter slot gets the module's tensor itself, not a copy. Optimizers that were made before
-/// adopt() therefore train the parameter until it is sharded.
+/// A parameter slot gets the module's tensor itself, not a copy. An optimizer that was made before
+/// adopt() therefore trains the parameter until it is sharded.
 void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -262,8 +262,7 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
 }
 
 /// A buffer slot gets the module's buffer tensor itself, because forward writes to it in place.
-/// Running statistics of norms on the meta device get memory and initial values at once, because
-/// they are small.
+/// Running statistics on the meta device get memory and values at once, because they are small.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);

@@ -90,8 +90,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // Each key head is in one group with its query heads, so tensor parallelism does not separate
-    // them.
+    // A group has one key head and its query heads, so a rank never has only one of them.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,

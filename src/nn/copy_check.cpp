@@ -181,8 +181,7 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// Returns a hash that is equal for all copies of one tensor; nullopt if the tensor is not
-  /// compared.
+  /// A hash that is equal for all copies of one tensor; nullopt if the tensor is not compared.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -194,8 +193,7 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the mesh has only some ranks of a root dimension, as a mesh from unflatten() may
-    // have.
+    // Whether the mesh has only some ranks of a root dimension (a mesh from unflatten() may).
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;

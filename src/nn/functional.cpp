@@ -276,8 +276,7 @@ at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
 
-/// Pads the width with zeros to a multiple of 8, as the flash kernel needs. Zeros do not change
-/// scores.
+/// Pads the width with zeros to a multiple of 8, for the flash kernel. Zeros do not change scores.
 at::Tensor padded(const at::Tensor& heads) {
   const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
   return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
@@ -302,8 +301,8 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return documents != nullptr ? unpacked(own, q) : own.transpose(1, kTokensDim);
 }
 
-/// Attention by the memory-efficient kernel, which needs as many key and value heads as query
-/// heads.
+/// Computes attention with the memory-efficient kernel, which needs as many key and value heads as
+/// query heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
   constexpr std::int64_t kCausal = 1;  // the value of sdp::CustomMaskType::CausalFromTopLeft
@@ -473,9 +472,9 @@ AttentionKernel packed_kernel(AttentionKernel kernel) {
 // Context parallelism: the positions of a rank's tokens, and attention of a rank's two chunks to
 // the gathered keys.
 //
-// Head and tail chunks are gathered by one autograd function instead of a redistribution with
-// views. Keys and values then share one collective, and chunks are put in order while they are
-// copied out of the collective's buffer.
+// Chunks of sequences are gathered by one autograd function instead of a redistribution with views.
+// Keys and values then share one collective, and chunks are put in order while they are copied out
+// of the collective's buffer.
 
 namespace {
 
@@ -547,8 +546,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies the chunks of `whole` to the positions of their ranks in
-/// `of_ranks`.
+/// The inverse of in_order(): copies each chunk of `whole` to the place of its rank in `of_ranks`.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);

@@ -66,8 +66,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether the layouts are such that the local part of a b is the matrix product of the local parts
-/// of a and b, with the layout of `sum`.
+/// Whether `sum` has the layout that results from multiplying the local parts of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -132,9 +131,8 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // Computes the gradient of x first if x_ can be recomputed together with the gradients of its
-    // own inputs. Otherwise computes the weight's gradient first, so that x_ is freed before more
-    // memory is needed.
+    // The gradient of x is computed first if it helps to recompute x_ (KeptTensor). Otherwise the
+    // weight's gradient is computed first, so that x_ is freed before more memory is needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }

@@ -22,7 +22,7 @@
 
 namespace tessera::nn {
 
-// visit_modules(). Collectives that run once per module rely on its order of modules.
+// visit_modules(): collectives that run once per module rely on the order of its visits.
 
 namespace {
 
@@ -111,7 +111,7 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 namespace {
 
 /// The end of a message about a meta tensor that forward has used. It cannot be a parameter or
-/// buffer, because the outermost module call has checked these.
+/// buffer, because the outermost module call has checked them.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -418,8 +418,7 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
-  // A parameter must be a leaf of autograd, even if the caller computed `tensor` from other
-  // tensors.
+  // A parameter must be a leaf, even if the caller computed `tensor` from other tensors.
   tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
 }
@@ -453,8 +452,7 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow fol
 }
 
 void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tensor) {
-  // Writes to libtorch's parameter table directly, because register_parameter refuses an existing
-  // name.
+  // Writes to libtorch's table directly, because register_parameter refuses an existing name.
   parameters_[name] = tensor;
   if (const Follow& follow = bindings_[index_of(name)].follow) {
     follow(tensor);
@@ -533,13 +531,13 @@ void ModuleBase::rethrow_named() const {
     }
     throw;
   } catch (const std::bad_alloc& error) {
-    // A derived class of std::bad_alloc already names its module, or has its own message.
+    // An exception of a derived class already names its module, or has its own message.
     if (typeid(error) != typeid(std::bad_alloc)) {
       throw;
     }
     throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
-    // A derived class of Error already names its module, or belongs to no module.
+    // An exception of a derived class already names its module, or belongs to no module.
     if (typeid(error) != typeid(Error)) {
       throw;
     }
@@ -606,7 +604,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // These operators have the most compute per byte of their results.
+  // These operators do the most computation per byte of their results.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

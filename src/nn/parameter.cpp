@@ -101,7 +101,8 @@ void ParameterSlot::show(at::Tensor tensor) {
   tensor_ = std::move(tensor);
   tessera::detail::name_parameter(tensor_, fqn_);
   for (const Owner& owner : owners_) {
-    // Also updates libtorch's own table, so that parameters() lists the tensors that forward uses.
+    // Also updates libtorch's parameter table, so that parameters() lists the tensors that forward
+    // uses.
     owner.module->swap_parameter(owner.name, tensor_);
   }
 }
@@ -317,8 +318,8 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
   }
 }
 
-// PlaceholderGradient tensors use a dispatch key without libtorch kernels, which is reserved for
-// wrappers. A fallback for all operators on this key sees only placeholders.
+// PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. It has no
+// libtorch kernels, so a fallback for all operators on this key sees only placeholders.
 
 namespace {
 
@@ -465,7 +466,7 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // named_slots() is called first, because it throws Error for a parameter without a slot.
+  // named_slots() is called before any change, because it throws for a parameter without a slot.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function may test for any

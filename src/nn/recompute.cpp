@@ -288,8 +288,7 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // aten::_unsafe_view is the last view that matmul makes, but libtorch does not mark it as a
-      // view.
+      // This is the last view that matmul makes, but libtorch does not mark it as a view.
       log_.watch_aliases(results);
     }
     return results;
@@ -448,7 +447,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   // checks their versions.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
-  // This is a deque, because its elements contain an atomic and cannot be moved.
+  // saved_ is a deque, because its elements contain an atomic and cannot be moved.
   std::deque<Saved> saved_;
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
@@ -721,9 +720,9 @@ bool installs_engine() {
   return tessera::detail::install_engine({.hooks = &hooks_here, .execute = &execute});
 }
 
-/// Installs the hooks in autograd's engine; only the first call in a process has an effect. Throws
-/// Error if an autograd engine other than libtorch's is installed (as Python does), which would not
-/// call the hooks.
+/// Installs the hooks; only the first call in a process has an effect. Throws Error if another
+/// autograd engine than libtorch's is installed (as Python does), because it would not call the
+/// hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {

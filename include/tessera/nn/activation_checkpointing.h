@@ -38,8 +38,8 @@ struct ActivationCheckpointing {
 
 /// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
 /// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
-/// Call it after parallelize_module, so that the recomputation repeats the tensor-parallel hooks.
-/// Call it before fully_shard, so that the recomputation does not repeat all-gathers. Not
+/// Call this function after parallelize_module, so that the recomputation repeats the
+/// tensor-parallel hooks, and before fully_shard, so that it does not repeat all-gathers. Not
 /// collective; every rank must select the same modules. Throws Error, before anything is changed,
 /// if no module is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,

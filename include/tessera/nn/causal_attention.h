@@ -29,8 +29,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 /// How attention() runs a call: `backend` is the kernel, and `repeats_heads` tells whether key and
 /// value heads are repeated.
 using AttentionKernel = tessera::detail::AttentionKernel;
-/// Returns the kernel of attention() as text for logs: "flash", "efficient, key-value heads
-/// repeated".
+/// The name of a kernel of attention(), for logs: "flash", "efficient, key-value heads repeated".
 std::string to_string(const AttentionKernel& kernel);
 
 /// allow_math_attention(true) permits attention by formula ("math") in training on a GPU, for all
@@ -46,14 +45,13 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
                                  std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                                  bool masked = false);
 
-/// The boundaries of documents that are packed into sequences: a token sees only its own document.
-/// The offsets of the documents replace a mask of (batch, tokens, tokens). One object serves all
-/// layers of a model.
+/// Boundaries of documents that are packed into sequences: a token sees only its own document. The
+/// offsets of documents replace a mask of (batch, tokens, tokens). All layers use one object.
 class Documents {
  public:
   /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
   /// starts a document. The first token of a sequence always starts a document. The CPU reads
-  /// `positions`, and waits if they are on a GPU. `device`: the device that computes attention.
+  /// `positions`, and waits for a GPU to do so. `device`: the device that computes attention.
   Documents(const at::Tensor& positions, c10::Device device);
 
   /// The index of the first token of each document, counted over all sequences, followed by the

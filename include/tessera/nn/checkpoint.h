@@ -22,7 +22,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether forward saves an operator's results, or the recomputation runs the operator again.
+/// Whether forward saves an operator's results, or the recomputation runs the operator again. Like
 /// PyTorch's CheckpointPolicy.
 enum class SavePolicy { kMustSave, kPreferRecompute };
 
@@ -78,7 +78,7 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
                           Rerun rerun);
   ~CheckpointedRegionScope();
 
-  /// Ends the forward. Must be called if the forward ends without an exception.
+  /// Ends the forward; must be called unless the forward throws an exception.
   void finish();
 
  private:

@@ -24,7 +24,7 @@ using BoundaryFunction = std::function<void(TensorList tensors, const DeviceMesh
 /// `partition` become replicated. `input` and `output` run before and after every call of the root
 /// module. Not collective: the values must be equal on every rank, and each rank stores only its
 /// shard. Throws Error for a module that was distributed before, and for a child with parameters
-/// that is not a ModuleBase. PyTorch's distribute_module.
+/// that is not a ModuleBase. Like PyTorch's distribute_module.
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
                        const PartitionFunction& partition = nullptr,
                        const BoundaryFunction& input = nullptr,

@@ -32,8 +32,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
 namespace detail {
 
-/// Returns the FQN of a child `name` of the module `parent`: "layers.0" and "mlp" make
-/// "layers.0.mlp".
+/// The FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
 std::string join_fqn(const std::string& parent, const std::string& name);
 
 /// Renames `fqn` by the pair of patterns {from, to}. Returns nullopt if `fqn` does not match

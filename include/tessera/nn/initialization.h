@@ -71,8 +71,7 @@ class InitContext {
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, copied to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
-  /// A random key of the module being initialised, for random numbers other than parameter values
-  /// (dropout).
+  /// The random key of the module being initialised, for example for dropout.
   RandomKey key() const;
   /// FQN of the module being initialised; "" for the root.
   const std::string& fqn() const { return fqn_; }

@@ -40,9 +40,9 @@ class Embedding : public Module<Embedding> {
   std::int64_t embedding_dim_;
 };
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in fp32, or
-/// in fp64 for fp64 inputs. (..., size) -> (..., size). weight: (size), initially ones. Zhang &
-/// Sennrich 2019.
+/// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in
+/// fp32, or in fp64 for fp64 inputs. (..., size) -> (..., size). weight: (size), initially ones.
+/// Zhang & Sennrich 2019.
 ///
 /// forward does not communicate. Throws Error for other sizes and for layouts that nn::rms_norm
 /// refuses. The comment of nn::rms_norm describes the gradients.
@@ -69,8 +69,8 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
-/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) -> (...,
-/// size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
+/// Computes (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) ->
+/// (..., size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
 ///
 /// forward is aten::layer_norm. With distributed tensors, forward and backward communicate as the
 /// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's

@@ -24,8 +24,8 @@ struct LinearOptions {
 using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
                                                const at::Tensor& bias)>;
 
-/// y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial values
-/// like torch.nn.Linear: uniform in ±1/sqrt(in).
+/// Computes y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial
+/// values like torch.nn.Linear: uniform in ±1/sqrt(in).
 ///
 /// forward is aten::linear. With distributed tensors, forward and backward communicate as the
 /// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
@@ -34,13 +34,12 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x);
-  /// Computes `product` of x, the weight and the bias instead of aten::linear. For fused
-  /// operations. Throws Error for a module with an adapter (apply_lora), and the exceptions of
-  /// `product`.
+  /// Computes `product` of x, the weight and the bias instead of aten::linear, as fused operations
+  /// need. Throws Error for a module with an adapter (apply_lora), and the exceptions of `product`.
   at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
-  /// Makes later calls of forward(x) compute `product` instead of aten::linear. For parallel
-  /// styles. Not collective; every rank must set the same product. `together` creates the object
-  /// that computes several such matrix products of one x. If `together` is nullptr,
+  /// Makes later calls of forward(x) compute `product` instead of aten::linear, as some parallel
+  /// styles need. Not collective; every rank must set the same function. `together` creates the
+  /// object that computes several such matrix products of one x. If `together` is nullptr,
   /// linear_products() calls each module separately.
   void set_product(LinearProduct product, detail::MakeLinearProducts together = nullptr) {
     product_ = std::move(product);

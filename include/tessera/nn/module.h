@@ -142,8 +142,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// Registers a parameter with the given sizes and without values. The parameter is on the meta
   /// device inside a MetaDevice scope, otherwise on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
-  /// Registers a parameter with the values of `tensor`. The parameter shares the memory of
-  /// `tensor`.
+  /// Registers a parameter that shares the memory of `tensor`.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
   /// Registers a parameter that is stored in a tensor member of the module. Every change of the
   /// slot's tensor updates the member:
@@ -174,7 +173,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// The hooks outside the activation checkpoint; checkpointed_hooks() are the hooks inside it.
+  /// The hooks outside of the checkpointed region; checkpointed_hooks() are the hooks inside of it.
   Hooks& hooks() { return hooks_; }
   /// The hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
@@ -228,7 +227,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
     Follow follow;  ///< function that updates the bound member; empty if no member is bound
-    /// Member that bind_slot has bound; must be the same tensor as the slot's.
+    /// The member that bind_slot() has bound. It must be the same tensor as the slot's.
     const at::Tensor* member{};
   };
 
@@ -386,7 +385,7 @@ class Module : public ModuleBase {
 /// caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
-/// Options of visit_modules(): the order of a visit to a tree of modules, and the modules to skip.
+/// Options of visit_modules(): the order of modules, repeated visits, and the modules to skip.
 struct ModuleWalk {
   /// Whether a module that is registered at several places is visited once for each of its FQNs;
   /// otherwise only once, with the first FQN.

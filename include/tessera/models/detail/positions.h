@@ -1,4 +1,4 @@
-// The parts of a Llama that depend on positions: rotary embedding, and the cache of generation.
+// The parts of a Llama that depend on positions: rotary embedding, and the key-value cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -36,16 +36,15 @@ class AdoptsModule {
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
 /// Fills the parameters and buffers of `module` (not of its children) with the initial values of
-/// its libtorch class. `holder` is the module with the parameter slots (nn::ParameterSlot). Does
-/// nothing for classes that are not libtorch's.
+/// its libtorch class. `holder` has their ParameterSlots. Does nothing for other classes.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 
 }  // namespace detail
 
-/// Represents a libtorch module inside a model that nn::adopt or nn::Hooked wraps. Its parameters
-/// are in parameter slots (nn::ParameterSlot). libtorch's outer module calls the inner module
-/// directly, so hooks on an AdoptedModule never run.
+/// Represents a libtorch module inside a module that nn::adopt or nn::Hooked wraps, and has its
+/// ParameterSlots. libtorch calls the inner module directly, so hooks on an AdoptedModule never
+/// run.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;
@@ -71,10 +70,9 @@ class AdoptedModule::Maker {
   /// libtorch's.
   explicit Maker(std::vector<detail::FindMembers> classes) : classes_(std::move(classes)) {}
 
-  /// Registers parameter slots in `holder` for the parameters and buffers of `module`, and child
-  /// modules for the modules inside it. Throws Error for a parameter without a known member, and
-  /// for a buffer on the meta device without a known member. `fqn`: the FQN of `module`, for
-  /// messages.
+  /// Registers slots in `holder` for the parameters and buffers of `module`, and child modules for
+  /// the modules inside `module`. Throws Error if no class member is known for a parameter, or for
+  /// a buffer on the meta device. `fqn`: the FQN of `module`, for messages.
   void fill(ModuleBase& holder, torch::nn::Module& module, const std::string& fqn = "");
 
  private:

@@ -21,8 +21,8 @@ namespace tessera::nn::detail {
 // values do not show this, so the ranks compare the origin of their shards: the tensor that was
 // split, or the seed.
 
-/// The origins of a module's own parameters. An origin is the tensor that was split into shards, or
-/// the seed of the values. This object is attached to the module.
+/// The origins of a module's own parameters, attached to the module. An origin is the tensor that
+/// was split into shards, or the seed of the values.
 struct Origins {
   struct Origin {
     std::int64_t number = 0;  ///< number that identifies the origin; never 0
@@ -45,11 +45,10 @@ void note_origin(const ParameterSlot& slot, std::int64_t number);
 /// were written later than the origin was recorded, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
-/// Compares the origins of parameters between ranks. Returns a message such as "the shards of ...
-/// on rank 0 and rank 2 are parts of different tensors"; an empty text means that all origins are
-/// equal. All ranks of the mesh pass the same parameters as pairs (name for messages, origin).
-/// Collective, in CPU memory. Throws Error, on all ranks, if ranks pass different numbers of
-/// parameters.
+/// Compares the origins of parameters between ranks. Returns "", or a message such as "the shards
+/// of ... on rank 0 and rank 2 are parts of different tensors". All ranks of the mesh pass the same
+/// parameters as pairs (name for messages, origin). Collective, in CPU memory. Throws Error, on all
+/// ranks, if ranks pass different numbers of parameters.
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 

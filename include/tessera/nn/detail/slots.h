@@ -78,8 +78,7 @@ void ask_stand_ins();
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
-/// Like check_initialized(). `remedy`: text that says how to fill parameters that were never
-/// filled.
+/// Like check_initialized(). `remedy`: text that says how to fill the unfilled parameters.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error for a buffer on the meta device that was registered with libtorch's
@@ -98,8 +97,8 @@ std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// A counter that increases whenever a slot gets unfilled storage. If it has changed, modules are
-/// checked again.
+/// A counter that increases whenever a slot gets unfilled storage. After a change, module calls
+/// check their parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
