@@ -42,8 +42,8 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // The FQN of each slot. A tied parameter has a single entry, with its first FQN, and therefore
-  // one set of values.
+  // The FQN of each parameter. A tied parameter has a single entry, with its first FQN, and
+  // therefore one set of values.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };

@@ -207,8 +207,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// Throws Error if FSDP has gathered a parameter. A type conversion replaces only the tensor in the
-/// slot, so FSDP's unsharded tensor or its shard would not be converted.
+/// Throws Error if FSDP has gathered a parameter. A type conversion replaces only the tensor that
+/// forward uses now, so FSDP's other tensor (shard or unsharded) would not be converted.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -221,8 +221,8 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// The slot of a tied parameter outlives this module, so this module is removed from the slot's
-/// owners.
+/// The ParameterSlot of a tied parameter outlives this module, so this module is removed from the
+/// slot's owners.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
     slot->remove_owner(this, name);
@@ -319,7 +319,7 @@ void ModuleBase::check_members(const std::string& fqn) const {
   }
 }
 
-/// Compares the numbers of parameters and slots. They differ if the program called libtorch's
+/// Throws Error if a parameter has no ParameterSlot, because the program called libtorch's
 /// register_parameter.
 void ModuleBase::check_slots(const std::string& fqn) const {
   check_members(fqn);
@@ -364,8 +364,8 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // A nn::Parameter member of the derived class shares this handle, so it refers to the new slot
-  // too.
+  // A nn::Parameter member of the derived class shares this handle, so it refers to the new
+  // ParameterSlot too.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
@@ -381,8 +381,8 @@ std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch converts parameters in place. Buffers in slots are converted separately, because
-  // libtorch does not know them.
+  // libtorch converts parameters in place. Buffers from register_buffer_slot() are converted
+  // separately, because libtorch does not know them.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -546,10 +546,10 @@ void ModuleBase::rethrow_named() const {
 }
 
 // Only the outermost module call checks storage, for all modules below it. An unchanged
-// fill_epoch() means that no slot has become unfilled, so a training step costs one comparison.
+// fill_epoch() means that no parameter has become unfilled, so a step costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
-  // The slots are checked in every call, because a parameter may be registered at any time.
+  // ParameterSlots are checked in every call, because a parameter may be registered at any time.
   module.check_slots("");
   if (call_.outer != nullptr) {
     call_.outermost = call_.outer->outermost;

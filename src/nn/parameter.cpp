@@ -101,8 +101,7 @@ void ParameterSlot::show(at::Tensor tensor) {
   tensor_ = std::move(tensor);
   tessera::detail::name_parameter(tensor_, fqn_);
   for (const Owner& owner : owners_) {
-    // Also updates libtorch's parameter table, so that parameters() lists the tensors that forward
-    // uses.
+    // Also updates libtorch's table, so that parameters() lists the tensors that forward uses.
     owner.module->swap_parameter(owner.name, tensor_);
   }
 }
@@ -117,7 +116,7 @@ void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& na
 }
 
 const at::Tensor& Parameter::get() const {
-  // A Parameter without a slot, such as an absent bias, gives an undefined tensor.
+  // A Parameter without a ParameterSlot, such as an absent bias, gives an undefined tensor.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -466,7 +465,7 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // named_slots() is called before any change, because it throws for a parameter without a slot.
+  // named_slots() is called before any change, because it throws for parameters without slots.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function may test for any

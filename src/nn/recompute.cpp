@@ -326,8 +326,8 @@ class ReplayOperators final : public OperatorMode {
 };
 
 // One forward of a checkpointed function: the data that it saved, and how to run the function
-// again. Autograd saves placeholders that refer to this object, the frame. The first placeholder
-// that backward unpacks triggers the recomputation of all tensors.
+// again. Autograd saves placeholders that refer to this Frame. The first placeholder that backward
+// unpacks triggers the recomputation of all tensors.
 
 class SavedTensor {
  public:
@@ -385,10 +385,10 @@ class RecomputedTensor {
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
 /// All data that is needed to run one forward of a checkpointed function again. The placeholders in
-/// autograd's graph own the frame, so it exists as long as the graph.
+/// autograd's graph own the Frame, so it exists as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  /// A Frame must be constructed before its region begins, so that an outer region saves the
+  /// A Frame must be constructed before its region begins, so that an outer region saves its
   /// inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun)
       : options_(options),
@@ -510,7 +510,7 @@ namespace {
 thread_local CheckpointedRegion* innermost_here = nullptr;
 }  // namespace
 
-/// A call of a checkpointed function on this thread: its forward or its recomputation. Regions
+/// A call of a checkpointed function on this thread: its forward or its recomputation. Such regions
 /// nest; the innermost region decides what autograd saves for backward.
 class CheckpointedRegion : tessera::detail::NoCopy {
  public:
@@ -519,8 +519,8 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 
   /// Returns the hooks for the next tensor that autograd saves.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
-  /// Whether this region is a recomputation. If so, replay_count() returns the counts that the
-  /// forward recorded, one after another; see replayed_count().
+  /// Whether this checkpointed region is a recomputation. If so, replay_count() returns the counts
+  /// that the forward recorded, one after another; see replayed_count().
   virtual bool replays() const { return false; }
   virtual std::uint64_t replay_count() { return 0; }
   virtual void record_count(std::uint64_t /*count*/) {}
@@ -528,7 +528,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The region around this region; it outlives this region, because regions are on the stack.
+  // The checkpointed region around this one. It lives longer, because regions are on the stack.
   CheckpointedRegion* outer_;
 };
 
@@ -620,8 +620,8 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // The inputs are unpacked before the state is restored, because unpacking may run an outer
-  // region's recomputation in its own state.
+  // The inputs are unpacked before the state is restored, because unpacking may recompute an outer
+  // checkpointed region in its own state.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
   CheckpointCounts* counts = options_.counts.get();
@@ -692,7 +692,7 @@ namespace {
 using tessera::detail::Edge;
 using tessera::detail::variable_list;
 
-/// Returns the innermost region that is a recomputation. Regions inside a recomputation use the
+/// Returns the innermost checkpointed region that is a recomputation. Regions inside it use the
 /// counts that forward recorded.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
@@ -772,7 +772,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Regions inside the recomputation record the count too, for their own recomputations.
+  // Checkpointed regions inside the recomputation record the count too, for their recomputations.
   for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }

@@ -51,8 +51,8 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// Zeroes each element with probability p and scales the others by 1/(1-p). The mask depends on
 /// `key` and the element's index in the global tensor; backward recomputes it. In the forward of a
-/// model with fully_shard, the global tensor includes the rows of all data-parallel ranks. Throws
-/// Error for a plain tensor whose part of the global tensor is unknown (docs/random.md).
+/// model with fully_shard, the global tensor includes the batch rows of all data-parallel ranks.
+/// Throws Error for a plain tensor whose part of the global tensor is unknown (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 }  // namespace tessera::nn

@@ -96,10 +96,10 @@ class LayerNorm : public Module<LayerNorm> {
 /// The mask depends on the module's key, the number of calls so far and the element's index in the
 /// global tensor. The mask is therefore the same on every mesh, and different in each module.
 /// init_weights or set_key sets the key; otherwise the first call derives it from the module's
-/// name. In the forward of a model with fully_shard, the global tensor includes the rows of all
-/// data-parallel ranks, which compare their row counts when the forward begins; otherwise nothing
-/// is communicated (docs/random.md). Thread safety: one thread at a time, because calls are
-/// counted.
+/// name. In the forward of a model with fully_shard, the global tensor includes the batch rows of
+/// all data-parallel ranks. These ranks compare their numbers of rows when the forward begins;
+/// otherwise nothing is communicated (docs/random.md). Thread safety: one thread at a time, because
+/// calls are counted.
 class Dropout : public Module<Dropout> {
  public:
   /// Throws Error unless 0 <= p < 1.

@@ -70,9 +70,9 @@ class AdoptedModule::Maker {
   /// libtorch's.
   explicit Maker(std::vector<detail::FindMembers> classes) : classes_(std::move(classes)) {}
 
-  /// Registers slots in `holder` for the parameters and buffers of `module`, and child modules for
-  /// the modules inside `module`. Throws Error if no class member is known for a parameter, or for
-  /// a buffer on the meta device. `fqn`: the FQN of `module`, for messages.
+  /// Registers ParameterSlots in `holder` for the parameters and buffers of `module`, and child
+  /// modules for the modules inside `module`. Throws Error if no class member is known for a
+  /// parameter, or for a buffer on the meta device. `fqn`: the FQN of `module`, for messages.
   void fill(ModuleBase& holder, torch::nn::Module& module, const std::string& fqn = "");
 
  private:

@@ -39,10 +39,10 @@ std::int64_t origin_of_seed(std::uint64_t seed);
 /// elements.
 std::int64_t origin_of_values(at::Tensor whole);
 
-/// Records the origin (the tensor that was split, or the seed) of the slot's persistent tensor.
+/// Records the origin (the tensor that was split, or the seed) of the parameter in `slot`.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// The number of the origin of the slot's values. 0 if this rank has no shard, or if the values
-/// were written later than the origin was recorded, for example by a load.
+/// The number of the origin that note_origin() recorded for the parameter in `slot`. 0 if this rank
+/// has no shard, or if the values were written later, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
 /// Compares the origins of parameters between ranks. Returns "", or a message such as "the shards

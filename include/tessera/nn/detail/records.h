@@ -14,10 +14,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The parts of a fused parameter, which weight files store as separate tensors. The fused module
-/// replaces several modules, and each part is the weight of one replaced module. The fused
-/// parameter has `groups` groups with equal numbers of rows. Each group has rows of every part, in
-/// order.
+/// The parts of a fused parameter, which weight files store as separate tensors. A fused module
+/// replaces several modules; each part is the weight of one of them. The fused parameter has
+/// `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
 struct StoredParts {
   /// One part of a fused parameter: the weight of a replaced module.
   struct Part {
@@ -86,8 +85,7 @@ enum class HookedCalls : std::uint8_t {
 
 namespace tessera::nn::detail {
 
-/// Properties of a parameter that FSDP, tensor parallelism and modules record
-/// (ParameterSlot::role).
+/// Properties of a parameter that FSDP, plans and modules record (ParameterSlot::role).
 struct SlotRole {
   /// Whether FSDP has gathered the parameter, so that its values are in memory a second time,
   /// unsharded.

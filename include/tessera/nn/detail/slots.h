@@ -97,8 +97,8 @@ std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// A counter that increases whenever a slot gets unfilled storage. After a change, module calls
-/// check their parameters again.
+/// A counter that increases whenever a parameter gets unfilled storage. After a change, module
+/// calls check their parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
