@@ -27,14 +27,14 @@
 namespace tessera::models {
 namespace {
 
-/// The unscaled rotary frequencies theta^(-2i / head_dim), as a tensor of (head_dim / 2).
+/// Returns the unscaled rotary frequencies theta^(-2i / head_dim), a tensor of size (head_dim / 2).
 at::Tensor plain_frequencies(double theta, std::int64_t head_dim, c10::Device device) {
   const auto fp32 = at::TensorOptions().dtype(c10::kFloat).device(device);
   return 1.0 / at::pow(theta, at::arange(0, head_dim, 2, fp32) / static_cast<double>(head_dim));
 }
 
-/// Increases theta so that the lowest frequency rotates as far over `length` tokens as, unscaled,
-/// over the original context.
+/// Increases theta so that the lowest frequency rotates as far over `length` tokens as the unscaled
+/// frequency does over the original context.
 double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t length) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   const double stretch = std::max(static_cast<double>(length), original) / original;
@@ -43,9 +43,9 @@ double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t lengt
   return rope.theta * std::pow(base, dim / (dim - 2));
 }
 
-/// Divides the frequencies that rotate fewer than low_freq_factor times in the original context.
-/// Frequencies with more than high_freq_factor rotations are unchanged. Frequencies between both
-/// factors are interpolated.
+/// Divides the rotary frequencies with fewer than low_freq_factor rotations in the original
+/// context. Frequencies with more than high_freq_factor rotations are unchanged. Frequencies
+/// between the two limits are interpolated.
 at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   const at::Tensor turns =
       plain * (static_cast<double>(s.original_positions) / (2 * std::numbers::pi));
@@ -109,8 +109,8 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// KvCache: position p is stored in slot p mod slots. Without a window there is one slot per
-// position; with a window the slots are a ring. The order of keys does not matter to attention,
+// KvCache: position p is stored at index p mod slots_. Without a window every position has its own
+// index; with a window the memory is a ring buffer. The order of keys does not matter to attention,
 // because rotary embedding has already been applied.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
@@ -153,7 +153,7 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
 }
 
 /// Stores `values`, the keys or values of the positions that follow the cached positions. If there
-/// are more positions than slots, only the last positions are stored.
+/// are more than slots_ positions, only the last ones are stored.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -168,7 +168,7 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // The oldest cached position once the new position has been added.
+  // tokens_ + 1 - filled is the oldest cached position once the new position has been added.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -184,7 +184,7 @@ struct Context : nn::AttentionInputs {
   KvCache* cache = nullptr;  ///< the cache; set only in generation
 };
 
-/// The parts of a model from which a Context is made.
+/// The parts of a Llama from which a Context (the inputs of all blocks) is made.
 struct ContextParts {
   const LlamaConfig& config;
   const at::Tensor& cos;  ///< rotary tables (positions, head_dim)
@@ -229,7 +229,7 @@ Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t
   return {at::cat(cos), at::cat(sin)};
 }
 
-/// The mask of left-padded prompts, (batch, 1, sequence, sequence): tokens do not attend to
+/// Returns the mask of left-padded prompts, (batch, 1, sequence, sequence): tokens do not attend to
 /// padding. Padding attends to itself, because the result of attention over no keys is NaN.
 at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t sequence) {
@@ -242,8 +242,8 @@ at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t
   return causal.logical_and(is_token.unsqueeze(1)).logical_or(itself).unsqueeze(1);
 }
 
-/// The Context under context parallelism: the rotary angles of this rank's positions in the whole
-/// sequence.
+/// Returns the inputs of the blocks under context parallelism: the rotary angles are those of this
+/// rank's positions in the whole sequence.
 Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
   const nn::ContextParallel& split = *parts.context_parallel;
   const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split.mesh().size());
@@ -254,8 +254,8 @@ Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
           nullptr};
 }
 
-/// The Context for tokens (batch, sequence) that follow the tokens in a cache, if there is one. The
-/// causal mask covers only the tokens of this call.
+/// Returns the inputs of the blocks for tokens (batch, sequence), which follow the tokens in the
+/// cache if `cache` is not nullptr. The causal mask covers only the tokens of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (parts.context_parallel) {
     return split_context(parts, tokens);
@@ -328,8 +328,8 @@ nn::MlpOptions mlp_options(const LlamaConfig& c) {
 
 }  // namespace
 
-/// nn::Attention with a cache for generation. Input and output are folded to (tokens, hidden): the
-/// sequences of the batch one after another.
+/// nn::Attention with a cache for generation. Inputs and results are folded to (tokens, hidden):
+/// the sequences of the batch one after another.
 class Llama::Attention : public nn::Attention {
  public:
   Attention(const LlamaConfig& c, std::size_t layer)
@@ -519,8 +519,8 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   init.set_buffer(sin_, sin);
 }
 
-/// The plan of Megatron and torchtitan: attention and MLP of a block each cost one all-gather and
-/// one reduce-scatter with sequence parallelism, or one all-reduce without it.
+/// The plan of Megatron and torchtitan. With sequence parallelism, the attention and the MLP of a
+/// block each cost one all-gather and one reduce-scatter, otherwise one all-reduce.
 tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
     const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const {
   using namespace tensor_parallel;  // NOLINT(google-build-using-namespace): as programs write plans
@@ -553,8 +553,8 @@ std::vector<nn::ModuleBase*> Llama::blocks() const {
   return blocks;
 }
 
-/// The units are those of torchtitan. The embedding is a separate unit, so that it is not gathered
-/// while the blocks run.
+/// The FSDP units are those of torchtitan. The embedding is a separate unit, so that it is not
+/// gathered while the blocks run.
 std::vector<std::vector<nn::ModuleBase*>> Llama::fsdp_units() {
   std::vector<std::vector<nn::ModuleBase*>> units;
   const bool tied = config_.tie_word_embeddings;

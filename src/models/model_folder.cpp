@@ -26,12 +26,11 @@
 namespace tessera::models {
 namespace {
 
-/// An upper limit far above the size of any real file, because the file may come from an untrusted
-/// source.
+/// An upper limit on the size of config.json, far above any real size, because the file may come
+/// from an untrusted source.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Parses a JSON object. The nesting depth is limited to what configurations need, because error
-/// messages quote values.
+/// Parses a JSON object. The nesting depth is limited, because error messages quote whole values.
 nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -75,7 +74,7 @@ class ConfigReader {
     return has(key) ? number(key) : otherwise;
   }
 
-  /// The number of a key; 0 if the key is missing or null, which mean "none".
+  /// The number of a key; 0 ("none") if the key is missing or null.
   double number_or_zero(const char* key) const {
     return has(key) && json_.at(key) != 0 ? number(key) : 0;
   }
@@ -167,7 +166,7 @@ constexpr std::array<Architecture, 4> kArchitectures{{
     {"qwen3", "Qwen3ForCausalLM", false, true, false, true, false},
 }};
 
-/// A file without "model_type" is read as a Llama.
+/// A config.json without "model_type" is read as a Llama.
 const Architecture& architecture_of(const ConfigReader& reader) {
   const std::string type = reader.has("model_type") ? reader.text("model_type") : "llama";
   const auto* const found = std::ranges::find(kArchitectures, type, &Architecture::type);
@@ -230,7 +229,7 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   return found->second;
 }
 
-/// The factor of attention scores for a context that is `scale` times as long (YaRN, equation 22).
+/// The factor on attention scores for a context that is `scale` times as long (YaRN, equation 22).
 double yarn_scale(double scale, double weight) {
   return scale <= 1 ? 1 : 0.1 * weight * std::log(scale) + 1;
 }
@@ -338,8 +337,8 @@ Rope read_rope(const ConfigReader& reader) {
   return rope;
 }
 
-/// The number of positions of the model with rope scaling, whether or not max_position_embeddings
-/// already includes the scaling.
+/// Returns the model's number of positions with rope scaling. max_position_embeddings may or may
+/// not already include the scaling.
 std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
   const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
   const std::int64_t original = scaling.original_positions > 0 ? scaling.original_positions : said;
@@ -419,7 +418,7 @@ LlamaConfig read_config(const std::filesystem::path& file) {
                               file.string());
 }
 
-/// Each rank computes attention of whole heads, and all ranks must have equally many heads.
+/// Each rank computes attention of whole heads. All ranks must have equally many heads.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
@@ -505,13 +504,13 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
   if (!std::filesystem::is_directory(path)) {
     return file;
   }
-  // If the folder has no tokenizer, the path is returned unchanged, and opening the path throws the
-  // error.
+  // If the folder has no tokenizer, the path is returned unchanged; opening the path then throws
+  // Error.
   return data::find_tokenizer(path).value_or(file);
 }
 
-/// A model with 256 tokens is assumed to use bytes. In other models, byte values would be ids of
-/// unrelated tokens.
+/// A model with 256 tokens is assumed to use bytes as tokens. In other models, byte values would be
+/// ids of unrelated tokens.
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
@@ -526,8 +525,7 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
              : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
 }
 
-/// generation_config.json takes precedence: for chat models generation_config.json is newer than
-/// config.json.
+/// generation_config.json takes precedence over config.json, because it is newer for chat models.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
   const std::string of_model = (folder / "config.json").string();
   const std::filesystem::path file = folder / "generation_config.json";

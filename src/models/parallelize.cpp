@@ -20,7 +20,7 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
 }
 
 /// Saves the results of attention and of every other matrix product, as torchtitan does. In a Llama
-/// block the saved products are the queries, the values and the gate.
+/// block these are the matrix products of the queries, the values and the gate.
 nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
@@ -47,8 +47,8 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
   nn::apply_activation_checkpointing(model, {.select = is_recomputed, .options = checkpoint});
 }
 
-/// The number of units, from the first, that are resharded after forward. By default the last block
-/// and the units after it are not resharded, because backward would gather these units again
+/// The number of FSDP units, from the first, that are resharded after forward. By default the last
+/// block and the units after it are not resharded, because backward would gather these units again
 /// immediately.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
@@ -65,8 +65,8 @@ std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules&
 void shard_units(const std::vector<Modules>& units, const Modules& blocks, const DeviceMesh& mesh,
                  const ParallelOptions& options) {
   const std::ptrdiff_t resharded = count_resharded(units, blocks, options);
-  // The model is the last unit, because each unit takes the parameters below its modules that
-  // belong to no earlier unit.
+  // The model is the last FSDP unit: a unit takes all parameters below its modules, except those of
+  // earlier units.
   for (std::ptrdiff_t i = 0; i < std::ssize(units); ++i) {
     const Modules& modules = units[static_cast<std::size_t>(i)];
     fsdp::Options unit = options.fsdp;
@@ -76,8 +76,8 @@ void shard_units(const std::vector<Modules>& units, const Modules& blocks, const
       return dynamic_cast<const nn::Embedding*>(module) != nullptr;
     };
     if (std::ranges::all_of(modules, is_embedding)) {
-      // The unit is not gathered in backward, because the gradient of an embedding lookup does not
-      // need the table.
+      // The FSDP unit is not gathered in backward, because the gradient of an embedding lookup does
+      // not need the table.
       fsdp::set_unshard_in_backward(*modules.front(), false);
     }
   }
@@ -94,8 +94,8 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh) {
   return has_dim(mesh, "dp_replicate") ? mesh[{"dp_replicate", "dp"}] : mesh["dp"];
 }
 
-/// The mesh for FSDP. HSDP needs a 2-D mesh: parameters are replicated over the first dimension and
-/// sharded over the second.
+/// Returns the mesh for FSDP. HSDP needs a 2-D mesh: parameters are replicated over the first
+/// dimension and sharded over the second.
 DeviceMesh data_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "cp")) {
     return batch_mesh(mesh);

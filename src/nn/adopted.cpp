@@ -1,6 +1,6 @@
-// Wraps libtorch modules so that their parameters are in slots (nn::Hooked, nn::adopt). Replacing
-// the tensor in a slot updates both the class member that forward reads and libtorch's own
-// parameter table, so that neither of them keeps the unsharded tensor alive.
+// Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). Replacing the
+// tensor in a slot updates the class member that forward reads and libtorch's parameter table.
+// Neither of the two then keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/fqn_pattern.h"
@@ -39,8 +39,8 @@ namespace tessera::nn {
 
 namespace {
 
-/// libtorch's parameter table of `module`. The table is a protected member, so a derived class is
-/// needed to access it.
+/// Returns libtorch's parameter table of `module`. The table is a protected member, so a derived
+/// class is needed to access it.
 torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& module) {
   struct Derived : torch::nn::Module {
     static auto table() { return &Derived::parameters_; }
@@ -111,7 +111,8 @@ void add_cells(torch::nn::Module& module, ModuleMembers& found) {
   (add_those_of(dynamic_cast<Cells*>(&module)), ...);
 }
 
-/// Finds the weights of RNN, LSTM and GRU: forward reads the weights of all layers from one list.
+/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights of all layers from a
+/// list.
 template <class M>
 struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
   static void add(torch::nn::Module& module, ModuleMembers& found) {
@@ -154,7 +155,7 @@ void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   add_registered(module, found);
 }
 
-// Construction of the tree of AdoptedModule objects and their slots.
+// Construction of the AdoptedModule objects and their parameter slots.
 
 bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();
@@ -186,7 +187,7 @@ struct Taken {
   std::unordered_set<const torch::nn::Module*> modules;
 };
 
-/// Never destroyed, because an adopted module may outlive other static objects.
+/// The set of adopted modules. It is never destroyed, because a module may outlive static objects.
 Taken& taken() {
   static auto* const all = new Taken;
   return *all;
@@ -236,8 +237,8 @@ detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module
   return found;
 }
 
-/// The slot gets the module's own tensor, so that optimizers that were made before adopt() train it
-/// until it is sharded.
+/// A parameter slot gets the module's tensor itself, not a copy. An optimizer that was made before
+/// adopt() therefore trains the parameter until it is sharded.
 void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -260,8 +261,8 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
   }
 }
 
-/// The slot gets the module's own buffer tensor, which forward writes in place. Running statistics
-/// of norms are small: on the meta device they get memory and initial values at once.
+/// A buffer slot gets the module's buffer tensor itself, because forward writes to it in place.
+/// Running statistics on the meta device get memory and values at once, because they are small.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -305,7 +306,7 @@ bool is_any(const torch::nn::Module& module) {
   return ((dynamic_cast<const Classes*>(&module) != nullptr) || ...);
 }
 
-/// The slots of a module, by name. Requests for a name without a slot are ignored.
+/// The parameter slots of a module, by name. fill() ignores a name without a slot.
 class Slots {
  public:
   Slots(const ModuleBase& holder, const InitContext& init) : holder_(holder), init_(init) {}
@@ -344,8 +345,8 @@ Initializer symmetric(double bound) {
   return init::uniform(-bound, bound);
 }
 
-/// Uniform with bound 1 / sqrt(n): the bound of libtorch's kaiming_uniform_ with a = sqrt(5) for n
-/// inputs.
+/// Returns a uniform initialiser with bound 1 / sqrt(n) for n inputs: the bound of libtorch's
+/// kaiming_uniform_ with a = sqrt(5).
 Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }
@@ -360,7 +361,7 @@ Initializer xavier_uniform(at::IntArrayRef sizes) {
   return symmetric(std::sqrt(3.0) * xavier_deviation(sizes));
 }
 
-/// Sets a row to zero without communication: only the rank that has the row writes it.
+/// Sets a row of `tensor` to zero without communication: only the rank with this row writes it.
 void zero_row(const at::Tensor& tensor, std::int64_t row) {
   const at::Tensor local = local_tensor(tensor).detach();
   if (!tessera::is_distributed(tensor)) {

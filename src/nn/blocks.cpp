@@ -38,14 +38,14 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
 // Self-attention. The number of heads is computed from the sizes of the projections' results, so
 // under tensor parallelism each rank uses its own heads.
 
-/// Reshapes (batch, tokens, ...) to match the rotary tables. If each sequence has its own
+/// Reshapes x, (batch, tokens, ...), to match the rotary tables. If each sequence has its own
 /// positions, the tables have a row for every token of the batch, so the batch is reshaped to a
 /// single sequence.
 at::Tensor along_tables(const at::Tensor& x, const AttentionInputs& inputs) {
   return inputs.cos.size(0) == x.size(1) ? x : x.flatten(0, 1).unsqueeze(0);
 }
 
-/// Inverse of along_tables(): restores the batch and tokens of `like`.
+/// The inverse of along_tables(): restores the batch and token dimensions of `like`.
 at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
   return x.size(1) == like.size(1) ? x : x.squeeze(0).unflatten(0, {like.size(0), like.size(1)});
 }
@@ -90,7 +90,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // With several groups, a rank has exactly the query heads that use its key heads.
+    // A group has one key head and its query heads, so a rank never has only one of them.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,
@@ -111,7 +111,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
 
 Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& inputs) {
   const auto heads = [&](const at::Tensor& t, at::IntArrayRef sizes) {
-    // Sizes are given in full, because a reshape with -1 would fail on a rank without rows.
+    // Sizes are given in full, because a reshape with -1 would fail on a rank without tokens.
     const at::Tensor unfolded =
         x.dim() == 2 ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
     return unfolded.unflatten(-1, sizes);

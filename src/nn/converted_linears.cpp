@@ -1,4 +1,4 @@
-// Conversions of a model's Linears: fp8 products, and LoRA adapters.
+// Conversions of a model's Linears: fp8 matrix products, and LoRA adapters.
 
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/nn/detail/lora.h"
@@ -67,8 +67,8 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
   }
 }
 
-/// Marks a Linear that was converted to fp8. Parallel styles that replace the product check for
-/// this mark.
+/// Attached to a Linear that was converted to fp8. Parallel styles look for this mark before they
+/// replace the Linear's matrix product.
 struct Fp8Mark {};
 
 void check_convertible(const NamedLinear& found) {
@@ -138,9 +138,8 @@ NamedSlots fp8_weights(const ModuleBase& module) {
   return weights;
 }
 
-// LoRA is implemented inside Linear's forward and not as a hook, because the adapter needs the
-// input and result of the weight's product, and tensor-parallel hooks change the inputs and results
-// of a call.
+// LoRA is inside Linear's forward and not in a hook. An adapter needs the input and result of the
+// weight's matrix product, but tensor-parallel hooks change the inputs and results of a call.
 
 namespace {
 
@@ -160,8 +159,7 @@ void check_target(const NamedLinear& target) {
   }
 }
 
-/// The Linears that match a pattern. All matching Linears are checked before the first one is
-/// changed.
+/// Returns the Linears that match a pattern, and checks all of them before any is changed.
 std::vector<NamedLinear> find_targets(const ModuleBase& root,
                                       const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
@@ -198,12 +196,12 @@ void add_branch(Linear& linear, const LoraOptions& options) {
   linear.attach(branch);
 }
 
-/// A small parameter, gathered on every rank, on the device of the mesh.
+/// Gathers a small parameter on every rank. The result is on the device of the mesh.
 at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
   }
-  // Moves the shard first: with CPU offload it is not on the mesh's device.
+  // With CPU offload the shard is not on the mesh's device, so it is moved first.
   const ShardingSpec& spec = sharding_spec(parameter);
   const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
   return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
@@ -278,7 +276,7 @@ void merge_lora(ModuleBase& module) {
   const std::vector<LoraLinear> linears = lora_linears(module);
   TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
                 " has no adapters; call apply_lora first");
-  // All checks are made before the first change, so that a failed merge can be repeated.
+  // All Linears are checked before the first is changed, so that a failed merge can be repeated.
   for (const LoraLinear& each : linears) {
     for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
                                 each.branch->b->weight.slot()}) {

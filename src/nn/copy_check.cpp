@@ -29,8 +29,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Number of sets of tensors that have their own digest. A model has two or three sets; further
-/// sets share a digest.
+/// Number of hashes that ranks exchange, one for each set of tensors with the same copies. A model
+/// has two or three sets; further sets share a hash.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -41,8 +41,8 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Two numbers that stand for a tensor's values: the norm, and the dot product with a fixed vector.
-/// Rounding changes them little.
+/// Two numbers that represent a tensor's values: the norm, and the dot product with a fixed vector.
+/// Rounding errors change both numbers little.
 struct Sketch {
   double norm = 0;
   double product = 0;
@@ -158,8 +158,8 @@ class Comparison {
     return tensor.slot->distinct_along();
   }
 
-  /// For each dimension of the root mesh, whether ranks along the dimension have different parts of
-  /// the parameter.
+  /// Returns for each dimension of the root mesh whether ranks along it have different parts of the
+  /// parameter.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
     std::vector<bool> distinct(static_cast<std::size_t>(root.ndim()), false);
     for (const std::string& name : check_.distinct_along) {
@@ -193,7 +193,7 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the mesh has only some ranks of a dimension of its root; a mesh from unflatten() may.
+    // Whether the mesh has only some ranks of a root dimension (a mesh from unflatten() may).
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -223,8 +223,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// For each set of tensors with an equal Entry::place, in order of first appearance: the place,
-  /// and a digest of the tensors.
+  /// Returns for each set of tensors with an equal Entry::place, in order of first appearance, the
+  /// place and a hash of the tensors.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
@@ -245,7 +245,7 @@ class Comparison {
     return numbers;
   }
 
-  /// Whether two peers have different digests of one set of tensors. All ranks get the same result.
+  /// Whether two ranks have different hashes of one set of tensors. All ranks get the same result.
   static bool may_differ(const std::vector<std::vector<std::int64_t>>& all) {
     std::map<std::int64_t, std::int64_t> known;
     for (const std::vector<std::int64_t>& numbers : all) {
@@ -259,9 +259,9 @@ class Comparison {
     return false;
   }
 
-  /// The first difference between copies; all ranks find the same difference. Tensors are ordered
-  /// by the first rank that has them. Among the ranks that differ from that rank, a neighbour along
-  /// a mesh dimension is preferred.
+  /// Returns the first difference between copies; all ranks find the same difference. Tensors are
+  /// ordered by the first rank that has them. Among the ranks that differ from that rank, a
+  /// neighbour along a mesh dimension is preferred.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;

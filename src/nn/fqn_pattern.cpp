@@ -13,7 +13,7 @@ namespace {
 
 using Texts = std::vector<std::string_view>;
 
-/// Splits at the dots: "layers.*.w" -> "layers", "*", "w". The empty text has no segments.
+/// Splits an FQN or a pattern at the dots: "layers.*.w" -> "layers", "*", "w". "" has no segments.
 Texts split_at_dots(std::string_view text) {
   Texts segments;
   while (!text.empty()) {
@@ -49,11 +49,11 @@ Texts split_into_tokens(std::string_view segment) {
   return tokens;
 }
 
-/// Whether the set contains the character. `set`: "[a-cx]" or "[!a-cx]".
+/// Whether a character set, such as "[a-cx]" or "[!a-cx]", contains the character.
 bool is_in_set(std::string_view set, char character) {
   const bool negated = set[1] == '!' || set[1] == '^';
   const std::string_view members = set.substr(negated ? 2 : 1, set.size() - (negated ? 3 : 2));
-  // A '-' at either end of the set stands for itself.
+  // A '-' at either end of the set is an ordinary character.
   bool found = false;
   for (std::size_t i = 0; i < members.size(); ++i) {
     const bool is_range = i + 2 < members.size() && members[i + 1] == '-';
@@ -74,11 +74,10 @@ bool matches_character(std::string_view token, char character) {
 }
 
 /// Matches `pattern` against `items`. Returns for each part of the pattern the index of the first
-/// item that it matches, followed by the number of items; nullopt if there is no match. The part
-/// `star` matches any number of items; each other part matches one item, by `matches_one`. Greedy:
-/// after a mismatch the last star matches one more item. Earlier stars need no change, because the
-/// parts between two stars were matched at the first possible place. So no pair of a part and an
-/// item is compared twice.
+/// item that the part matches, followed by the number of items; nullopt if there is no match. The
+/// part `star` matches any number of items. `matches_one` tells whether another part matches an
+/// item. The match is greedy: after a mismatch the last star matches one more item. Earlier stars
+/// need no change, because the parts between two stars were matched at the first possible place.
 template <class Items, class MatchesOne>
 std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, const Items& items,
                                                          std::string_view star,
@@ -103,7 +102,7 @@ std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, c
       return std::nullopt;
     }
   }
-  // The rest of the pattern must match no items, so it may contain only stars.
+  // All items are matched, so the rest of the pattern may contain only stars.
   for (std::size_t i = part; i < pattern.size(); ++i) {
     if (pattern[i] != star) {
       return std::nullopt;

@@ -35,8 +35,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Returns a different number for each call, because a program may pass equal keys to several
-/// calls.
+/// Returns a different number for each dropout call, because several calls may have equal keys.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};
@@ -70,7 +69,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// Takes the rows of the batch from the running forward, because the operator sees only a layout.
+/// Computes here which part of the global batch x is, because the operator knows only x's layout.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
@@ -127,7 +126,7 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
                 " was asked for; give a number of positions, or 0 for all");
 }
 
-/// Calls `attend` on the local tensors, which have the rank's own heads. The result has the layout
+/// Calls `attend` on the local tensors, which contain this rank's heads. The result has the layout
 /// of q. Throws Error, with a message that begins with `call`, unless all three tensors are sharded
 /// by heads only. If `by_batch` is true, the tensors may also be sharded by batch.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
@@ -201,7 +200,7 @@ at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::De
 
 namespace {
 
-/// Copies numbers to a device. Uses page-locked memory for a GPU, so that the copy is asynchronous.
+/// Copies `numbers` to a device. Uses pinned memory for a GPU, so that the copy is asynchronous.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -229,8 +228,7 @@ Documents::Documents(const at::Tensor& positions, c10::Device device) {
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // Leaves inference mode, because offsets that are made in inference mode may be used in training
-  // later.
+  // The offsets are not made in inference mode, because training may use them later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }
@@ -262,9 +260,9 @@ at::Tensor Documents::mask(std::int64_t window) const {
       .unsqueeze(1);
 }
 
-// Causal attention with packed documents and windows, without a mask tensor. Uses one of three
-// methods: passes the documents' offsets to a kernel, uses a kernel's window option, or makes
-// several calls that each get only the visible keys.
+// Causal attention with packed documents and windows, without a mask tensor. There are three
+// methods: a kernel that takes the offsets of documents, a kernel with a window option, or several
+// kernel calls that each get only the visible keys.
 
 namespace {
 
@@ -278,7 +276,7 @@ at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
 
-/// Pads the width to a multiple of 8, which the flash kernel needs; zeros do not change the scores.
+/// Pads the width with zeros to a multiple of 8, for the flash kernel. Zeros do not change scores.
 at::Tensor padded(const at::Tensor& heads) {
   const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
   return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
@@ -303,8 +301,8 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return documents != nullptr ? unpacked(own, q) : own.transpose(1, kTokensDim);
 }
 
-/// Attention by the memory-efficient kernel, which needs as many key and value heads as query
-/// heads.
+/// Computes attention with the memory-efficient kernel, which needs as many key and value heads as
+/// query heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
   constexpr std::int64_t kCausal = 1;  // the value of sdp::CustomMaskType::CausalFromTopLeft
@@ -409,8 +407,8 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
     case at::SDPBackend::efficient_attention:
-      // Used only without a window: the memory-efficient kernel's own window has wrong gradients
-      // before libtorch 2.15.
+      // The kernel is used only without a window, because its own window has wrong gradients before
+      // libtorch 2.15.
       if (options.window == 0) {
         return by_efficient(q, k, v, *documents);
       }
@@ -420,7 +418,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// `options` without a window or documents that have no effect.
+/// Returns `options` without a window or documents that have no effect.
 CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
@@ -442,8 +440,8 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   }
   const CausalAttentionOptions own = needed(options, q.size(kTokensDim));
   const bool plain = own.documents == nullptr && own.window == 0;
-  // A memory plan of a GPU step runs with fake tensors on a CPU, whose kernels have no windows, so
-  // the plan uses plain attention.
+  // To plan the memory of a GPU step, the model runs with fake tensors on a CPU. CPU kernels have
+  // no windows, so plain attention is used.
   if (plain || q.is_meta() || kernels::fake_device() == c10::DeviceType::CUDA) {
     return attention(q, k, v, /*causal=*/true, {}, own.dropout);
   }
@@ -471,20 +469,20 @@ AttentionKernel packed_kernel(AttentionKernel kernel) {
   return kernel;
 }
 
-// Context parallelism: the positions of a rank's tokens, and attention of the rank's two chunks to
+// Context parallelism: the positions of a rank's tokens, and attention of a rank's two chunks to
 // the gathered keys.
 //
-// A sequence that is split into head and tail chunks is gathered by a single autograd function
-// instead of a redistribution with views: keys and values share one collective, and the chunks are
-// put in order while they are copied out of the collective's buffer.
+// Chunks of sequences are gathered by one autograd function instead of a redistribution with views.
+// Keys and values then share one collective, and chunks are put in order while they are copied out
+// of the collective's buffer.
 
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The sizes of a gather, for its backward. A CustomClassHolder, because autograd's context can
-/// save only such objects.
+/// The arguments of an all-gather, saved for its backward. It is a CustomClassHolder, because
+/// autograd's context can save only such objects.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -493,14 +491,14 @@ struct Sequence : torch::CustomClassHolder {
 };
 using SequencePtr = c10::intrusive_ptr<Sequence>;
 
-/// The tensor as input of a collective. A complex tensor is viewed as real numbers, because
+/// Returns the tensor as input of a collective. A complex tensor is viewed as real numbers, because
 /// collectives take only real types.
 at::Tensor sent(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Starts a collective by calling `start(group)` and waits for it. Does nothing if there is nothing
-/// to exchange. A collective of meta tensors is only counted.
+/// Starts a collective by calling `start(group)` and waits for it. Does nothing if the tensors are
+/// empty. A collective of meta tensors is only counted.
 template <class Start>
 void exchange(const at::Tensor& own, const Sequence& sequence, const Start& start) {
   comm::Communicator& group = sequence.mesh.group();
@@ -548,8 +546,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies the chunks of `whole` to the positions of their ranks in
-/// `of_ranks`.
+/// The inverse of in_order(): copies each chunk of `whole` to the place of its rank in `of_ranks`.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -694,7 +691,7 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto own = chunks(whole[0].size(kTokensDim));
   std::vector<std::int64_t> firsts{own[0].first};
-  // Except on the last rank, whose two chunks are adjacent, there are tokens between the chunks.
+  // There are tokens between a rank's two chunks, except on the last rank.
   if (own[0].first + own[0].length < own[1].first) {
     firsts.push_back(own[1].first);
   }

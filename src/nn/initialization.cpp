@@ -1,7 +1,7 @@
 // to_empty and init_weights. Weights are initialised after sharding: each rank fills its own part.
 // Values depend on the seed, the parameter's FQN and the element's global index, so they are equal
-// on every mesh. Slots record whether they have been filled; a call of a module with unfilled
-// storage throws Error.
+// on every mesh. Parameter slots record whether they have been filled; calls of a module with
+// unfilled slots throw Error.
 
 #include "tessera/nn/initialization.h"
 #include "tessera/dtensor/detail/make_distributed.h"
@@ -42,8 +42,8 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // The FQN of each slot. A tied parameter has a single entry, with its first FQN, and therefore
-  // one set of values.
+  // The FQN of each parameter. A tied parameter has a single entry, with its first FQN, and
+  // therefore one set of values.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
 };
@@ -55,8 +55,8 @@ constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
     "set_initializers";
 
-/// The random streams of the parts of a fused parameter. Each part has the stream that it would
-/// have as a separate parameter.
+/// Returns the random streams of the parts of a fused parameter. Each part has the same stream as a
+/// separate parameter with its name.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.role.stored_parts) {
@@ -77,11 +77,11 @@ at::Tensor empty_on(const at::Tensor& tensor, c10::Device device) {
 }
 
 void materialise(ParameterSlot& slot, c10::Device device) {
-  // Skips a slot that already has storage, so that a partly filled model keeps its values.
+  // Skips a parameter that already has storage, so that a partly filled model keeps its values.
   if (!slot.persistent().is_meta()) {
     return;
   }
-  // A meta tensor cannot get storage, so a new tensor replaces it.
+  // A meta tensor cannot get storage, so a new tensor replaces the meta tensor.
   const at::Tensor fresh = empty_on(slot.persistent(), device);
   retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
@@ -126,7 +126,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
   const NamedSlots slots = module.named_slots();
   std::vector<bool> used(table.size());
   for (const auto& [name, slot] : slots) {
-    // Initialisation tables such as "**.weight" skip adapters, whose initial values must have no
+    // Patterns such as "**.weight" do not apply to adapters, because a new adapter must have no
     // effect on the model.
     if (slot->role.of_adapter) {
       continue;
@@ -136,8 +136,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // Every row of the table must match a parameter, but an earlier row may already fill all
-      // parameters that a general row matches.
+      // Every pattern of the table must match a parameter, even if earlier patterns have already
+      // filled all parameters that it matches.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);
@@ -192,8 +192,7 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   InitRun run(module, seed);
-  // Runs reset_parameters only for buffers: it also calls fill() for parameters, which then does
-  // nothing.
+  // reset_parameters() also calls fill() for parameters. With buffers_only, fill() does nothing.
   run.buffers_only = true;
   run.reset_all(module);
 }

@@ -1,5 +1,5 @@
-// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and the products of
-// several Linears.
+// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and the matrix
+// products of several Linears.
 
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/records.h"
@@ -32,10 +32,10 @@
 
 namespace tessera::nn::detail {
 
-// A Linear's product has one node in autograd's graph, where libtorch has two. Forward and
+// A Linear's matrix product has one node in autograd's graph, where libtorch has two. Forward and
 // gradients call the same operators as libtorch, so results have the same bits and, with
-// distributed tensors, the same layouts and collectives. Products of one input share a node for the
-// input's gradient.
+// distributed tensors, the same layouts and collectives. Matrix products of one input share a node
+// for the input's gradient.
 
 namespace {
 
@@ -66,7 +66,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether the local part of `sum` equals the product of the local parts of a and b.
+/// Whether `sum` has the layout that results from multiplying the local parts of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -79,7 +79,7 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// On CUDA a product of 16-bit matrices may have an fp32 result.
+/// Whether a b may have the type of `sum`: the type of a and b, or on CUDA fp32 for 16-bit a and b.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -95,7 +95,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-/// Whether the product may be added to `sum` while the product is computed.
+/// Whether one operation can compute the matrix product and add it to `sum`.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
   if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||
@@ -131,9 +131,8 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // Computes the gradient of x first if x_ can be recomputed together with the gradients of its
-    // own inputs. Otherwise computes the weight's gradient first, so that x_ is freed before more
-    // memory is needed.
+    // The gradient of x is computed first if it helps to recompute x_ (KeptTensor). Otherwise the
+    // weight's gradient is computed first, so that x_ is freed before more memory is needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -144,8 +143,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // The engine reduces the gradient to the bias's sizes. With a single row the engine would not
-      // copy the gradient, which is read later, so the sum is computed here.
+      // Autograd's engine sums the gradient over the rows, to the size of the bias. The sum is
+      // computed here if `gradient` is read later, because the engine does not copy a single row.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -195,8 +194,8 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // The node is created before the product: it saves tensors, and a recomputation stops after it
-  // has found the last saved tensor.
+  // The node saves tensors. It is created before the matrix product, because a recomputation stops
+  // after the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
   at::Tensor y;
@@ -207,7 +206,7 @@ at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const
   if (of_input != nullptr) {
     node->set_next_edge(0, of_input->edge_of(y));
   }
-  // Avoids a view as the result: autograd forbids recorded writes to a view that was made without
+  // The result must not be a view: autograd forbids recorded writes to a view that was made without
   // recording.
   if (y.is_view()) {
     y = tessera::detail::alias_tensor(y);
@@ -257,7 +256,7 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Does not release weights that no backward has used yet, because they are still needed.
+/// Weights that no backward has used yet are not released, because they are still needed.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -363,13 +362,13 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// With rowwise_parallel a hook adds the bias after the sum over ranks, so forward uses no bias.
+/// Returns the bias. With rowwise_parallel forward uses none, because a hook adds it after the sum.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
 
 void Linear::reset_parameters(const InitContext& init) {
-  // The bound of PyTorch's default initialisation, kaiming_uniform with a = sqrt(5).
+  // Initialises like PyTorch: this is the bound of kaiming_uniform with a = sqrt(5).
   const double bound = in_features_ > 0 ? 1.0 / std::sqrt(static_cast<double>(in_features_)) : 0.0;
   init.fill(weight, init::uniform(-bound, bound));
   if (bias.defined()) {
@@ -392,8 +391,7 @@ at::Tensor Embedding::forward(const at::Tensor& indices) {
 }
 
 void Embedding::reset_parameters(const InitContext& init) {
-  // PyTorch's default initialisation. Language models set a smaller deviation in their own
-  // reset_parameters.
+  // Initialises like PyTorch. Language models use a smaller standard deviation.
   init.fill(weight, init::normal(0.0, 1.0));
 }
 
@@ -454,7 +452,7 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "it to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // A recomputation uses the number of the forward's call, and therefore the same dropout mask.
+  // A recomputation uses the call number of forward, and therefore the same dropout mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
@@ -496,8 +494,8 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // The ranks' parts of the weight cannot be described if rank boundaries cut a group, or if parts
-  // are unequal.
+  // A rank's share of a result can be split only if the share has whole groups, or if all parts are
+  // equally large.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

@@ -1,5 +1,5 @@
-// The base class of modules with slots and hooks. libtorch's Module stores tensors by name. FSDP
-// and tensor parallelism change only slots, so ModuleBase copies each change to libtorch's table.
+// The base class of modules with parameter slots (ParameterSlot) and hooks. FSDP and tensor
+// parallelism change only slots, so ModuleBase copies each change to libtorch's parameter table.
 
 #include "tessera/nn/module.h"
 #include "tessera/nn/fqn_pattern.h"
@@ -22,7 +22,7 @@
 
 namespace tessera::nn {
 
-// All collectives that run once per module rely on the order in which this function visits modules.
+// visit_modules(): collectives that run once per module rely on the order of its visits.
 
 namespace {
 
@@ -56,7 +56,7 @@ std::string detail::join_fqn(const std::string& parent, const std::string& name)
   return parent.empty() ? name : parent + "." + name;
 }
 
-// Checks that storage has been filled. Calling a module with unfilled storage is an error.
+// Checks that parameters have been filled. Calling a module with unfilled parameters is an error.
 
 namespace {
 
@@ -110,8 +110,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// The end of a message about a meta tensor that forward has used. Parameters and buffers are not
-/// the cause, because the outermost call has checked their storage.
+/// The end of a message about a meta tensor that forward has used. It cannot be a parameter or
+/// buffer, because the outermost module call has checked them.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -129,8 +129,8 @@ NamedTensors buffers_of(const ModuleBase& root) {
   return buffers;
 }
 
-/// Whether the module that owns the buffer named `buffer` is `module` or a parent of `module`.
-/// Arguments are FQNs.
+/// Whether the module that owns `buffer` is `module` or a parent of `module`. Both arguments are
+/// FQNs.
 bool is_around(const std::string& buffer, const std::string& module) {
   const std::size_t dot = buffer.rfind('.');
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
@@ -138,7 +138,7 @@ bool is_around(const std::string& buffer, const std::string& module) {
 
 /// A hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor on the
 /// meta device, or about a buffer whose floating-point type differs from that of the parameters,
-/// because mixed precision does not cast buffers. Returns "" if neither is the cause.
+/// because mixed precision does not cast buffers. Returns "" for other errors.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -184,12 +184,12 @@ class BadAllocInModule final : public std::bad_alloc {
   const char* what() const noexcept override { return text_.what(); }
 
  private:
-  // Holds the text, because a std::runtime_error is copied without an allocation.
+  // The message is in a std::runtime_error, because its copies need no allocation.
   std::runtime_error text_;
 };
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
-  // New parameters are on the host or on the meta device, because models are moved or filled later.
+  // New parameters are on the CPU or on the meta device, because models are moved or filled later.
   const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
@@ -198,8 +198,8 @@ bool may_have_gradient(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
 
-/// Throws Error if a module that is not a ModuleBase has parameters: they cannot be swapped, so
-/// tensor parallelism and FSDP would miss them.
+/// Throws Error if a module that is not a ModuleBase has parameters, because tensor parallelism and
+/// FSDP cannot replace such parameters.
 void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
   const auto own = module.named_parameters(/*recurse=*/false);
   TESSERA_CHECK(own.is_empty(), "parameter '", detail::join_fqn(fqn, own.front().key()), "' of a ",
@@ -207,8 +207,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// Throws Error if FSDP has gathered a parameter. A type conversion replaces only the tensor in the
-/// slot, so either FSDP's unsharded tensor or the shard would not be converted.
+/// Throws Error if FSDP has gathered a parameter. A type conversion replaces only the tensor that
+/// forward uses now, so FSDP's other tensor (shard or unsharded) would not be converted.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -221,16 +221,16 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// A slot of a tied parameter has other owners and outlives this module, so this module is removed
-/// from its owners.
+/// The ParameterSlot of a tied parameter outlives this module, so this module is removed from the
+/// slot's owners.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
     slot->remove_owner(this, name);
   }
 }
 
-/// Implements named_slots() and named_buffer_slots(): collects the slots of all modules below this
-/// one from one of a module's two lists.
+/// Implements named_slots() and named_buffer_slots(). `own` is the list that is collected from this
+/// module and all modules below it.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
@@ -271,16 +271,16 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// Gives all modules below this module their FQNs. Must be called for the root: a walk over only a
-/// part of the tree would give shorter names, which may be ambiguous.
+/// Gives all modules below this module their FQNs. Must be called for the root module, because
+/// names that begin at a child module are shorter and may be ambiguous.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
   }
 }
 
-/// Whether the module has an FQN. It may have been registered after the last walk of the tree, so a
-/// missing FQN triggers a new walk.
+/// Whether the module has an FQN. A module may have been registered after FQNs were last assigned,
+/// so a missing FQN makes the outermost called module assign FQNs again.
 bool ModuleBase::is_in_a_tree() const {
   if (!fqn_ && call_of_thread != nullptr) {
     call_of_thread->outermost->named_slots();
@@ -288,8 +288,8 @@ bool ModuleBase::is_in_a_tree() const {
   return fqn_.has_value();
 }
 
-/// Throws Error if the module belongs to no tree. A frozen module, such as a teacher, need not
-/// belong to a tree.
+/// Throws Error if the module is not registered below the outermost called module. A frozen module,
+/// such as a teacher, need not be registered.
 void ModuleBase::check_in_a_tree() const {
   if (is_in_a_tree()) {
     return;
@@ -305,8 +305,8 @@ void ModuleBase::check_in_a_tree() const {
   check_initialized(*this, "forward of a " + name());  // also sets the FQN of each module
 }
 
-/// Throws Error if the program has assigned another tensor to a bound member, because forward would
-/// read that tensor.
+/// Throws Error if the program has assigned another tensor to a member from bind_slot(), because
+/// forward would read that tensor.
 void ModuleBase::check_members(const std::string& fqn) const {
   for (std::size_t i = 0; i < bindings_.size(); ++i) {
     const at::Tensor* member = bindings_[i].member;
@@ -319,7 +319,7 @@ void ModuleBase::check_members(const std::string& fqn) const {
   }
 }
 
-/// Compares the numbers of parameters and slots. They differ if the program called libtorch's
+/// Throws Error if a parameter has no ParameterSlot, because the program called libtorch's
 /// register_parameter.
 void ModuleBase::check_slots(const std::string& fqn) const {
   check_members(fqn);
@@ -364,8 +364,8 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // A nn::Parameter member of the derived class has the same handle, so it refers to the new slot
-  // too.
+  // A nn::Parameter member of the derived class shares this handle, so it refers to the new
+  // ParameterSlot too.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
   swap_parameter(name, slot->get());
@@ -381,8 +381,8 @@ std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch converts parameters in place, but does not know buffers in slots, which are converted
-  // separately.
+  // libtorch converts parameters in place. Buffers from register_buffer_slot() are converted
+  // separately, because libtorch does not know them.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -418,7 +418,7 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
-  // Detached, because a parameter must be a leaf even if the caller computed it from other tensors.
+  // A parameter must be a leaf, even if the caller computed `tensor` from other tensors.
   tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
 }
@@ -433,8 +433,8 @@ Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                            bool persistent) {
-  // The buffer is not registered with libtorch, which would save it in checkpoints and would not
-  // see replacements of the tensor.
+  // The buffer is not registered with libtorch, because libtorch would save it in checkpoints and
+  // would not see replacements of the tensor.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
   slot->role.saved = persistent;
   buffer_slots_.emplace_back(name, slot);
@@ -486,8 +486,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
-  // The hooks that have been added so far become part of the checkpointed function and are repeated
-  // with it. Hooks added later, such as FSDP's, run once, outside of the function.
+  // Hooks that were added before become part of the checkpointed function, so the recomputation
+  // repeats them. Hooks added later, such as FSDP's, run once, outside of the function.
   checkpointed_ =
       std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
@@ -509,7 +509,7 @@ void ModuleBase::check_meta_inputs(TensorList inputs) const {
 }
 
 void ModuleBase::rethrow_named() const {
-  // The text must be computed in the exception handler, while the scope of this call still exists.
+  // The message must be made in the exception handler, while the CallScope still exists.
   const auto context = [this] {
     const std::string fqn = fqn_.value_or("");
     std::string text =
@@ -524,20 +524,20 @@ void ModuleBase::rethrow_named() const {
   try {
     throw;
   } catch (c10::Error& error) {
-    // Only the first module is added, because a second context would make the message several lines
-    // long.
+    // Only the innermost module is named, because a second context would make the message several
+    // lines long.
     if (error.context().empty()) {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
   } catch (const std::bad_alloc& error) {
-    // Leaves a derived class unchanged: it already names its module, or has its own message.
+    // An exception of a derived class already names its module, or has its own message.
     if (typeid(error) != typeid(std::bad_alloc)) {
       throw;
     }
     throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
-    // Leaves a derived class unchanged: it already names its module, or belongs to no module.
+    // An exception of a derived class already names its module, or belongs to no module.
     if (typeid(error) != typeid(Error)) {
       throw;
     }
@@ -545,11 +545,11 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
-// Only the outermost module call checks storage, for all modules below it. An unchanged epoch means
-// that no slot has become unfilled, so a training step costs one comparison.
+// Only the outermost module call checks storage, for all modules below it. An unchanged
+// fill_epoch() means that no parameter has become unfilled, so a step costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
-  // Checked in every call, because a parameter may be registered at any time.
+  // ParameterSlots are checked in every call, because a parameter may be registered at any time.
   module.check_slots("");
   if (call_.outer != nullptr) {
     call_.outermost = call_.outer->outermost;
@@ -580,7 +580,7 @@ const ModuleBase* detail::outermost_call() {
   return call_of_thread == nullptr ? nullptr : call_of_thread->outermost;
 }
 
-// Iterates by index, because a hook may add hooks, which invalidates iterators.
+// Iterates by index, because a hook may add hooks, and this invalidates iterators.
 void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     hooks[i](*this, tensors);
@@ -604,7 +604,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // Saves the results of the operators with the most compute per byte of result.
+  // These operators do the most computation per byte of their results.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",
@@ -639,7 +639,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
   std::vector<std::string> applied;
   for (std::size_t i = 0; i < selected.size(); i += what.every) {
     const auto& [fqn, module] = selected[i];
-    // Skips a module that is already checkpointed, or was visited under another FQN.
+    // Skips a module that is already checkpointed, perhaps under another FQN.
     if (module->checkpoints_calls()) {
       continue;
     }

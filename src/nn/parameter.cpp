@@ -1,6 +1,6 @@
-// Slots. A slot represents a parameter while its tensor is replaced, for example by a shard.
-// libtorch's Module stores tensors by name and does not know slots, so replacing the tensor updates
-// every module that shares the slot.
+// Parameter slots (ParameterSlot). A slot represents a parameter while its tensor is replaced, for
+// example by a shard. libtorch's Module stores tensors by name and does not know slots. Replacing
+// the tensor therefore updates every module that shares the slot.
 
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
@@ -36,13 +36,13 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// A single counter for all ranks suffices, because modules only check whether it has changed.
+// One counter for all threads suffices, because modules only check whether the counter has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The sum of the version counters of the wrapper and the local tensor, which changes whenever
-// either of them increases.
+// The sum of the version counters of `tensor` and its local tensor. It changes whenever one of the
+// two counters increases.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -101,7 +101,7 @@ void ParameterSlot::show(at::Tensor tensor) {
   tensor_ = std::move(tensor);
   tessera::detail::name_parameter(tensor_, fqn_);
   for (const Owner& owner : owners_) {
-    // Also updates libtorch's own table, so that parameters() lists the tensors that forward uses.
+    // Also updates libtorch's table, so that parameters() lists the tensors that forward uses.
     owner.module->swap_parameter(owner.name, tensor_);
   }
 }
@@ -116,7 +116,7 @@ void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& na
 }
 
 const at::Tensor& Parameter::get() const {
-  // An empty handle, such as that of an absent bias, gives an undefined tensor.
+  // A Parameter without a ParameterSlot, such as an absent bias, gives an undefined tensor.
   static const at::Tensor kUndefined;
   return slot_ == nullptr ? kUndefined : (*slot_)->get();
 }
@@ -149,7 +149,7 @@ std::string describe(const ParameterSlot& slot) {
 }
 
 void drop_gradient(const ParameterSlot& slot) {
-  // Clears two gradients, because a gathered parameter has its own gradient until that gradient is
+  // Clears the gradients of the shard and of the unsharded parameter, which FSDP has not yet
   // reduced.
   slot.persistent().mutable_grad().reset();
   slot.get().mutable_grad().reset();
@@ -256,8 +256,8 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // A rank without a part of the parameter has no origin, so digests may differ although the
-  // origins are consistent.
+  // Hashes may differ although the origins are equal, because a rank without a part of a parameter
+  // has no origin.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
     std::size_t first = all.size();
@@ -276,7 +276,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   return "";
 }
 
-// Under FSDP a slot has two tensors: the shard and the unsharded parameter.
+// With FSDP a parameter slot has two tensors: the shard and the unsharded parameter.
 
 void set_trainable(ParameterSlot& slot, bool trainable) {
   slot.persistent().requires_grad_(trainable);
@@ -317,12 +317,12 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
   }
 }
 
-// Placeholder tensors use a dispatch key that libtorch reserves for wrappers and has no kernels
-// for. A fallback for all operators on this key sees only placeholders.
+// PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. It has no
+// libtorch kernels, so a fallback for all operators on this key sees only placeholders.
 
 namespace {
 
-/// Throws Error for a placeholder, in lists too: the foreach optimizers pass all gradients in one
+/// Throws Error for a PlaceholderGradient, also in a list: foreach optimizers pass gradients in a
 /// list.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -348,7 +348,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // Reached only if a program uses the reserved dispatch key for its own tensors.
+  // This happens only if a program uses the reserved dispatch key for its own tensors.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
@@ -390,7 +390,7 @@ class RetiredGradient final : public PlaceholderGradient {
 
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by) {
-  // A tensor without requires_grad need not be retired, because no optimizer trains it.
+  // A tensor without requires_grad can stay usable, because no optimizer trains such a tensor.
   if (!replaced.requires_grad() || !replaced.is_leaf()) {
     return;
   }
@@ -402,13 +402,12 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a module whose parameters are distributed, so that a second call is refused.
+/// Attached to a module whose parameters are distributed. A second distribute_module() then throws.
 struct Distributed {
   DeviceMesh mesh;
 };
 
-/// Replicates the remaining plain parameters, because operators do not mix plain and distributed
-/// tensors.
+/// Replicates all plain parameters, because operators do not mix plain and distributed tensors.
 void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate{});
   for (const auto& [name, slot] : slots) {
@@ -449,7 +448,7 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
   at::Tensor parameter = make_distributed(local, split.spec(), whole.sizes().vec());
   if (slot.get().requires_grad()) {
-    // An optimizer may still have the old leaf; training the old leaf must not go unnoticed.
+    // An optimizer may still have the old tensor. retire_parameter() makes training it an error.
     parameter.requires_grad_();
     retire_parameter(slot.get(), parameter, by);
   }
@@ -466,7 +465,7 @@ void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // Slots are read first, so that a module without slots is refused before any change.
+  // named_slots() is called before any change, because it throws for parameters without slots.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function may test for any

@@ -93,7 +93,7 @@ class RandomSnapshot {
       generator.set_state(state.value);
     }
   }
-  /// Drops those of libtorch's generators whose state has not changed since the snapshot.
+  /// Drops libtorch's generators whose state has not changed since the snapshot.
   void forget_unmoved() {
     std::erase_if(states_, [](const State& state) {
       return equal_bytes(state.value, state_of(state.generator));
@@ -137,8 +137,8 @@ class RestoredThread : tessera::detail::NoCopy {
         strict_(then.strict),
         replication_(then.replicates_plain),
         region_(then.region, /*replays=*/true) {
-    // The cache of casts is off, because nothing would clear it before the optimizer changes the
-    // weights.
+    // Autocast's cache of casts is off, because nothing would clear it before the optimizer changes
+    // the weights.
     tessera::detail::set_autocast_state({then.autocast.types, /*keeps_casts=*/false});
     if (then.random) {
       random_.emplace(then.random->retaken());
@@ -176,7 +176,7 @@ Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    // Aliases without autograd state, because autograd attaches new state to every result.
+    // Makes aliases without autograd state, because autograd attaches new state to every result.
     copies.push_back(kernels::with_tensors(
         result, [](const at::Tensor& tensor) { return tessera::detail::alias_tensor(tensor); }));
   }
@@ -227,9 +227,9 @@ class OperatorLog {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
     }
   }
-  /// The saved results of a call; nullopt if they were not saved or have been freed. `last`:
-  /// whether to free the results after this use. Sets the generators to their state after the
-  /// operator. Throws Error if a result was modified in place after forward.
+  /// Returns the saved results of a call; nullopt if they were not saved or have been freed.
+  /// `last`: whether to free the results after this use. Sets the generators to their state after
+  /// the operator. Throws Error if a result was modified in place after forward.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last) {
     auto& calls = kept_[name];
     const auto found = calls.find(index);
@@ -242,8 +242,8 @@ class OperatorLog {
                   " of its region, was saved and then modified in place; let the "
                   "policy recompute it, or write to a copy");
     if (kept.random_after) {
-      // The operator does not run again and does not advance the generators; without this, later
-      // operators would draw other numbers.
+      // The operator does not run again. Restoring its final generator state makes later operators
+      // draw the same random numbers as in forward.
       kept.random_after->restore();
     }
     Results results = unrecorded_all(kept.results);
@@ -288,7 +288,7 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // For the last view that matmul makes, which libtorch does not mark as a view.
+      // This is the last view that matmul makes, but libtorch does not mark it as a view.
       log_.watch_aliases(results);
     }
     return results;
@@ -303,7 +303,7 @@ class RecordOperators final : public OperatorMode {
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// The operator mode in a recomputation: returns the saved results.
+/// The operator mode of a recomputation: returns saved results instead of running operators again.
 class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
@@ -326,15 +326,15 @@ class ReplayOperators final : public OperatorMode {
 };
 
 // One forward of a checkpointed function: the data that it saved, and how to run the function
-// again. Autograd saves placeholders that refer to this object, the frame. The first placeholder
-// that backward unpacks triggers the recomputation of all tensors.
+// again. Autograd saves placeholders that refer to this Frame. The first placeholder that backward
+// unpacks triggers the recomputation of all tensors.
 
 class SavedTensor {
  public:
   explicit SavedTensor(const at::Tensor& tensor)
       : sizes_(tensor.sizes().vec()), dtype_(tensor.scalar_type()), device_(tensor.device()) {
-    // Compares layouts too: sizes() are global, so two different shards would look equal without
-    // the layout.
+    // Layouts are compared too: sizes() of a distributed tensor are global, so different shards
+    // have equal sizes().
     if (tessera::is_distributed(tensor)) {
       sharding_ = sharding_spec(tensor);
     }
@@ -385,10 +385,10 @@ class RecomputedTensor {
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
 /// All data that is needed to run one forward of a checkpointed function again. The placeholders in
-/// autograd's graph own the frame, so it exists as long as the graph.
+/// autograd's graph own the Frame, so it exists as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  /// The frame must be constructed before its region begins, so that an outer region packs the
+  /// A Frame must be constructed before its region begins, so that an outer region saves its
   /// inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun)
       : options_(options),
@@ -423,9 +423,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
     }
   }
 
-  /// Saved tensor number `index`, recomputed unless this backward has already recomputed it. Passes
-  /// the function's exceptions on. Throws Error if the function does not save the same tensors
-  /// again.
+  /// Returns saved tensor number `index`, recomputed unless this backward has already recomputed
+  /// it. Throws the exceptions of the function. Throws Error if the function does not save the same
+  /// tensors again.
   at::Tensor unpack(std::size_t index);
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
@@ -447,7 +447,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   // checks their versions.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
-  // A deque, since its elements contain an atomic, which cannot be moved.
+  // saved_ is a deque, because its elements contain an atomic and cannot be moved.
   std::deque<Saved> saved_;
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
@@ -464,7 +464,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Outside of a backward no event would end the lifetime of the other recomputed tensors.
+  // Outside of a backward the other recomputed tensors are not stored: no event would free them.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
@@ -506,11 +506,11 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
 class CheckpointedRegion;
 
 namespace {
-/// The regions of each thread, because backward recomputes on autograd's threads.
+/// Each thread has its own checkpointed regions, because backward recomputes on autograd's threads.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 }  // namespace
 
-/// A call of a checkpointed function on this thread: its forward or its recomputation. Regions
+/// A call of a checkpointed function on this thread: its forward or its recomputation. Such regions
 /// nest; the innermost region decides what autograd saves for backward.
 class CheckpointedRegion : tessera::detail::NoCopy {
  public:
@@ -519,8 +519,8 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 
   /// Returns the hooks for the next tensor that autograd saves.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
-  /// Whether this region is a recomputation. If so, replay_count() returns the counts that the
-  /// forward recorded, one after another; see replayed_count().
+  /// Whether this checkpointed region is a recomputation. If so, replay_count() returns the counts
+  /// that the forward recorded, one after another; see replayed_count().
   virtual bool replays() const { return false; }
   virtual std::uint64_t replay_count() { return 0; }
   virtual void record_count(std::uint64_t /*count*/) {}
@@ -528,7 +528,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The region around this one. It outlives this region, because regions are on the stack.
+  // The checkpointed region around this one. It lives longer, because regions are on the stack.
   CheckpointedRegion* outer_;
 };
 
@@ -536,9 +536,9 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 /// handlers in the function do not catch it.
 struct StopRecomputation {};
 
-/// The recomputation of a frame, as a scope. The function runs as in forward, with autograd on.
-/// Autograd saves the same tensors in the same order as in forward, which identifies them. The
-/// graph of the recomputation is discarded.
+/// The recomputation of a Frame (one forward), as a scope. The function runs as in forward, with
+/// autograd on. Autograd saves the same tensors in the same order as in forward, which identifies
+/// them. The graph of the recomputation is discarded.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
@@ -620,8 +620,8 @@ class Replay final : public CheckpointedRegion {
 
 RecomputedTensors Frame::recompute() {
   const std::vector<at::Tensor> inputs = unpack_inputs();
-  // The inputs are unpacked before the state is restored, because unpacking may run an outer
-  // region's recomputation in its own state.
+  // The inputs are unpacked before the state is restored, because unpacking may recompute an outer
+  // checkpointed region in its own state.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
   CheckpointCounts* counts = options_.counts.get();
@@ -661,14 +661,14 @@ class CheckpointedForward final : public CheckpointedRegion {
   void record_count(std::uint64_t count) override { frame_->record_count(count); }
 
  private:
-  /// The object that autograd saves in place of a tensor: a reference to the frame, and the
-  /// tensor's number in it.
+  /// The object that autograd saves in place of a tensor: a reference to the Frame (one forward),
+  /// and the tensor's number in the Frame.
   class Placeholder final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
     ~Placeholder() override {
       if (index_) {
-        // When the graph node is destroyed, recomputations need not save this tensor any more.
+        // The graph node is being destroyed, so recomputations need not save this tensor any more.
         frame_->release(*index_);
       }
     }
@@ -685,15 +685,15 @@ class CheckpointedForward final : public CheckpointedRegion {
   std::optional<OperatorModeScope> mode_;
 };
 
-// The hooks of regions and of StandInGradient nodes in autograd's engine.
+// Hooks in autograd's engine, for checkpointed regions and for StandInGradient nodes.
 
 namespace {
 
 using tessera::detail::Edge;
 using tessera::detail::variable_list;
 
-/// The innermost region that is a recomputation. Regions inside it use the counts that its forward
-/// recorded.
+/// Returns the innermost checkpointed region that is a recomputation. Regions inside it use the
+/// counts that forward recorded.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -720,8 +720,9 @@ bool installs_engine() {
   return tessera::detail::install_engine({.hooks = &hooks_here, .execute = &execute});
 }
 
-/// Installs the hooks; only the first call in a process has an effect. Throws Error if an autograd
-/// engine other than libtorch's is installed (as Python does), which would not call the hooks.
+/// Installs the hooks; only the first call in a process has an effect. Throws Error if another
+/// autograd engine than libtorch's is installed (as Python does), because it would not call the
+/// hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -735,7 +736,7 @@ void install_engine() {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // Without gradients nothing is saved, so checkpointed inference has no overhead.
+  // Without gradient recording nothing is saved, so checkpointed inference has no overhead.
   if (!c10::GradMode::is_enabled()) {
     return;
   }
@@ -771,7 +772,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Regions inside the recomputation record the count too, for their own recomputations.
+  // Checkpointed regions inside the recomputation record the count too, for their recomputations.
   for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }

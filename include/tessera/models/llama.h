@@ -46,8 +46,8 @@ struct HeadLoss {
   nn::DocumentsPtr documents{};  ///< as `documents` of Llama::forward()
 };
 
-/// A decoder with Hugging Face's parameter names, which are used to load and export weights:
-/// embedding, blocks of attention and MLP, final norm, head.
+/// A decoder: embedding, blocks of attention and MLP, final norm, head. Parameters have Hugging
+/// Face's names, so that weights can be loaded and exported.
 class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, public DeclaresUnits {
  public:
   /// `max_sequence`: number of positions that the rotary tables cover. `dropout`: probability,
@@ -60,29 +60,29 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   ///
   /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
   /// where a document begins, else one more than the previous token's. A token then attends only to
-  /// its own document. The host reads the positions, and waits for a GPU to do so, unless
-  /// `documents` were already computed from them. With context parallelism, `tokens` are this
-  /// rank's part of each sequence, `positions` are those of all tokens, and a cache is not
+  /// its own document. The CPU reads the positions, and waits for a GPU to do so, unless
+  /// `documents` were already computed from the positions. With context parallelism, `tokens` are
+  /// this rank's part of each sequence, `positions` are those of all tokens, and a cache is not
   /// supported.
   ///
   /// Throws Error beyond max_sequence positions, and for `positions` together with a cache or with
   /// rotary angles that depend on the length of the text.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
-  /// Returns the loss of the logits of `tokens`. Computes head and loss together, without all
-  /// logits in memory (linear_cross_entropy).
+  /// Returns the loss of the logits of `tokens`. Computes the output head and the loss together,
+  /// without all logits in memory (linear_cross_entropy).
   at::Tensor forward(const at::Tensor& tokens, const HeadLoss& loss);
-  /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
-  /// positions of text i have no token, so that texts of different lengths end at the same
-  /// position.
+  /// Makes a cache for texts of at most `positions` positions, including `padding`. The first
+  /// padding[i] positions of text i have no token, so that texts of different lengths end at the
+  /// same position.
   KvCache new_cache(std::int64_t positions, std::vector<std::int64_t> padding = {0}) const;
 
   const LlamaConfig& config() const { return config_; }
   c10::Device device() const { return cos_->device(); }
 
-  /// Splits the first projections of attention and MLP column-wise and the last ones row-wise;
-  /// splits the embedding and the head by the vocabulary. Throws Error for a mesh over which the
-  /// heads cannot be split.
+  /// Splits the first projections of attention and MLP column-wise, the last projections row-wise,
+  /// and the embedding and the head by the vocabulary. Throws Error for a mesh over which the heads
+  /// cannot be split.
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const override;
   std::vector<nn::ModuleBase*> blocks() const override;
@@ -91,7 +91,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// blocks.
   std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
   void set_context_parallel(const DeviceMesh& mesh) override;
-  /// The context parallelism of sequences; nullptr if sequences are not split.
+  /// The ranks that split sequences (context parallelism); nullptr if sequences are not split.
   const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
 
   /// Initializes weights from a truncated normal distribution (3 standard deviations), norms with

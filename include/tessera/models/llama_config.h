@@ -38,7 +38,7 @@ struct LlamaConfig {
   /// positions.
   std::int64_t sliding_window = 0;
 
-  /// The text of config.json, which exports write next to the weights.
+  /// The text of config.json. Exports write it next to the weights.
   std::string json;
 };
 
@@ -57,11 +57,11 @@ LlamaConfig parse_config(const std::string& text, const std::string& origin);
 /// Throws Error unless the heads can be split over `tp` ranks, and the key-value heads can either
 /// be split or each be copied to the same number of ranks.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp);
-/// The number of tensor-parallel ranks, of `tp` ranks, that have a copy of each key-value head. 1
-/// if the key-value heads are split.
+/// Returns how many of the `tp` tensor-parallel ranks have a copy of each key-value head; 1 if the
+/// key-value heads are split.
 std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp);
-/// A line about copied heads for the start of a program: "key-value heads: 2 on 4 tensor-parallel
-/// ranks, each on 2 of them"; "" if the heads are split.
+/// Returns a line for logs about key-value heads that several ranks copy: "key-value heads: 2 on 4
+/// tensor-parallel ranks, each on 2 of them"; "" if the heads are split.
 std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp);
 
 /// The number of parameters, and how many of them belong to the token embedding.

@@ -57,8 +57,8 @@ struct ParallelOptions {
   /// gathered.
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
-  /// The number of blocks, from the first, to which `activations` applies. The other blocks save
-  /// everything. Not given: all blocks. (Megatron-LM's --recompute-num-layers.)
+  /// The number of blocks, counted from the first, to which `activations` applies; nullopt: all
+  /// blocks. Later blocks save everything. Megatron-LM's --recompute-num-layers.
   std::optional<std::int64_t> recomputed_blocks{};
 };
 
@@ -70,8 +70,8 @@ DeviceMesh batch_mesh(const DeviceMesh& mesh);
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
-/// and "cp" between "dp" and "tp". In this order: tensor and sequence parallelism over tp, by the
-/// plan that the model declares, if tp has more than one rank; context parallelism over cp;
+/// and "cp" between "dp" and "tp". Applies in this order: tensor and sequence parallelism over tp,
+/// by the plan that the model declares, if tp has more than one rank; context parallelism over cp;
 /// activation checkpointing of the blocks; FSDP over dp and cp, with gradients all-reduced over
 /// dp_replicate. A unit with only embeddings is not gathered for backward. Throws Error for a model
 /// that does not implement DeclaresUnits, and the errors of the functions that it calls. Not

@@ -12,8 +12,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A function that returns whether to checkpoint the calls of a module. Must be a pure function,
-/// with equal results on every rank.
+/// A function that decides whether the calls of a module are checkpointed. The function must be
+/// pure, and must return the same result on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
 /// A predicate that selects the modules of class M or a derived class.
@@ -30,18 +30,18 @@ ModulePredicate named(std::string pattern);
 /// Options of apply_activation_checkpointing(): which modules are checkpointed, and how.
 struct ActivationCheckpointing {
   ModulePredicate select{};
-  /// With n, only every n-th selected module is checkpointed, in the order of registration: the
-  /// 1st, the (n+1)-th, and so on.
+  /// Only every `every`-th selected module is checkpointed, in the order of registration, starting
+  /// with the first.
   std::size_t every = 1;
   CheckpointOptions options{};
 };
 
-/// Makes each call of the selected modules (`root` or modules below it) an nn::checkpoint().
+/// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
 /// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
-/// Call apply_activation_checkpointing() after parallelize_module, whose hooks must run again in
-/// the recomputation, and before fully_shard, whose all-gathers need not run again. Not collective;
-/// select the same modules on every rank. Throws Error, before anything is changed, if no module is
-/// selected.
+/// Call this function after parallelize_module, so that the recomputation repeats the
+/// tensor-parallel hooks, and before fully_shard, so that it does not repeat all-gathers. Not
+/// collective; every rank must select the same modules. Throws Error, before anything is changed,
+/// if no module is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ActivationCheckpointing& what);
 

@@ -52,8 +52,8 @@ struct AttentionOptions {
 /// Arguments of an Attention's call in addition to the input. Hooks do not change the tensors of
 /// this struct, because the struct has no visit_tensors() function.
 struct AttentionInputs {
-  /// Number of sequences if the input has the sizes (batch * tokens, hidden); 0 if it is (batch,
-  /// tokens, hidden). With two dimensions a matrix product is a single aten::mm.
+  /// Number of sequences if the input has the sizes (batch * tokens, hidden); 0 if the input is
+  /// (batch, tokens, hidden). With a 2-D input, each matrix product is a single aten::mm.
   std::int64_t batch = 0;
   /// Rotary tables (see rotary_embedding): (tokens, head_dim), or (batch * tokens, head_dim) if
   /// each sequence has its own positions. Without tables there is no rotary embedding.
@@ -61,13 +61,13 @@ struct AttentionInputs {
   /// Mask for nn::attention(), used instead of `causal` and `window`. If undefined, `causal` and
   /// `window` apply.
   at::Tensor mask{};
-  /// Not nullptr for context parallelism: the input then has only this rank's tokens of each
-  /// sequence. `cos` and `sin` are for the positions of these tokens. `mask` has a row for each of
-  /// these tokens, and a column for each token of the whole sequence. Cannot be combined with
-  /// dropout.
+  /// The ranks that share each sequence (context parallelism), or nullptr. If set, the input has
+  /// only this rank's tokens, and `cos` and `sin` are for their positions. `mask` then has a row
+  /// for each token of this rank, and a column for each token of the whole sequence. Dropout is
+  /// refused.
   ContextParallelPtr context_parallel{};
-  /// Packed documents, used instead of a mask; attention must be causal. With context parallelism,
-  /// these are the documents of the whole sequences.
+  /// The boundaries of packed documents, used instead of a mask; attention must be causal. With
+  /// context parallelism, `documents` describes the whole sequences.
   DocumentsPtr documents{};
 };
 
@@ -86,14 +86,13 @@ class Attention : public Module<Attention> {
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
 
-  /// The options of the constructor; a value of 0 for kv_heads or head_dim is replaced by the
-  /// actual value.
+  /// The options of the constructor. A kv_heads or head_dim of 0 is replaced by the actual number.
   const AttentionOptions& options() const { return options_; }
 
  protected:
   /// Computes softmax(q k^T) v. q, k, v: (batch, heads, tokens, head_dim); returns the sizes of q.
   /// A derived class may override attend() to cache keys and values. `inputs` is the object that
-  /// the caller passed to forward, and may have a type that is derived from AttentionInputs.
+  /// was passed to forward; its class may be derived from AttentionInputs.
   virtual at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionInputs& inputs);
 
@@ -115,8 +114,8 @@ class Attention : public Module<Attention> {
 
 namespace detail {
 
-/// `options` with kv_heads and head_dim filled in. Throws Error for options that Attention's
-/// constructor refuses.
+/// Returns `options` with kv_heads and head_dim filled in. Throws Error for options that
+/// Attention's constructor refuses.
 AttentionOptions completed(AttentionOptions options);
 
 }  // namespace detail

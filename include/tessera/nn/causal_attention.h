@@ -15,25 +15,25 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 // Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
-// tensors that are sharded by batch or by heads; neither needs communication.
+// tensors that are sharded by batch or by heads. No function communicates.
 
-/// softmax(q k^T / sqrt(width)) v by libtorch's kernels, causal or not. q: (batch, heads, tokens,
-/// width). k, v: like q, with as many heads or with fewer heads. If k and v have fewer heads,
-/// several heads of q use one head of k and v. `mask`: (tokens of q, tokens of k), optionally with
-/// leading dimensions for batch and heads (or 1). A bool mask is true where a query sees a key; a
-/// mask of q's type is added to the scores. An undefined mask hides nothing. `mask` and `causal`
-/// exclude each other.
+/// Computes softmax(q k^T / sqrt(width)) v with libtorch's kernels, causal or not. q: (batch,
+/// heads, tokens, width). k, v: like q, with as many heads or with fewer heads. If k and v have
+/// fewer heads, several heads of q use one head of k and v. `mask`: (tokens of q, tokens of k),
+/// optionally with leading dimensions for batch and heads (or 1). A bool mask is true where a query
+/// sees a key; a mask of q's type is added to the scores. An undefined mask hides nothing. `mask`
+/// and `causal` exclude each other.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
 
 /// How attention() runs a call: `backend` is the kernel, and `repeats_heads` tells whether key and
 /// value heads are repeated.
 using AttentionKernel = tessera::detail::AttentionKernel;
-/// The kernel of attention() as text for logs: "flash", "efficient, key-value heads repeated".
+/// The name of a kernel of attention(), for logs: "flash", "efficient, key-value heads repeated".
 std::string to_string(const AttentionKernel& kernel);
 
 /// allow_math_attention(true) permits attention by formula ("math") in training on a GPU, for all
-/// threads. Without this permission attention throws Error there, because the formula is slow and
+/// threads. Without this permission such training throws Error, because the formula is slow and
 /// saves all scores. Attention with dropout always uses the formula on a GPU. A CPU accepts every
 /// kernel.
 using tessera::detail::allow_math_attention;
@@ -45,13 +45,13 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
                                  std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                                  bool masked = false);
 
-/// Sequences of packed documents: a token sees only its own document. The offsets of the documents
-/// replace a mask of (batch, tokens, tokens). One object serves all layers of a model.
+/// Boundaries of documents that are packed into sequences: a token sees only its own document. The
+/// offsets of documents replace a mask of (batch, tokens, tokens). All layers use one object.
 class Documents {
  public:
   /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
-  /// starts a document. The first token of a sequence always starts a document. `positions` is read
-  /// on the host, which waits for a GPU. `device`: the device that computes attention.
+  /// starts a document. The first token of a sequence always starts a document. The CPU reads
+  /// `positions`, and waits for a GPU to do so. `device`: the device that computes attention.
   Documents(const at::Tensor& positions, c10::Device device);
 
   /// The index of the first token of each document, counted over all sequences, followed by the
@@ -90,7 +90,7 @@ struct CausalAttentionOptions {
                              ///< or documents
 };
 
-/// Causal attention, with an optional window and packed documents, usually without a mask tensor.
+/// Computes causal attention, with an optional window and packed documents, usually without a mask.
 /// q: (batch, heads, tokens, width); k, v: like q, with a number of heads that divides the heads of
 /// q. The result has the sizes of q. Tensors are plain, or distributed and sharded by heads only.
 ///
@@ -105,14 +105,14 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 
 namespace detail {
 
-/// Causal mask with a window: (tokens, tokens), true where a query sees a key. A query sees at most
-/// `window` positions, including its own; 0: all earlier positions.
+/// Returns a causal mask with a window: (tokens, tokens), true where a query sees a key. A query
+/// sees at most `window` positions, including its own; 0: all earlier positions.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
 }  // namespace detail
 
-/// The kernel of causal_attention() with documents or a window. `kernel`: the kernel of an equal
-/// call without documents and without a window.
+/// Returns the kernel of causal_attention() with documents or a window. `kernel`: the kernel of the
+/// same call without documents and without a window.
 AttentionKernel packed_kernel(AttentionKernel kernel);
 
 }  // namespace tessera::nn

@@ -22,7 +22,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether forward saves an operator's results, or the recomputation runs the operator again.
+/// Whether forward saves an operator's results, or the recomputation runs the operator again. Like
 /// PyTorch's CheckpointPolicy.
 enum class SavePolicy { kMustSave, kPreferRecompute };
 
@@ -78,7 +78,7 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
                           Rerun rerun);
   ~CheckpointedRegionScope();
 
-  /// Must be called if the forward ends without an exception.
+  /// Ends the forward; must be called unless the forward throws an exception.
   void finish();
 
  private:
@@ -89,8 +89,8 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 
 /// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
-/// another tensor, fn runs again, with the random numbers, autocast state, strict scope and batch
-/// part of the first run. Regions may nest, and backward may run several times.
+/// another tensor, fn runs again, with the same random numbers, autocast state, StrictScope and
+/// part of the batch. Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///

@@ -16,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A list of modules with FQNs "0", "1", ... A ModuleList has no forward. torch.nn.ModuleList.
+/// A list of modules with FQNs "0", "1", ... It has no forward. Like torch.nn.ModuleList.
 class ModuleList : public ModuleBase {
  public:
   ModuleList() = default;

@@ -11,8 +11,8 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// A function that distributes the parameters of one module, without the children of the module.
-/// The function calls distribute_parameter() for the slots of the module. `name`: the module's FQN,
-/// "" for the root.
+/// The function calls distribute_parameter() for the parameter slots of the module. `name`: the
+/// module's FQN, "" for the root.
 using PartitionFunction =
     std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>;
 /// A function that is called with the tensors of the root module's arguments or result. The
@@ -23,8 +23,8 @@ using BoundaryFunction = std::function<void(TensorList tensors, const DeviceMesh
 /// called once for each module, parents first. Parameters that are plain after the call of
 /// `partition` become replicated. `input` and `output` run before and after every call of the root
 /// module. Not collective: the values must be equal on every rank, and each rank stores only its
-/// shard. Throws Error for a module that was distributed before, and for a child that has
-/// parameters but no slots. PyTorch's distribute_module.
+/// shard. Throws Error for a module that was distributed before, and for a child with parameters
+/// that is not a ModuleBase. Like PyTorch's distribute_module.
 void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
                        const PartitionFunction& partition = nullptr,
                        const BoundaryFunction& input = nullptr,

@@ -21,21 +21,21 @@ struct Fp8Options {
   std::int64_t multiple_of = 16;
 };
 
-/// Result of convert_to_fp8(): FQNs of Linears. Those in `left` are excluded, have sizes that are
-/// not divisible, or a tied weight.
+/// Result of convert_to_fp8(): FQNs of Linears. The Linears in `left` were not converted: they are
+/// excluded, have sizes that are not divisible, or a tied weight.
 struct Fp8Conversion {
   std::vector<std::string> converted{}, left{};
 };
 
 /// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
 ///
-/// Makes the Linears below `module`, including FusedLinears, compute their three products in
+/// Makes the Linears below `module`, including FusedLinears, compute their matrix products in
 /// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row along which a
-/// product sums has its own scale (docs/fp8.md has error bounds). Parameters keep
-/// their type in files and in the optimizer. Call it before apply_lora (the adapters' matrices are
-/// not converted), parallelize_module and fully_shard.
+/// matrix product sums has its own scale (docs/fp8.md has error bounds). Parameters keep their type
+/// in files and in the optimizer. Call convert_to_fp8() before apply_lora (the adapters' matrices
+/// are not converted), parallelize_module and fully_shard.
 ///
-/// On a GPU the computation type must be bf16. A Linear whose product is fused with another
+/// On a GPU the computation type must be bf16. A Linear whose matrix product is fused with another
 /// operation (Linear::forward with a function) is computed by that function in its own type.
 ///
 /// Not collective; every rank must convert the same Linears. Throws Error, before anything is

@@ -15,8 +15,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A parameter of a module class without slots: the name of the parameter, and the class member
-/// that stores the parameter.
+/// A parameter of a torch::nn module class: the name of the parameter, and the class member that
+/// stores the parameter.
 template <class M>
 struct SlotMember {
   const char* name;
@@ -30,8 +30,8 @@ concept HasWeight = requires { static_cast<at::Tensor M::*>(&M::weight); };
 template <class M>
 concept HasBias = requires { static_cast<at::Tensor M::*>(&M::bias); };
 
-/// `weight` and `bias` if M has them: the parameters of most libtorch modules. These members are
-/// found by name, so that this header need not include the headers of the modules.
+/// Returns the members `weight` and `bias` if M has them, as most libtorch modules do. These
+/// members are found by name, so that this header need not include the headers of the modules.
 template <class M>
 constexpr auto weight_and_bias() {
   if constexpr (HasWeight<M> && HasBias<M>) {
@@ -56,7 +56,7 @@ inline constexpr auto kSlotMembers = detail::weight_and_bias<M>();
 
 namespace detail {
 
-/// The FindMembers function for class M, from its kSlotMembers.
+/// The FindMembers function for class M. It finds the members that kSlotMembers<M> lists.
 template <class M>
 void find_members(torch::nn::Module& module, ModuleMembers& found) {
   if (auto* held = dynamic_cast<M*>(&module)) {
@@ -69,8 +69,8 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 
 }  // namespace detail
 
-/// Gives hooks and slots to a torch::nn module, of libtorch or of your own, that is not an
-/// nn::Module:
+/// Gives hooks and parameter slots to a torch::nn module, of libtorch or of your own, that is not
+/// an nn::Module:
 ///   nn::Hooked<torch::nn::Linear> fc(torch::nn::LinearOptions(8, 4));
 /// `Holder` is libtorch's module holder. nn::adopt does the same for an existing module or model
 /// (docs/torch_nn.md). Parameters and buffers keep their names. The parameters of inner modules (as
@@ -93,8 +93,8 @@ class Hooked : public Module<Hooked<Holder>>,
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
-  /// Adopts `module`; for nn::adopt. `classes`: functions that find the parameters of the other
-  /// module classes inside `module`, made from kSlotMembers.
+  /// Wraps the existing `module`, for nn::adopt. `classes`: functions that find the parameters of
+  /// the other module classes inside `module`, made from kSlotMembers.
   Hooked(std::shared_ptr<Held> module, std::vector<detail::FindMembers> classes)
       : held_(std::move(module)), taken_(detail::claim_module(*held_)) {
     classes.push_back(&detail::find_members<Held>);
@@ -159,12 +159,12 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 ///   tensor_parallel::parallelize_module(*model, mesh["tp"], {{"fc1", colwise_parallel()}});
 ///   fsdp::fully_shard(*model, mesh["dp"]);
 ///   const at::Tensor y = (*model)(x);                       // Net::forward
-/// The result has the same module tree as `module`. The parameters of `module` are updated when the
-/// slots change. Call the result instead of `module`. `Classes`: classes inside the model, other
-/// than M and libtorch's, that register parameters; kSlotMembers must be specialised for each of
-/// them. Throws Error, with the name, for a parameter without a known member and for a member that
-/// was assigned another tensor (use tie_slot), and for a module that was already adopted. Not
-/// collective.
+/// The result has the same module tree as `module`. The parameters of `module` follow those of the
+/// result, for example when they are sharded. Call the result instead of `module`. `Classes`:
+/// classes inside the model, other than M and libtorch's, that register parameters; kSlotMembers
+/// must be specialised for each of them. Throws Error, with the name, for a parameter without a
+/// known member and for a member that was assigned another tensor (use tie_slot), and for a module
+/// that was already adopted. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");

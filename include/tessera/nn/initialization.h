@@ -19,7 +19,7 @@ namespace tessera::nn {
 
 /// While a MetaDevice object exists, this thread creates new parameters on the meta device: sizes
 /// and types without storage. Factory functions that are called without a device also create
-/// tensors on the meta device. Scopes may nest. torch.device("meta").
+/// tensors on the meta device. Scopes may nest. Like torch.device("meta").
 class MetaDevice : tessera::detail::NoCopy {
  public:
   /// Whether this thread is inside the scope of a MetaDevice object.
@@ -46,10 +46,10 @@ Initializer zeros();
 Initializer ones();
 /// Fills a tensor with random numbers, uniform on [from, to).
 Initializer uniform(double from, double to);
-/// Normal distribution with the given mean and standard deviation.
+/// Fills a tensor from a normal distribution with the given mean and standard deviation.
 Initializer normal(double mean, double std);
-/// Normal distribution, truncated to [low, high]. The bounds are values, not multiples of std, as
-/// in torch.nn.init.
+/// Fills a tensor from a normal distribution, truncated to [low, high]. The bounds are values, not
+/// multiples of std, as in torch.nn.init.
 Initializer trunc_normal(double mean, double std, double low = -2.0, double high = 2.0);
 
 }  // namespace init
@@ -71,7 +71,7 @@ class InitContext {
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, copied to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
-  /// A random key of this module, for random numbers other than parameter values (dropout).
+  /// The random key of the module being initialised, for example for dropout.
   RandomKey key() const;
   /// FQN of the module being initialised; "" for the root.
   const std::string& fqn() const { return fqn_; }
@@ -95,8 +95,8 @@ void init_weights(ModuleBase& module, std::uint64_t seed);
 /// Like init_weights(), but fills only the parameters and persistent buffers that have no values
 /// yet, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
-/// Computes buffers as init_weights() does. For a model whose parameters were loaded: does not
-/// change parameters and persistent buffers that have values. Not collective.
+/// Computes buffers as init_weights() does. Use it for a model whose parameters were loaded:
+/// parameters and persistent buffers with values do not change. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 
 }  // namespace tessera::nn

@@ -40,9 +40,9 @@ class Embedding : public Module<Embedding> {
   std::int64_t embedding_dim_;
 };
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in fp32, or
-/// in fp64 for fp64 inputs. (..., size) -> (..., size). weight: (size), initially ones. Zhang &
-/// Sennrich 2019.
+/// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in
+/// fp32, or in fp64 for fp64 inputs. (..., size) -> (..., size). weight: (size), initially ones.
+/// Zhang & Sennrich 2019.
 ///
 /// forward does not communicate. Throws Error for other sizes and for layouts that nn::rms_norm
 /// refuses. The comment of nn::rms_norm describes the gradients.
@@ -69,8 +69,8 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
-/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) -> (...,
-/// size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
+/// Computes (x - mean) / sqrt(var + eps) * weight + bias over the last dimension. (..., size) ->
+/// (..., size). weight, bias: (size), initially ones and zeros. Ba et al. 2016.
 ///
 /// forward is aten::layer_norm. With distributed tensors, forward and backward communicate as the
 /// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
@@ -96,10 +96,10 @@ class LayerNorm : public Module<LayerNorm> {
 /// The mask depends on the module's key, the number of calls so far and the element's index in the
 /// global tensor. The mask is therefore the same on every mesh, and different in each module.
 /// init_weights or set_key sets the key; otherwise the first call derives it from the module's
-/// name. In the forward of a model with fully_shard, the global tensor includes the rows of all
-/// data-parallel ranks, which compare their row counts when the forward begins; otherwise nothing
-/// is communicated (docs/random.md). Thread safety: one thread at a time, because calls are
-/// counted.
+/// name. In the forward of a model with fully_shard, the global tensor includes the batch rows of
+/// all data-parallel ranks. These ranks compare their numbers of rows when the forward begins;
+/// otherwise nothing is communicated (docs/random.md). Thread safety: one thread at a time, because
+/// calls are counted.
 class Dropout : public Module<Dropout> {
  public:
   /// Throws Error unless 0 <= p < 1.
@@ -141,7 +141,7 @@ struct FusedLinearOptions {
   std::int64_t groups = 1;
 };
 
-/// Several Linears of the same input, fused into one larger product: query, key and value, or gate
+/// Several Linears of the same input, fused into one larger Linear: query, key and value, or gate
 /// and up. Files store the parts under their own names (load_hugging_face):
 ///
 ///   nn::FusedLinear qkv(dim, {{"q_proj", heads * size}, {"k_proj", kv_heads * size},

@@ -37,10 +37,10 @@ struct LoraOptions {
 void apply_lora(ModuleBase& module, const LoraOptions& options);
 
 /// Adds scale * B A to the weight of each Linear with an adapter, and sets B to zero. Outside of
-/// training the model computes the same results as before, without the adapters. For
-/// save_hugging_face. Collective if parameters are distributed: A and B are gathered on every rank,
-/// one Linear after another. Throws Error for a model without adapters, for parameters without
-/// values, and for weights that FSDP has gathered.
+/// training the model's results do not change. Call merge_lora() before save_hugging_face.
+/// Collective if parameters are distributed: A and B are gathered on every rank, one Linear after
+/// another. Throws Error for a model without adapters, for parameters without values, and for
+/// weights that FSDP has gathered.
 void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn

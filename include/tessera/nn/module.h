@@ -34,7 +34,7 @@ class Module;
 namespace detail {
 
 // A base class for the test whether M has a member called forward. If M also has such a member, the
-// name is ambiguous in a class derived from both. This finds templates and overloads too.
+// name is ambiguous in a class derived from both. The test finds templates and overloads too.
 struct OtherForward {
   int forward;
 };
@@ -58,15 +58,15 @@ struct RunningCall {
 using TensorList = std::span<at::Tensor* const>;
 /// A function that receives the called module, and the tensors of the call's arguments or result.
 using Hook = std::function<void(ModuleBase& module, TensorList tensors)>;
-/// Pairs of name (or FQN) and slot, in order of registration.
+/// Pairs of a parameter's name (or FQN) and its ParameterSlot, in order of registration.
 using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 
-/// A torch::nn::Module with hooks around forward, and with parameters in slots, whose tensors FSDP
-/// and tensor parallelism replace. Derive your own modules from Module<Derived>. Thread safety: one
-/// thread at a time.
+/// A torch::nn::Module with hooks around forward. Its parameters are in slots (ParameterSlot), so
+/// that FSDP and tensor parallelism can replace their tensors. Derive your own modules from
+/// Module<Derived>. Thread safety: one thread at a time.
 ///
-/// A module can't be copied, because the slots point to their module: construct a second module and
-/// copy the values.
+/// A module can't be copied, because its slots point to it. Construct a second module and copy the
+/// values.
 class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
  public:
   using torch::nn::Module::Module;
@@ -94,19 +94,19 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// This module's own buffers, by name, in order of registration.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
   /// The parameters of this module and of all modules below it, each parameter once, with its first
-  /// FQN. Throws Error for a parameter without a slot: a parameter of a libtorch module (use
-  /// nn::Hooked), or a parameter that register_parameter of libtorch made (use register_slot).
+  /// FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
+  /// nn::Hooked), or from libtorch's register_parameter (use register_slot).
   NamedSlots named_slots() const;
   /// The buffers of this module and of all modules below it, each buffer once, with its first FQN.
   NamedSlots named_buffer_slots() const;
   /// The longest FQN of this module that named_slots() or an outermost module call has found.
   /// nullopt before the first such call of a module above this module.
   const std::optional<std::string>& fqn() const { return fqn_; }
-  /// The slot of this module's own parameter `name`. Throws Error, with a list of the names, if
-  /// there is no such parameter.
+  /// The ParameterSlot of this module's own parameter `name`. Throws Error, with a list of the
+  /// names, if there is no such parameter.
   const SlotPtr& slot(const std::string& name) const;
-  /// Replaces the slot of parameter `name` by `slot`, which both modules then share (tied weights).
-  /// Throws Error if the sizes differ.
+  /// Makes parameter `name` use `slot` of another module, so that both modules share one parameter
+  /// (tied weights). Throws Error if the sizes differ.
   void tie_slot(const std::string& name, const SlotPtr& slot);
 
   /// Fills this module's own parameters and buffers with initial values. init_weights() calls
@@ -115,8 +115,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Attaches an object of a higher layer to this module, at most one per type. FSDP, for example,
-  /// attaches its unit.
+  /// Attaches an object to this module, at most one per type. FSDP, for example, attaches its unit.
   template <class T>
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
@@ -143,12 +142,12 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// Registers a parameter with the given sizes and without values. The parameter is on the meta
   /// device inside a MetaDevice scope, otherwise on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
-  /// Registers a parameter with the values of `tensor`, whose memory it shares.
+  /// Registers a parameter that shares the memory of `tensor`.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// Registers a parameter that is stored in a tensor member of the module. Every change of the
-  /// slot's tensor updates the member:
+  /// Registers a parameter that is stored in a tensor member of the module. Replacing the
+  /// parameter's tensor, for example by a shard, updates the member:
   ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
-  /// Module calls and tree walks throw Error if another tensor was assigned to the member.
+  /// Module calls and named_slots() throw Error if another tensor was assigned to the member.
   Parameter bind_slot(const std::string& name, at::Tensor& member);
   /// Registers a buffer, which to() moves with the module. Saved checkpoints contain the buffer if
   /// `persistent` is true. A table that reset_parameters() computes need not be persistent.
@@ -158,8 +157,8 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// Throws Error if this module has hooks that have not run, because forward was called as
   /// m.forward(x) instead of m(x). A forward may call this function in its first line.
   void check_called() const;
-  /// Whether this module has an FQN. If it has none, the module of the outermost call first names
-  /// all modules below it.
+  /// Whether this module has an FQN. If not, first asks the outermost called module for the FQNs of
+  /// all modules below that module.
   bool is_in_a_tree() const;
 
  private:
@@ -174,7 +173,7 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// The hooks outside the activation checkpoint; checkpointed_hooks() are the hooks inside it.
+  /// The hooks outside of the checkpointed region; checkpointed_hooks() are the hooks inside of it.
   Hooks& hooks() { return hooks_; }
   /// The hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
@@ -187,14 +186,14 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// name and its FSDP unit to an Error or a libtorch exception, unless an inner module has already
   /// added its name.
   [[noreturn]] void rethrow_named() const;
-  /// Must be called if a call has returned a tensor on the meta device. Throws Error unless an
-  /// input was on the meta device: otherwise forward has used a meta tensor saved by the
+  /// For a call that has returned a tensor on the meta device: throws Error unless an input was on
+  /// the meta device. Without such an input, forward has used a meta tensor saved by the
   /// constructor.
   void check_meta_inputs(TensorList inputs) const;
   static bool has_meta(TensorList tensors);
-  /// Scope around a module call. A thread's outermost call throws Error for a parameter without a
-  /// slot, and for a parameter or buffer that is not filled, in the module or below it. An inner
-  /// call throws Error for a module with trainable parameters that was never registered with
+  /// A scope around a module call. A thread's outermost call throws Error for a parameter without a
+  /// ParameterSlot, and for a parameter or buffer that is not filled, in the module or below it. An
+  /// inner call throws Error for a module with trainable parameters that was never registered with
   /// register_module.
   class CallScope : tessera::detail::NoCopy {
    public:
@@ -221,14 +220,14 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
     const Hooks& hooks_;
   };
 
-  /// A function that copies a slot's tensor to the member of a module that forward reads.
+  /// A function that copies the tensor of a ParameterSlot to the module member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
-  /// The objects that must be updated when a slot's tensor is replaced: the handles of a parameter,
-  /// and a member bound to the slot.
+  /// The objects to update when the tensor of a ParameterSlot is replaced: the parameter's handles,
+  /// and the member from bind_slot().
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
     Follow follow;  ///< function that updates the bound member; empty if no member is bound
-    /// Member that bind_slot has bound; must be the same tensor as the slot's.
+    /// The member from bind_slot(). It must be the same tensor as that of the ParameterSlot.
     const at::Tensor* member{};
   };
 
@@ -256,9 +255,9 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
-  /// This module's FQN; mutable, because a const walk of the tree sets it.
+  /// This module's FQN; mutable, because the const function named_slots() sets it.
   mutable std::optional<std::string> fqn_;
-  /// Whether a walk that began at this module has named the modules below it.
+  /// Whether the modules below this module already have FQNs that begin at this module.
   mutable bool named_tree_ = false;
   /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;
@@ -346,8 +345,8 @@ class Module : public ModuleBase {
 
   template <class... Values>
   auto call_checkpointed(Values&... values) {
-    // The autograd graph may outlive the last handle to a shared module, so the region keeps the
-    // module alive.
+    // The autograd graph may outlive other handles to the module, so this lambda keeps the module
+    // alive.
     const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
       const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
       auto arguments = std::tie(inputs...);
@@ -381,12 +380,12 @@ class Module : public ModuleBase {
   }
 };
 
-/// Throws Error, with the names of the first ones, if parameters or buffers have never been filled
-/// or have no storage (meta device). The outermost call of a module makes this check, too.
-/// `caller`: the caller's name, for messages.
+/// Throws Error, with some of the names, if parameters or buffers have never been filled or have no
+/// storage (meta device). The outermost call of a module makes the same check. `caller`: the
+/// caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
-/// Options that determine how visit_modules() walks a tree of modules.
+/// Options of visit_modules(): the order of modules, repeated visits, and the modules to skip.
 struct ModuleWalk {
   /// Whether a module that is registered at several places is visited once for each of its FQNs;
   /// otherwise only once, with the first FQN.
@@ -413,10 +412,9 @@ void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const Mod
 ///   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) { ... });
 ///   nn::visit_modules(model, [](const std::string& fqn, torch::nn::Module& module) { ... });
 ///
-/// A visitor that takes a ModuleBase is not called for modules of libtorch, which have neither
-/// slots nor hooks, but is called for the ModuleBase objects below them. The visitor must not
-/// register modules. Not collective. Several threads may visit one tree. Throws the exceptions of
-/// the visitor.
+/// A visitor that takes a ModuleBase is not called for libtorch's modules, but is called for the
+/// ModuleBase objects below them. The visitor must not register modules. Not collective. Several
+/// threads may visit the same modules. Throws the exceptions of the visitor.
 template <class Visit>
 void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
   if constexpr (std::is_invocable_v<const Visit&, const std::string&, torch::nn::Module&>) {
@@ -431,7 +429,7 @@ void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk
   }
 }
 
-/// Like the other visit_modules(), for a const tree.
+/// Like the other visit_modules(), for a const module.
 template <class Visit>
   requires std::is_invocable_v<const Visit&, const std::string&, const ModuleBase&>
 void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {

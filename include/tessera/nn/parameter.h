@@ -18,14 +18,13 @@ namespace tessera::nn {
 
 class ModuleBase;
 
-/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor by
-/// a plain, sharded or unsharded tensor. Names, named_parameters() and objects that refer to the
-/// slot, such as optimizers, stay valid. Modules that share a parameter share its slot. Thread
-/// safety: one thread at a time.
+/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor,
+/// for example by a shard. Names, named_parameters() and optimizers stay valid. Modules that share
+/// a parameter share its ParameterSlot. Thread safety: one thread at a time.
 class ParameterSlot : tessera::detail::NoCopy {
  public:
-  /// A module that has a slot as parameter or buffer, and the name of the parameter or buffer in
-  /// the module.
+  /// A module that has this parameter or buffer, and the name of the parameter or buffer in the
+  /// module.
   struct Owner {
     ModuleBase* module;
     std::string name;
@@ -38,14 +37,15 @@ class ParameterSlot : tessera::detail::NoCopy {
   /// computes and after fsdp::unshard(), otherwise the shard.
   const at::Tensor& get() const { return tensor_; }
   /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the bound
-  /// member of every owner. The slot is then initialized, unless the tensor is on the meta device.
+  /// member of every owner. The parameter is then initialized, unless the tensor is on the meta
+  /// device.
   void set(at::Tensor tensor);
-  /// Like set(), for a tensor with equal values in another layout. A slot without values remains
-  /// uninitialised.
+  /// Like set(), for a tensor with equal values in another layout. A parameter without values
+  /// remains uninitialised.
   void swap(at::Tensor tensor);
-  /// The tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has put the
-  /// unsharded parameter into the slot, get() is the unsharded tensor and persistent() is the
-  /// shard. Otherwise both are the same tensor.
+  /// The tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has gathered
+  /// the parameter, get() is the unsharded tensor and persistent() is the shard. Otherwise both are
+  /// the same tensor.
   const at::Tensor& persistent() const { return persistent_.defined() ? persistent_ : tensor_; }
   bool has_persistent() const { return persistent_.defined(); }
   /// For FSDP: makes `tensor` the persistent tensor. Afterwards swap() changes only get().
@@ -54,13 +54,13 @@ class ParameterSlot : tessera::detail::NoCopy {
   /// first call of named_slots().
   const std::string& fqn() const { return fqn_; }
 
-  /// For experts with FSDP: a mesh whose slices have different parameters in this slot. If the mesh
-  /// is undefined, other slices of the root mesh have copies of the parameter.
+  /// For experts with FSDP: a mesh whose slices have different parameters under this name. If the
+  /// mesh is undefined, other slices of the root mesh have copies of the parameter.
   /// optim::NormOptions::distinct_along has the same purpose, with names of mesh dimensions.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
-  /// Properties of the parameter that the layers of the library record.
+  /// Properties of the parameter that FSDP, tensor parallelism and the module record.
   detail::SlotRole role;
 
   /// Whether the tensor has values: from init_weights, a load, the caller of the constructor, or an
@@ -88,15 +88,15 @@ class ParameterSlot : tessera::detail::NoCopy {
   std::uint64_t unfilled_version_ = 0;
   std::vector<Owner> owners_;
 };
-/// A slot that modules and optimizers share.
+/// A shared pointer, because modules and optimizers share a ParameterSlot.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
 
-/// A text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]" before
-/// the FQN is known.
+/// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
+/// before the FQN is known.
 std::string describe(const ParameterSlot& slot);
 
-/// A module's parameter: a handle that converts to the tensor of a slot. When tie_slot() replaces
-/// the slot, the handle and its copies read the new slot.
+/// A module's parameter: a handle that converts to the tensor of a ParameterSlot. After tie_slot()
+/// the handle and its copies read the new ParameterSlot.
 ///   nn::Parameter weight = register_slot("weight", {out, in});
 class Parameter {
  public:
@@ -115,7 +115,7 @@ class Parameter {
   const at::Tensor& operator*() const { return get(); }
   const at::Tensor* operator->() const { return &get(); }
   bool defined() const { return get().defined(); }
-  /// The parameter's slot; nullptr if there is none.
+  /// The ParameterSlot; nullptr if there is none.
   SlotPtr slot() const { return slot_ == nullptr ? nullptr : *slot_; }
 
  private:

@@ -1,4 +1,4 @@
-// The parts of a Llama that depend on positions: rotary embedding, and the cache of generation.
+// The parts of a Llama that depend on positions: rotary embedding, and the key-value cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ TESSERA_API_BEGIN
 namespace tessera::models {
 
 /// "rope_scaling" of a config.json: how the frequencies of a rotary embedding are scaled. The names
-/// are Hugging Face's.
+/// are those of Hugging Face.
 struct RopeScaling {
   enum class Kind {
     kNone,
@@ -59,18 +59,18 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
                                               std::int64_t length, c10::Device device);
 
 /// The keys and values of a batch of texts, for all positions so far, in memory that is allocated
-/// once. With a sliding window, only the last `window` positions are stored, in a ring.
+/// once. With a sliding window, only the last `window` positions are stored, in a ring buffer.
 class KvCache {
  public:
   /// The cached keys and values of one layer.
   struct Layer {
     at::Tensor keys,
-        values;  ///< (batch, heads, slots, head_dim); from append(): the part to attend to
+        values;  ///< (batch, heads, stored positions, head_dim)
   };
 
-  /// A cache for texts of at most `positions` positions, including `padding`. The first padding[i]
-  /// positions of text i have no token, so that texts of different lengths end at the same
-  /// position. `window` is the sliding window; 0: none.
+  /// Makes a cache for texts of at most `positions` positions, including `padding`. The first
+  /// padding[i] positions of text i have no token, so that texts of different lengths end at the
+  /// same position. `window` is the sliding window; 0: none.
   KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
 
   std::int64_t positions() const { return positions_; }
@@ -85,8 +85,8 @@ class KvCache {
   /// Advances the cache by `count` positions, after all layers have appended these positions.
   void advance(std::int64_t count) { tokens_ += count; }
 
-  /// The mask, (batch, 1, 1, keys), of the keys from append() that the query of a single new
-  /// position may attend to. Undefined: the query may attend to all keys.
+  /// Returns the mask, (batch, 1, 1, keys), of the keys from append() that the query of a single
+  /// new position may attend to. If the mask is undefined, the query may attend to all keys.
   at::Tensor mask(c10::Device device) const;
 
  private:

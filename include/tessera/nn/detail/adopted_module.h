@@ -19,8 +19,8 @@ namespace detail {
 /// The parameters and buffers of one module, without its children. Each entry has the name of a
 /// parameter or buffer, and a function that returns the class member with the tensor.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// Appends the members of `module` to `found` if it has the class that the function is made for;
-/// otherwise appends nothing.
+/// A function for one module class. It appends the members of `module` to `found` if `module` has
+/// this class, and otherwise does nothing.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
 /// Interface of a module that wraps a libtorch module and uses its parameters.
@@ -36,14 +36,15 @@ class AdoptsModule {
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
 /// Fills the parameters and buffers of `module` (not of its children) with the initial values of
-/// its libtorch class. `holder` has the slots. Does nothing for classes that are not libtorch's.
+/// its libtorch class. `holder` has their ParameterSlots. Does nothing for other classes.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 
 }  // namespace detail
 
-/// A module inside an adopted module. It puts the parameters into slots under libtorch's names. The
-/// outer module calls libtorch's inner module directly, so hooks on an AdoptedModule never run.
+/// Represents a libtorch module inside a module that nn::adopt or nn::Hooked wraps, and has its
+/// ParameterSlots. libtorch calls the inner module directly, so hooks on an AdoptedModule never
+/// run.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;
@@ -69,9 +70,9 @@ class AdoptedModule::Maker {
   /// libtorch's.
   explicit Maker(std::vector<detail::FindMembers> classes) : classes_(std::move(classes)) {}
 
-  /// Registers slots in `holder` for the parameters and buffers of `module`, and child modules for
-  /// the modules inside it. Throws Error for a parameter without a known member, and for a buffer
-  /// on the meta device without a known member. `fqn`: the FQN of `module`, for messages.
+  /// Registers ParameterSlots in `holder` for the parameters and buffers of `module`, and child
+  /// modules for the modules inside `module`. Throws Error if no class member is known for a
+  /// parameter, or for a buffer on the meta device. `fqn`: the FQN of `module`, for messages.
   void fill(ModuleBase& holder, torch::nn::Module& module, const std::string& fqn = "");
 
  private:

@@ -21,7 +21,8 @@ namespace tessera::nn::detail {
 // values do not show this, so the ranks compare the origin of their shards: the tensor that was
 // split, or the seed.
 
-/// The origins of the parameters that a module owns itself. Attached to that module.
+/// The origins of a module's own parameters, attached to the module. An origin is the tensor that
+/// was split into shards, or the seed of the values.
 struct Origins {
   struct Origin {
     std::int64_t number = 0;  ///< number that identifies the origin; never 0
@@ -38,27 +39,27 @@ std::int64_t origin_of_seed(std::uint64_t seed);
 /// elements.
 std::int64_t origin_of_values(at::Tensor whole);
 
-/// Records the origin of the slot's persistent tensor.
+/// Records the origin (the tensor that was split, or the seed) of the parameter in `slot`.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// The origin of the slot's values. 0 if this rank has no shard, or if the values were written
-/// after the origin was recorded, for example by a load.
+/// The number of the origin that note_origin() recorded for the parameter in `slot`. 0 if this rank
+/// has no shard, or if the values were written later, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
-/// Compares origins between ranks. Returns a message such as "the shards of ... on rank 0 and rank
-/// 2 are parts of different tensors"; an empty text means that all origins are equal. All ranks of
-/// the mesh pass the same parameters as pairs (name for messages, origin). Collective, between the
-/// hosts. Throws Error, on all ranks, if ranks pass different numbers of parameters.
+/// Compares the origins of parameters between ranks. Returns "", or a message such as "the shards
+/// of ... on rank 0 and rank 2 are parts of different tensors". All ranks of the mesh pass the same
+/// parameters as pairs (name for messages, origin). Collective, in CPU memory. Throws Error, on all
+/// ranks, if ranks pass different numbers of parameters.
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
-/// A version number of `tensor`, which grows with each write to `tensor` or its local tensor that
-/// autograd sees. 0 for a tensor that was made in inference mode.
+/// A version number of `tensor`. It grows with each write to `tensor`, or to its local tensor, that
+/// autograd's version counters count. 0 for a tensor that was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
 // Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a
 // parameter that only a tensor-parallel plan distributes, over mesh["tp"], has one copy per
-// coordinate of dp. Its gradient is not reduced over dp, so copies that see different data drift
-// apart. Therefore the ranks compare them.
+// coordinate of dp. Its gradient is not reduced over dp, so copies on ranks with different data
+// drift apart. Therefore the ranks compare the copies.
 
 /// A tensor that may have copies on other ranks.
 struct CopiedTensor {
@@ -78,21 +79,20 @@ struct CopyCheck {
   /// Mesh dimensions along which ranks have different parameters, which are not compared.
   std::vector<std::string> distinct_along = {};
   /// Plain tensors are copies of each other if their ranks differ only along dimensions of `root`.
-  /// If `root` is undefined, plain tensors on all peers are copies.
+  /// If `root` is undefined, plain tensors on all compared ranks are copies.
   DeviceMesh root = {};
 };
 
-/// Throws Error, on all peers, if a tensor differs from its copy on another peer. The message names
-/// the tensor, two ranks, the mesh dimension between them and the call that would reduce the tensor
-/// over that dimension. Two tensors are compared if their names are equal and they are at the same
-/// position of meshes with the same sizes; a name that only one peer has is not compared.
-/// Collective over the peers: one exchange of digests between the hosts, and a second exchange, of
-/// texts, if digests differ.
+/// Throws Error, on all ranks of `peers`, if a tensor differs from its copy on another of these
+/// ranks. The message names the tensor, two ranks, the mesh dimension between them and the call
+/// that would reduce the tensor over that dimension. Two tensors are compared if their names are
+/// equal and they are at the same position of meshes with the same sizes. Collective over `peers`,
+/// in CPU memory: one exchange of hashes, and a second exchange, of texts, if hashes differ.
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 
-/// For each dimension of the root of `mesh`, whether ranks of `mesh` have different coordinates
-/// along the dimension. This rank must be in the root mesh.
+/// Returns for each dimension of the root of `mesh` whether ranks of `mesh` have different
+/// coordinates along the dimension. This rank must be in the root mesh.
 std::vector<bool> dims_in_root(const DeviceMesh& mesh);
 
 }  // namespace tessera::nn::detail

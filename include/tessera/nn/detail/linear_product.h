@@ -19,7 +19,7 @@ class DeferredBias {
  public:
   /// Sets whether forward leaves out the bias, for row-wise tensor parallelism. If the weight is
   /// sharded over its inputs, forward's result is a pending sum (Partial), and the bias must be
-  /// added once, after the reduction. Not collective; every rank must make an equal call.
+  /// added once, after the reduction. Not collective; every rank must pass the same value.
   void set_defer_bias(bool defer) { defer_bias_ = defer; }
 
  protected:
@@ -29,9 +29,8 @@ class DeferredBias {
   bool defer_bias_ = false;
 };
 
-/// Computes the products of several Linears with one input x. In backward the products add up the
-/// gradient of x in place (`addmm_` with beta = 1), if this needs no communication and is not
-/// recorded.
+/// Computes the matrix products of several Linears with one input x. Backward adds their gradients
+/// of x in place (`addmm_` with beta = 1), if this needs no communication and is not recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -42,7 +41,7 @@ class LinearProducts {
 
 /// A function that creates a LinearProducts object for one input x.
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
-/// Makes an object that computes products with linear_product().
+/// Makes an object that computes matrix products with linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
 
 /// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for
@@ -56,8 +55,8 @@ at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::
 /// communication and no backward is recorded. `sum` may be undefined.
 at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);
 
-/// The gradient node of an input that several products share. The node's inputs are the gradients
-/// of the products' results.
+/// The autograd node for the gradient of an input that several matrix products share. The node's
+/// inputs are the gradients of the results of these matrix products.
 class SharedInputNode final : public tessera::detail::Node {
  public:
   /// Returns sum + gradient weight, for matrices. `sum` may be undefined, and may be overwritten.
@@ -68,10 +67,10 @@ class SharedInputNode final : public tessera::detail::Node {
   /// Whether this node computes the gradient of the current x. After a write in place, x has
   /// another gradient edge, so the result is false.
   bool takes(const at::Tensor& x) const { return next_edge(0) == tessera::detail::edge_to(x); }
-  /// Saves the weight of a product. Calls of keep() and edge_of() for the products must be in the
-  /// same order.
+  /// Saves the weight of a matrix product. keep() and edge_of() must be called in the same order of
+  /// matrix products.
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
-  /// The graph edge that receives the gradient of a product's result.
+  /// The graph edge that receives the gradient of a matrix product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
     return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
   }
@@ -91,10 +90,10 @@ class SharedInputNode final : public tessera::detail::Node {
   std::vector<Weight> weights_;
 };
 
-/// The gradient that the running `node` returns for a product's weight, which is the node's
-/// `output`-th input: the product of rows^T, (out, tokens), and x, (tokens, in). Undefined if the
-/// product was added directly to the weight's `.grad`; this requires a backward of all leaves, a
-/// gradient of the same type, layout and mesh, and no hook on single gradient terms. Communicates
+/// Computes the gradient of a weight, which is output number `output` of the running `node`: the
+/// matrix product of rows^T, (out, tokens), and x, (tokens, in). Returns an undefined tensor if the
+/// gradient was added directly to the weight's `.grad`. The direct addition requires a backward of
+/// all leaves, an equal type, layout and mesh, and no hook on single gradient terms. Communicates
 /// only as aten::mm does.
 at::Tensor gradient_of_weight(tessera::detail::Node& node, std::size_t output,
                               const at::Tensor& rows, const at::Tensor& x);

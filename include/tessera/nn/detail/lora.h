@@ -21,7 +21,7 @@ struct LoraBranch {
   double dropout = 0;
   double scale = 1;
 
-  /// B(A(dropout(x))), without the scale. Dropout uses the seed of tessera::manual_seed
+  /// Returns B(A(dropout(x))), without the scale. Dropout uses the seed of tessera::manual_seed
   /// (docs/random.md).
   at::Tensor term(const at::Tensor& x, bool training) const;
 };

@@ -1,4 +1,4 @@
-// What the layers of the library record about parameters, calls and recomputations.
+// Data that FSDP, tensor parallelism and modules record about parameters, calls and recomputations.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The parts of a fused parameter, which files store as separate tensors. The fused module replaces
-/// several modules, and each part is the weight of one replaced module. The fused parameter has
+/// The parts of a fused parameter, which weight files store as separate tensors. A fused module
+/// replaces several modules; each part is the weight of one of them. The fused parameter has
 /// `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
 struct StoredParts {
   /// One part of a fused parameter: the weight of a replaced module.
@@ -27,7 +27,7 @@ struct StoredParts {
   std::int64_t groups = 1;
 };
 
-/// A part of a fused parameter, which files store as a separate tensor.
+/// A part of a fused parameter, which weight files store as a separate tensor.
 struct NamedRows {
   std::string name;  ///< name of the tensor in the files
   PartRows rows;     ///< rows of the fused parameter that belong to the part
@@ -41,7 +41,7 @@ bool is_recomputing();
 
 /// Outside of recomputations, returns counter++. In the recomputation of a checkpointed region,
 /// returns the value that the corresponding call in forward returned, and does not change the
-/// counter. For modules whose state changes at every call, such as nn::Dropout.
+/// counter. Modules whose state changes at every call, such as nn::Dropout, use this function.
 std::uint64_t replayed_count(std::uint64_t& counter);
 
 /// Counters of checkpointed regions, for tests. Several regions may share one object. Thread safe.
@@ -65,12 +65,12 @@ class ModuleBase;
 
 /// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
 /// before the first training forward. Loss functions read this number to find out whether their
-/// rows are only a part of the batch.
+/// inputs are only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Whether this thread has ever called a function that weights a mean over ranks by their numbers
-/// of rows.
+/// Whether this thread has ever called a function that weights a mean over ranks by each rank's
+/// number of batch rows.
 bool weighs_ranks();
 void note_weighing();
 
@@ -85,7 +85,7 @@ enum class HookedCalls : std::uint8_t {
 
 namespace tessera::nn::detail {
 
-/// Properties of a parameter that the layers of the library record (ParameterSlot::role).
+/// Properties of a parameter that FSDP, plans and modules record (ParameterSlot::role).
 struct SlotRole {
   /// Whether FSDP has gathered the parameter, so that its values are in memory a second time,
   /// unsharded.
@@ -99,8 +99,8 @@ struct SlotRole {
   /// Whether saved sharded checkpoints and state dicts contain the parameter; false for buffers
   /// that are not persistent.
   bool saved = true;
-  /// Set if files store the parameter as separate parts. Initialization draws the same numbers for
-  /// the parts as for separate parameters.
+  /// The parts that weight files store separately, if any. Initialization draws the same numbers
+  /// for the parts as for separate parameters.
   std::optional<StoredParts> stored_parts = {};
 };
 

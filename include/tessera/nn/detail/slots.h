@@ -17,12 +17,12 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The interface to the state of parameters that FSDP stores outside of the slots. FSDP attaches a
-/// SlotKeeper to each module that owns such slots.
+/// The interface to parameter state that FSDP stores outside of the parameter slots
+/// (ParameterSlot). FSDP attaches a SlotKeeper to each module whose own parameters it shards.
 class SlotKeeper {
  public:
   virtual ~SlotKeeper() = default;
-  /// Whether `tensor` is the unsharded parameter, even while the slot has the shard.
+  /// Whether `tensor` is the unsharded parameter, even while `slot` contains the shard.
   virtual bool is_unsharded(const ParameterSlot& slot, const at::Tensor& tensor) const = 0;
   /// Whether this rank's local gradient, before the last reduction, is known to be non-finite.
   /// Waits for the device.
@@ -49,7 +49,7 @@ class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 };
 
-/// `gradient` as a PlaceholderGradient, or nullptr.
+/// Returns `gradient` as a PlaceholderGradient, or nullptr if it is none.
 PlaceholderGradient* placeholder(const at::Tensor& gradient);
 
 using tessera::detail::BackwardCall;
@@ -67,19 +67,18 @@ class StandInGradient : public tessera::detail::LeafNode {
 
 /// Makes autograd's engine use StandInGradient nodes. Only the first call in a process has an
 /// effect. Does nothing if another engine, such as Python's, has already replaced libtorch's
-/// engine: with such an engine no graph contains the shards.
+/// engine: with such an engine no autograd graph contains FSDP's shards.
 void ask_stand_ins();
 
-/// Marks a tensor that `by` ("fully_shard") has replaced in its slot. A stock torch::optim
+/// Marks a parameter tensor that the function `by` ("fully_shard") has replaced. A torch::optim
 /// optimizer that was made earlier still has the old tensor and would update unused values.
-/// Therefore the old tensor's gradient becomes a placeholder that every operator refuses: step()
-/// and zero_grad() of such an optimizer throw Error with the reason. The values can still be read.
-/// libtorch's hooks of `replaced` (register_hook, post-accumulate) move to `replacement`, the leaf
-/// that is now in the slot.
+/// Therefore the old tensor's gradient becomes a placeholder: step() and zero_grad() of such an
+/// optimizer throw Error with the reason. The values can still be read. libtorch's hooks of
+/// `replaced` (register_hook, post-accumulate) move to `replacement`, the new parameter tensor.
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
-/// Like check_initialized(). `remedy`: text that says how to fill storage that was never filled.
+/// Like check_initialized(). `remedy`: text that says how to fill the unfilled parameters.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error for a buffer on the meta device that was registered with libtorch's
@@ -98,8 +97,8 @@ std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// A counter that increases whenever a slot gets unfilled storage. If it has changed, modules are
-/// checked again.
+/// A counter that increases whenever a parameter gets unfilled storage. After a change, module
+/// calls check their parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
