@@ -1,5 +1,5 @@
-// Makes units, attaches them to modules by type (ModuleBase::attach) and finds them again. Each
-// module owns its unit; there is no global table of units.
+// Makes FSDP units, attaches them to modules (ModuleBase::attach) and finds the unit of a module.
+// Each module owns its unit; there is no global table of units.
 
 #include "unit.h"
 
@@ -63,8 +63,8 @@ struct RequestedParameter {
   ShardedParameter* parameter;
 };
 
-/// The sharded parameters whose gradients `call` requests. Parameters that are not unsharded are
-/// left out.
+/// Returns the sharded parameters whose gradients `call` requests, except parameters without an
+/// unsharded tensor.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
   std::vector<RequestedParameter> requested;
   for (const Edge& output : call.outputs) {
@@ -111,7 +111,7 @@ bool reaches(const BackwardCall& call, const std::vector<RequestedParameter>& re
   return false;
 }
 
-/// All units of all models that the requested parameters belong to, each unit once.
+/// Returns all units of the models to which the requested parameters belong, each unit once.
 std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParameter>& requested) {
   std::vector<std::shared_ptr<Unit>> units;
   for (const RequestedParameter& each : requested) {
@@ -122,7 +122,7 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
   return units;
 }
 
-/// While this object exists, the given units reduce only the requested gradients.
+/// While this object exists, `units` reduce only the gradients of the `requested` parameters.
 class RequestScope {
  public:
   RequestScope(std::vector<std::shared_ptr<Unit>> units,
@@ -147,8 +147,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// Empties `.grad` of the given leaves while this object exists, so that `.grad` has only the
-/// gradients of a backward in this scope. The destructor restores the earlier gradients.
+/// Empties `.grad` of the leaves in `outputs` while this object exists, so that `.grad` has only
+/// the gradients of a backward in this scope. The destructor restores the earlier gradients.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {
@@ -198,8 +198,8 @@ BackwardCall adding(const BackwardCall& call, const std::vector<RequestedParamet
   BackwardCall adding = call;
   adding.accumulate = true;
   for (const RequestedParameter& each : requested) {
-    // An unsharded tensor that was gathered but not yet used in a forward is in no graph and is
-    // therefore left out.
+    // A tensor that was gathered but not yet used in a forward is in no autograd graph, and is left
+    // out.
     if (each.parameter->unsharded().requires_grad()) {
       adding.outputs.push_back(leaf_edge(*each.parameter));
     }
@@ -218,8 +218,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
     return run(adding(call, requested));
   }
   check_returnable(call, requested, units);
-  // Finishes the reductions that an earlier backward left in progress, because their results are
-  // added to the current `.grad`.
+  // Finishes the reductions that an earlier backward left in progress, because their results belong
+  // to the `.grad` that is emptied below.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
@@ -245,7 +245,7 @@ void offer_gradients(const std::shared_ptr<Unit>& unit) {
   });
 }
 
-/// Lets a unit reduce its buckets while backward computes.
+/// Lets a unit reduce its gradient buckets while backward still computes.
 void watch_gradients(const std::shared_ptr<Unit>& unit) {
   for_each_parameter(*unit, [&](ShardedParameter& parameter) {
     parameter.set_gradient_notice([unit = std::weak_ptr(unit), &parameter] {
@@ -256,7 +256,7 @@ void watch_gradients(const std::shared_ptr<Unit>& unit) {
   });
 }
 
-/// Finds the parameter of a unit to which an unsharded tensor belongs, for code outside of FSDP.
+/// Answers the questions that code outside of FSDP asks about a unit's nn::ParameterSlots.
 class UnitSlotKeeper final : public nn::SlotKeeper {
  public:
   explicit UnitSlotKeeper(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
@@ -290,7 +290,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   std::vector<std::shared_ptr<Unit>> units;
   const auto add = [&units](const std::string&, const nn::ModuleBase& each) {
     auto unit = each.attached<Unit>();
-    // A unit of several modules is found once for each module, but added only once.
+    // A unit that several modules share is found once for each module, but added only once.
     if (unit != nullptr && std::ranges::find(units, unit) == units.end()) {
       units.push_back(std::move(unit));
     }
@@ -339,8 +339,8 @@ void make_unit(const UnitSpec& spec) {
   }
   const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<UnitSlotKeeper>(unit);
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The keeper of a slot is attached to the modules that own the slot, because callers know slots
-    // and not units.
+    // The SlotKeeper is attached to all modules that own the parameter, because its callers know
+    // nn::ParameterSlots and not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(kept);
     }

@@ -13,7 +13,7 @@
 
 namespace tessera::fsdp {
 
-// DataMesh decides which dimension of the caller's mesh shards and which dimension replicates.
+// DataMesh decides which dimension of the caller's mesh is for shards and which is for replicas.
 // Other code uses DataMesh and does not refer to mesh dimensions by position.
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // mesh[name] returns a slice that shares its root mesh with the meshes of tensor parallelism.
+  // Names are needed for mesh[name], whose result has the same root mesh as tensor parallelism's.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -42,7 +42,7 @@ DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
   DataMesh result;
   result.all = result.replicate = mesh;
   const auto rank = static_cast<std::size_t>(mesh.local_rank());
-  // The mesh that shards contains only this rank, so nothing is gathered or scattered.
+  // The mesh for shards contains only this rank, so nothing is gathered or scattered.
   result.shard = DeviceMesh(mesh.world(), {mesh.ranks()[rank]}, MeshShape({1}));
   return result;
 }
@@ -62,14 +62,14 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
          });
 }
 
-// Where each shard is in a flat buffer, and the copies between flat buffers and unsharded tensors.
-// The flat buffer of one rank contains the padded and aligned shards of that rank one after
-// another. A gathered buffer has one such row for each rank. The functions below do not
-// communicate.
+// The functions below compute the place of each shard in a flat buffer, and copy between flat
+// buffers and unsharded tensors. The flat buffer of one rank contains the padded and aligned shards
+// of that rank one after another. A gathered buffer has one such row for each rank. None of the
+// functions communicates.
 
 namespace {
 
-/// A part of an unsharded tensor, and the place of this part in the packed buffer. Both views have
+/// A part of an unsharded tensor, and the view of the packed buffer for this part. Both views have
 /// the same sizes.
 struct Piece {
   at::Tensor unsharded;
@@ -97,16 +97,16 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// The pieces of one parameter. One strided copy serves all ranks with full shards split on
-/// dimension 0; each other rank needs its own copy.
+/// Returns the parts of one parameter that are copied. One strided copy serves all ranks with full
+/// shards split on dimension 0; each other rank needs its own copy.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
   std::vector<Piece> pieces;
   std::int64_t rank = 0;
   if (shape.splits_rows() && shape.padded_numel() > 0) {
-    // The first `rank` ranks have a full chunk. At most one rank after these ranks has fewer rows;
-    // the remaining ranks have no rows.
+    // The first `rank` ranks have a full chunk. At most one later rank has fewer rows; the
+    // remaining ranks have none.
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(unsharded, buffer, segment, rank));
   }
@@ -119,7 +119,7 @@ std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buff
 }
 
 /// Sets the padding of a segment to zero: the unused end of the segment of the rank with fewer
-/// rows, and the whole segment of each rank without rows. Full ranks have no padding.
+/// rows, and the whole segment of each rank without rows. Other ranks have no padding.
 void clear_padding(const at::Tensor& buffer, const Segment& segment) {
   const ShardShape& shape = segment.shape;
   const std::int64_t room = shape.padded_numel();
@@ -139,8 +139,8 @@ std::int64_t end_of(const Segment& segment) {
   return segment.offset + segment.shape.padded_numel();
 }
 
-/// The narrower of two types. An alignment in bytes is more elements of the narrower type, so this
-/// number of elements is enough for both types.
+/// Returns the narrower of two types. A number of elements that is aligned in the narrower type is
+/// also aligned in the wider type.
 c10::ScalarType narrower(c10::ScalarType a, c10::ScalarType b) {
   return c10::elementSize(a) < c10::elementSize(b) ? a : b;
 }
@@ -151,8 +151,8 @@ std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::Sca
   const std::int64_t unit = kTensorAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
   std::vector<Segment> segments;
   for (const ShardShape& shape : shapes) {
-    // Shards are padded, so that offsets are the same on every rank and one collective can transfer
-    // all parameters.
+    // Shards are padded to equal sizes, so that offsets are the same on every rank and one
+    // collective can transfer all parameters.
     segments.push_back({shape, flat_numel(segments),
                         detail::round_up(shape.padded_numel(), unit) - shape.padded_numel()});
   }
@@ -186,7 +186,7 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
       // As in FSDP2, a reduction uses the compute type if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
-      // The shards, and their copy in the compute type that is sent, have one common layout.
+      // The shards, and their copy in the compute type for the all-gather, have the same layout.
       segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
@@ -196,7 +196,7 @@ bool FlatBufferLayout::splits_rows() const {
                              [](const Segment& segment) { return segment.shape.splits_rows(); });
 }
 
-/// Copies all pieces with one foreach call: a single kernel on a GPU instead of one for each piece.
+/// Copies all parts with one foreach call: a single GPU kernel instead of one for each part.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded) {
   std::vector<at::Tensor> to;
@@ -242,8 +242,8 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
 
 namespace {
 
-/// A pooled buffer may be at most this many times larger than the request. The units of one model
-/// differ little in size, so a much larger buffer is better freed than reused.
+/// A reused buffer may be at most this many times larger than the requested size. The units of one
+/// model differ little in size, so a much larger buffer is better freed than reused.
 constexpr std::int64_t kWaste = 2;
 
 }  // namespace
@@ -252,13 +252,13 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // Another lane may still read the buffer for its last user.
+    // The last user of the buffer may still be reading it on another stream.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Idle memory that does not fit is freed before the allocation, because idle and new memory
-    // together would raise the peak.
+    // Idle memory that does not fit is freed before the allocation, because both together would
+    // raise the peak of memory.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }
@@ -271,7 +271,7 @@ std::vector<BufferPool::Idle>::iterator BufferPool::best_fit(std::int64_t bytes,
   auto best = idle_.end();
   for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
     const std::int64_t room = idle->bytes.numel();
-    // A buffer may be reused only in the lane that allocated the buffer.
+    // A buffer may be reused only on the stream that allocated the buffer.
     const bool fits = idle->lane == lane && room >= bytes && room <= kWaste * bytes;
     if (fits && (best == idle_.end() || room < best->bytes.numel())) {
       best = idle;
@@ -289,8 +289,8 @@ void BufferPool::drop(comm::Lane lane) {
     if (idle.lane != lane) {
       return false;
     }
-    // The allocator may reuse freed memory in this lane at once, so the lane waits for the last
-    // user first.
+    // The allocator may reuse freed memory on this stream at once, so the stream first waits for
+    // the last user of the buffer.
     streams_->wait(lane, idle.event);
     return true;
   });
@@ -310,22 +310,22 @@ std::int64_t BufferPool::idle_bytes() const {
 }
 
 // The memory into which a parameter group is gathered. Autograd saves the unsharded tensors for
-// backward, so these tensors are made once, and only their storage is freed and allocated again. A
-// post-forward mesh caches one piece of this memory between forward and backward.
+// backward, so these tensors are made once, and only their storage is freed and allocated again.
+// PostForwardShard caches a part of this memory between forward and backward.
 
 namespace {
 
 using detail::round_up;
 
 /// The mesh of the ranks that cache a larger shard after forward (Options::post_forward_mesh_size).
-/// Empty if the option is off or `size` is the number of all ranks, because the cached pieces would
+/// Empty if the option is off or `size` is the number of all ranks, because the cached parts would
 /// then duplicate the shards.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
   if (size == 1 || size == ranks) {
     return {};
   }
-  // Neighbouring ranks form a mesh, because neighbouring ranks usually share a host and its fast
+  // Neighbouring ranks form a mesh, because neighbouring ranks usually share a machine and its fast
   // links.
   const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
   const std::vector<std::string>& names = mesh.shard.shape().names();
@@ -341,16 +341,15 @@ UnshardedTensors::UnshardedTensors(const std::vector<Segment>& segments, c10::Sc
   std::vector<std::int64_t> numels;
   std::int64_t bytes = 0;
   for (const Segment& segment : segments) {
-    // With `padded`, each tensor is the unpadded beginning of its range, so that an all-gather of
+    // With `padded`, each tensor is the beginning of its padded memory, so that an all-gather of
     // rows writes directly into the tensors.
     numels.push_back(padded ? segment.shape.ranks * segment.shape.padded_numel()
                             : c10::multiply_integers(segment.shape.sizes));
     bytes += round_up(itemsize * numels.back(), kTensorAlignment);
   }
-  // Each rank of a post-forward mesh caches a piece of equal size, aligned to kTensorAlignment.
+  // `pieces` ranks cache equal parts (PostForwardShard), each aligned to kTensorAlignment.
   bytes_ = round_up(bytes, kTensorAlignment * pieces);
-  // All unsharded tensors share one storage, so that a post-forward mesh caches and gathers one
-  // range.
+  // All unsharded tensors share one storage, so that PostForwardShard gathers one contiguous range.
   storage_ = at::empty({0}, at::dtype(at::kByte).device(device)).storage();
   const auto at_offset = [&](const std::vector<std::int64_t>& sizes, std::int64_t offset) {
     return tessera::detail::tensor_over(storage_, offset / itemsize, sizes, dtype);
@@ -397,8 +396,8 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
                                              comm::Streams& streams, comm::Lane lane) {
   streams.wait(lane, copied_);
-  // Keeps a second reference to the piece, since drop() may reset piece_ while the collective still
-  // reads the piece.
+  // Keeps a second reference to the memory of piece_, since drop() may reset piece_ while the
+  // collective still reads the memory.
   sent_ = piece_;
   const comm::PurposeScope purpose(group(), label);
   return group().all_gather(memory, sent_);

@@ -23,22 +23,22 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-/// The mesh passed to fully_shard: one dimension that shards, optionally preceded by one that
-/// replicates (HSDP).
+/// The mesh passed to fully_shard: one shard dimension, optionally preceded by one replica
+/// dimension (HSDP).
 struct DataMesh {
   /// Throws Error unless `mesh` has one or two dimensions.
   explicit DataMesh(const DeviceMesh& mesh);
-  /// The mesh for data parallelism without sharding: the only dimension of `mesh` replicates.
-  /// Throws Error unless `mesh` has one dimension.
+  /// Makes the DataMesh of replicate(): the only dimension of `mesh` is for replicas. Throws Error
+  /// unless `mesh` has one dimension.
   static DataMesh replicating(const DeviceMesh& mesh);
 
   DeviceMesh all;        ///< the mesh that was passed to fully_shard
-  DeviceMesh shard;      ///< the 1-D submesh that shards parameters
+  DeviceMesh shard;      ///< the 1-D submesh over which parameters are sharded
   DeviceMesh replicate;  ///< the 1-D submesh of replicas; empty if there is none
 
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
   std::int64_t ranks() const { return shard.size() * replicas(); }
-  /// The mesh of the persistent (sharded) tensors.
+  /// The mesh on which the sharded parameters are distributed tensors.
   const DeviceMesh& persistent() const { return replicate ? all : shard; }
   /// The mesh dimensions along which ranks have different parts of the batch, outermost first.
   std::vector<DeviceMesh> data_dims() const;
@@ -50,9 +50,9 @@ struct DataMesh {
 
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
-/// How a tensor of `sizes` is split on `dim` over `ranks`. The split is that of torch.chunk, so
-/// trailing ranks may have fewer rows or none. Without `dim` each rank has the whole tensor. In
-/// flat buffers the shard of every rank takes as much room as the shard of rank 0.
+/// How a tensor of `sizes` is split on `dim` over `ranks`. The split is that of torch.chunk, so the
+/// last ranks may have fewer rows (indices of `dim`) or none. Without `dim` each rank has the whole
+/// tensor. In flat buffers the shard of every rank takes as much room as the shard of rank 0.
 ///
 /// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately:
 /// the shard of a rank contains that rank's rows of the first block, then the rank's rows of the
@@ -111,7 +111,7 @@ struct ShardShape {
 struct ShardHome {
   c10::Device device;
   bool pinned = false;  ///< whether the memory is page-locked
-  /// Whether offload_policy offloads; gradients are then added on the host.
+  /// Whether Options::offload_policy is set; gradients are then added on the CPU.
   bool offloaded = false;
 };
 
@@ -126,9 +126,9 @@ struct Segment {
   std::int64_t gap = 0;     ///< number of unused elements after the segment
 };
 
-/// Segments for shards of the given shapes, one after another in a flat buffer. Each segment, and
-/// each rank's row of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer of
-/// type `dtype`.
+/// Makes Segments for shards of the given shapes, one after another in a flat buffer. Each segment,
+/// and each rank's row of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer
+/// of type `dtype`.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// The number of elements in a flat buffer that contains `segments` and the gaps between them.
@@ -169,8 +169,8 @@ class FlatBufferLayout {
   }
   /// Whether the shards are in one flat buffer; otherwise each shard stays in its own memory.
   bool has_flat() const { return ranks() > 1 || home_.pinned; }
-  /// Whether every parameter is split by rows. The concatenated shards of all ranks then give the
-  /// parameter's values followed by padding.
+  /// Whether every parameter is split on dimension 0, unfused. The concatenated shards of all ranks
+  /// then give the parameter's values followed by padding.
   bool splits_rows() const;
 
  private:
@@ -182,8 +182,8 @@ class FlatBufferLayout {
   c10::Device device_;
 };
 
-/// Joins the shards of all ranks: copies `gathered` (ranks, flat numel) into `unsharded`, which has
-/// one contiguous tensor of segment.shape.sizes for each segment. The types may differ.
+/// Joins the gathered shards of all ranks: copies `gathered` (ranks, flat numel) into `unsharded`,
+/// which has one contiguous tensor of segment.shape.sizes for each segment. The types may differ.
 void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
             const std::vector<at::Tensor>& unsharded);
 
@@ -201,18 +201,18 @@ class BufferPool {
   struct Buffer {
     at::Tensor tensor;  ///< a view with the requested size
     at::Tensor bytes;   ///< the whole buffer
-    comm::Lane lane;    ///< the lane in which the buffer was allocated
+    comm::Lane lane;    ///< the stream on which the buffer was allocated
   };
 
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// Returns an uninitialised buffer of `numel` elements for use in `lane`. The lane waits for the
-  /// buffer's last user. Must be called while `lane` is current.
+  /// Returns an uninitialised buffer of `numel` elements for use in `lane`. The stream waits for
+  /// the buffer's last user. Must be called while `lane` is the current stream.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
   /// Returns a buffer to the pool. The buffer is in use until `event`.
   void release(Buffer buffer, comm::StreamEventPtr event);
-  /// Frees the idle memory of `lane`. The lane first waits for the last users of the memory.
+  /// Frees the idle memory of `lane`. The stream first waits for the last users of the memory.
   void drop(comm::Lane lane);
   void clear();
   std::int64_t idle_bytes() const;
@@ -240,7 +240,7 @@ class UnshardedTensors {
   UnshardedTensors() = default;
   /// Makes one tensor for each of `segments`, without allocating memory. `padded`: each tensor has
   /// room for the padded shards of all ranks (split on dimension 0), so that an all-gather can
-  /// write into the tensor. The storage can be cut into `pieces` equal pieces.
+  /// write into the tensor. The storage can be cut into `pieces` equal parts.
   UnshardedTensors(const std::vector<Segment>& segments, c10::ScalarType dtype, c10::Device device,
                    bool padded, std::int64_t pieces);
 
@@ -264,35 +264,35 @@ class UnshardedTensors {
   std::vector<at::Tensor> padded_;
 };
 
-/// A second, larger shard that a few neighbouring ranks cache while the gathered memory is freed.
-/// The memory is then gathered again among these ranks only (hpZ of ZeRO++). This class does not
-/// know parameters: it cuts the memory into equal pieces.
+/// A second, larger shard that each of a few neighbouring ranks caches
+/// (Options::post_forward_mesh_size). Backward gathers among these ranks only (hpZ of ZeRO++). This
+/// class does not know parameters: it cuts the gathered memory into equal parts.
 class PostForwardShard {
  public:
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
 
   bool enabled() const { return static_cast<bool>(mesh_); }
-  /// The number of pieces that the gathered memory is cut into.
+  /// The number of equal parts that the gathered memory is cut into.
   std::int64_t count() const { return mesh_ ? mesh_.size() : 1; }
   bool kept() const { return piece_.defined(); }
-  /// Copies this rank's piece of `memory` in the compute lane. The length of `memory` must be a
+  /// Copies this rank's part of `memory` on the compute stream. The length of `memory` must be a
   /// multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
-  /// Starts the all-gather of the pieces into `memory`, in `lane`. The lane first waits for the
-  /// copy of this rank's piece. `label` is the unit's name in messages. Collective over the
-  /// post-forward mesh.
+  /// Starts the all-gather of the cached parts into `memory`, on stream `lane`, which first waits
+  /// for the copy of this rank's part. `label` is the unit's name in messages. Collective over
+  /// group().
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams, comm::Lane lane);
-  /// To be called when the gather has ended and the lane that owns the freed memory has waited for
-  /// the gather.
+  /// To be called when the gather has ended and the stream that owns piece_ has waited for the
+  /// gather.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
-  /// The process group of the post-forward mesh. The first call creates the group, which is
-  /// collective over the mesh.
+  /// The process group of the ranks that cache parts. The first call creates the group, which is
+  /// collective over these ranks.
   comm::Communicator& group() { return mesh_.group(); }
 
  private:
-  DeviceMesh mesh_;  ///< the 1-D mesh; empty if the option is off
+  DeviceMesh mesh_;  ///< the 1-D mesh of the caching ranks; empty if the option is off
   at::Tensor piece_;
   comm::StreamEventPtr copied_;  ///< recorded after the copy into piece_
   at::Tensor sent_;              ///< a second reference to piece_ while a collective reads it

@@ -13,8 +13,8 @@
 namespace tessera::fsdp {
 
 // CommContext: the communication state that the units of a model share. Two rules limit the memory
-// of a step. First, one unit's gradients are reduced at a time. Second, a tensor that another lane
-// reads is freed after the compute lane has waited for that lane.
+// of a training step. First, one unit's gradients are reduced at a time. Second, a tensor that
+// another stream reads is freed after the compute stream has waited for that stream.
 
 using comm::Lane;
 
@@ -23,20 +23,19 @@ using comm::Lane;
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
-  // Idle memory that no all-gather has reused is freed, because the gradients to be reduced add to
-  // the peak.
+  // Idle all-gather memory is freed, because the gradients to be reduced add to the peak of memory.
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
-    // The group is listed only after start_reduce(), so that nothing waits for a reduction that
+    // The group is added only after start_reduce(), so that nothing waits for a reduction that
     // failed to start.
     reducing_.push_back(&group->gradients());
   }
 }
 
 void CommContext::finish_reductions() {
-  // The list is emptied first, so that an exception does not make a later call finish the remaining
-  // reductions twice.
+  // reducing_ is emptied first, so that after an exception no later call finishes a reduction
+  // twice.
   for (GradientState* gradients : std::exchange(reducing_, {})) {
     gradients->finish_reduce(*this);
   }
@@ -44,17 +43,17 @@ void CommContext::finish_reductions() {
 
 void CommContext::settle() {
   finish_reductions();
-  // The optimizer runs in the compute lane, so that lane waits for the reductions.
+  // The optimizer runs on the compute stream, so the compute stream waits for the reductions.
   streams_->order(Lane::kReduceScatter, Lane::kCompute);
-  // The pending sums run in the compute lane, which now follows the reductions. The inputs of the
-  // sums are views of the reductions' results.
+  // The pending sums of tensor parallelism (DeferredSums) run on the compute stream, after the
+  // reductions, because their inputs are views of the reductions' results.
   sums_.run();
   free_retired();
   pool_.clear();
   const auto on_host = std::exchange(on_host_, {});
   if (!on_host.empty()) {
-    // Offloaded gradients are read by the host (an optimizer on the CPU), so the host must wait;
-    // ordering the lanes is not enough.
+    // An optimizer on the CPU reads offloaded gradients, so the CPU must wait; ordering the streams
+    // is not enough.
     streams_->synchronize(streams_->record(Lane::kCompute));
   }
   for (ShardedParameter* parameter : on_host) {
@@ -73,8 +72,8 @@ void CommContext::forget(std::vector<ParameterGroup>& groups) {
   }
 }
 
-/// Keeps `tensors` alive until `event`. Without an event (on a CPU) no other lane uses the tensors,
-/// so they are freed at once.
+/// Keeps `tensors` alive until `event`. Without an event (on a CPU) no other stream uses the
+/// tensors, so they are freed at once.
 void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});
@@ -87,18 +86,18 @@ void CommContext::free_retired() {
   }
 }
 
-// The reduction of a parameter group's gradients: reduce-scatter over the ranks that shard,
-// all-reduce over replicas, division, and the addition to the sharded parameters' gradients. The
-// reduction starts when backward leaves the unit. finish() is called one unit later
+// The reduction of a parameter group's gradients: reduce-scatter over the shard dimension of the
+// mesh, all-reduce over replicas, division, and the addition to the sharded parameters' gradients.
+// The reduction starts when backward leaves the unit. finish() is called one unit later
 // (CommContext::reduce), so that the collective overlaps the next unit's backward.
 
 namespace {
 
 using comm::Lane;
 
-/// A power of two near the square root of the number of ranks. Before an fp16 sum, gradients are
-/// divided by this factor, and by the rest of the divisor afterwards, which limits both overflow
-/// and underflow. The rule is FSDP2's.
+/// A power of two near the square root of the number of ranks. Gradients are divided by this factor
+/// before an fp16 sum, and by the rest of the divisor after the sum. This limits both overflow and
+/// underflow, as in FSDP2.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
   // The factor must divide the number of ranks: gradients of 12 ranks are divided by 4 and then by
@@ -181,8 +180,8 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
-/// The purpose says whether the reduction averages. If one rank averages and another rank sums, the
-/// purposes differ, and the ranks get an error instead of a wrong sum.
+/// Ranks compare the purpose of a collective (comm::PurposeScope). If one rank averages and another
+/// rank sums, their purposes differ, and the ranks get an error instead of a wrong sum.
 std::string GradientReduction::purpose() const {
   return op_ == ReduceOp::kAvg ? label() + " (average)" : label();
 }
@@ -196,16 +195,16 @@ at::Tensor GradientReduction::shard(std::size_t index) const {
                             : shard_of(output_, segments_[index], mesh_.shard.local_rank());
 }
 
-/// Whether the unsharded gradients can be the input of a reduce-scatter without packing: rows must
-/// divide evenly over the ranks, so that each gradient is the shards of all ranks one after
+/// Whether the unsharded gradients can be the input of a reduce-scatter without packing: dimension
+/// 0 must divide evenly over the ranks, so that each gradient is all ranks' shards one after
 /// another.
 bool GradientReduction::in_place() const {
   const bool even = std::ranges::all_of(segments_, [](const Segment& segment) {
     const ShardShape& shape = segment.shape;
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  // A pre-divisor excludes reducing in place, because dividing in place would change autograd's own
-  // tensors, to which the program may hold references.
+  // With a division before the sum, gradients are packed: dividing them in place would change
+  // autograd's tensors, to which the program may hold references.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
 }
@@ -223,8 +222,8 @@ void GradientReduction::reduce_in_place(CommContext& context) {
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
-  // Gradients are made in the compute lane, so the reduce-scatter lane waits for the compute lane.
-  // The reduce-scatter lane allocates the result and therefore owns the result.
+  // Gradients are made on the compute stream, so the reduce-scatter stream waits for the compute
+  // stream. The reduce-scatter stream allocates the result and therefore owns the result.
   context.streams().order(Lane::kCompute, Lane::kReduceScatter);
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({flat_numel(segments_)}, tensor_options());
@@ -238,7 +237,7 @@ void GradientReduction::reduce_in_place(CommContext& context) {
     }
   }
   if (!inputs.empty()) {
-    // The scope makes errors about ranks that call different collectives name the unit.
+    // This scope adds the unit's name to errors about ranks that call different collectives.
     const comm::PurposeScope scope(mesh_.shard.group(), purpose());
     work_ = mesh_.shard.group().reduce_scatter_group(outputs, inputs, op_);
   }
@@ -251,7 +250,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
   }
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
-  // The gradients are packed in the compute lane, because autograd made the gradients there.
+  // The gradients are packed on the compute stream, because autograd made the gradients there.
   buffer_ = context.pool().acquire(ranks * numel, dtype_, Lane::kCompute);
   const at::Tensor input = buffer_->tensor.view({ranks, numel});
   pack(unsharded, segments_, input);
@@ -262,8 +261,8 @@ void GradientReduction::reduce_packed(CommContext& context) {
   const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
   output_ = at::empty({numel}, tensor_options());
   if (ranks == 1) {  // replicate(): all-reduce without reduce-scatter
-    // The packed sum is copied to the output, because the buffer returns to the pool and parameters
-    // get views of the output.
+    // The packed gradients are copied to the output, because the buffer returns to the pool and
+    // parameters get views of the output.
     output_.copy_(input.view({numel}));
     work_ = start_all_reduce();
     return;
@@ -282,8 +281,8 @@ void GradientReduction::wait(CommContext& context) {
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
-  // On a CPU (no event) the buffer is freed, because an idle buffer would add to the peak while the
-  // next unit computes.
+  // On a CPU (no event) the buffer is freed, because an idle buffer would add to the peak of
+  // memory.
   buffer_.reset();
   context.retire(std::exchange(held_, {}), event);
 }
@@ -292,7 +291,7 @@ void GradientReduction::wait(CommContext& context) {
 /// does not all-reduce either, stores the new sum with the earlier sums.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // In a micro-batch before the last, the sum over the ranks that shard is added to the stored
+    // In a micro-batch before the last, this sum over the shard dimension is added to the stored
     // sum.
     if (!settings_.all_reduce) {
       parameters_[i]->leave_to_replicas(
@@ -328,7 +327,7 @@ comm::WorkPtr GradientReduction::start_all_reduce() {
 }
 
 bool GradientReduction::reduce_over_replicas() {
-  // Without a dimension that replicates, the sum over the ranks that shard is complete.
+  // Without replicas, the result of the reduce-scatter is the complete sum.
   if (!mesh_.replicate) {
     return true;
   }
@@ -336,7 +335,7 @@ bool GradientReduction::reduce_over_replicas() {
     // The sums of micro-batches are added in reduce_dtype even with one replica, so that the result
     // does not depend on the number of replicas.
     join_earlier();
-    // Without sharding no collective is left: reduce_packed() started the all-reduce, and wait()
+    // With one rank in the shard dimension, reduce_packed() has started the all-reduce and wait()
     // has waited for it.
   } else if (mesh_.shard.size() > 1) {
     if (const comm::WorkPtr work = start_all_reduce()) {
@@ -375,8 +374,8 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   }
 }
 
-/// Casts each gradient separately, for a CPU. Separate casts cost nothing on a CPU, and a gradient
-/// norm over adjacent memory would be summed in another order.
+/// Casts each gradient separately on a CPU, where separate casts cost nothing. A common buffer
+/// would change the order in which a gradient norm is summed.
 void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype) {
   if (!mesh_.device().is_cpu()) {
     cast_together(gradients, dtype);
@@ -387,8 +386,8 @@ void GradientReduction::cast_alone(std::vector<at::Tensor*> gradients, c10::Scal
   }
 }
 
-/// Prepares the gradients on one rank, where the gradients of autograd are the sums. The gradients
-/// are cast to reduce_dtype, as with more ranks.
+/// Prepares the gradients on a mesh of one rank, where autograd's gradients are the sums. The
+/// gradients are cast to reduce_dtype, as with more ranks.
 void GradientReduction::convert_alone() {
   std::vector<at::Tensor*> defined;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -440,13 +439,13 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   if (parameter.home().offloaded) {
     context.expect_on_host(parameter);
   }
-  // A pending sum over tensor parallelism is computed when CommContext::settle runs all sums: in
-  // one all-reduce for many parameters, on shards, which are smaller than gradients. The result is
+  // A pending sum over tensor-parallel ranks is computed later, by CommContext::settle: in one
+  // all-reduce for many parameters, on shards, which are smaller than gradients. The result is
   // stored where a complete gradient would be stored, next to the gradients of the neighbouring
   // parameters. Before the ranks have agreed (PartialGradGroup), complete gradients are treated in
-  // the same way, because an optimizer that merges neighbouring gradients must merge the same
-  // gradients in a resumed run as in an uninterrupted run. The result is not written to autograd's
-  // tensor, because the user's hooks may hold a reference to that tensor.
+  // the same way: an optimizer that merges neighbouring gradients must merge the same ones in a
+  // resumed run. The result is not written to autograd's tensor, because the user's hooks may hold
+  // a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -460,18 +459,18 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   }
 }
 
-// What ranks exchange when a forward begins or ends and when backward ends: a few bytes for each
-// process group, between the hosts. Every rank must make all of these calls in the same order, even
+// What ranks exchange when a forward begins or ends and when backward ends: a few bytes of CPU
+// memory for each process group. Every rank must make all of these calls in the same order, even
 // after the rank has found an error. Otherwise the other ranks would wait forever.
 
 namespace {
 
 using Groups = std::vector<comm::Communicator*>;
 
-/// Appends to `order` the groups that `order` does not contain yet, smallest first, each once.
+/// Appends `groups` to `order`, smallest first, without the process groups that `order` contains.
 void append_by_size(Groups& order, Groups groups) {
-  // A stable sort, so that groups of equal size stay in the order of the modules, which all ranks
-  // share.
+  // A stable sort keeps groups of equal size in the order of the modules, which is equal on all
+  // ranks.
   std::ranges::stable_sort(groups, {}, &comm::Communicator::size);
   for (comm::Communicator* group : groups) {
     if (std::ranges::find(order, group) == order.end()) {
@@ -480,7 +479,7 @@ void append_by_size(Groups& order, Groups groups) {
   }
 }
 
-/// Sets each flag to its maximum over the group's ranks. Collective.
+/// Sets each flag to its maximum over the ranks of `group`. Collective.
 void set_where_any_rank_has(std::vector<std::uint8_t>& flags, comm::Communicator& group,
                             const char* what) {
   const comm::PurposeScope purpose(group, what);
@@ -543,8 +542,8 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
   // Parameters whose parts are on one set of ranks, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
-    // The agreement includes parameters that were not reduced on this rank, because ranks with
-    // another part of the tensor (for example of an expert) may run other units.
+    // Adds also parameters that were not reduced on this rank, because ranks with another part of
+    // the tensor (for example of an expert) may run other units.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
       auto found = std::ranges::find(peers, mesh, [](const auto& entry) { return entry.first; });
@@ -571,7 +570,7 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // If no rank has a gradient, the agreement stays open until a later backward.
+      // If no rank has a gradient, a later backward agrees on the group (PartialGradGroup).
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }

@@ -33,15 +33,15 @@ void check_module(const nn::ModuleBase* module) {
                 "apply it to the module that nn::Hooked holds");
 }
 
-/// Makes a unit. All checks precede all changes, so that an error leaves the model unchanged.
+/// Makes an FSDP unit. All checks precede all changes, so that an error leaves the model unchanged.
 void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMesh& mesh,
                        const Options& options) {
   TESSERA_CHECK(!modules.empty(), "fully_shard was given no module");
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // The parameters of units below are excluded. Therefore fully_shard is called from the leaves to
-  // the root.
+  // Parameters of units below are excluded. Therefore fully_shard must be applied to the lowest
+  // modules first.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
@@ -50,8 +50,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(spec);
 }
 
-/// Warns of a write that is lost. The function is noexcept, because a destructor calls this
-/// function; an error of the warning itself is dropped.
+/// Warns of a write to an unsharded parameter that will be lost. The function is noexcept, because
+/// a destructor calls it; an error of the warning itself is dropped.
 void warn_of_lost_write(const Unit& unit) noexcept {
   try {
     if (const std::string lost = unit.write_by_hand(); !lost.empty()) {

@@ -1,7 +1,6 @@
-// The iteration of a root and of the units below it: what happens once for each forward or
-// backward, and how a unit finds its root. The phase of the iteration decides what a call means.
-// The units, the buffer pool and the agreements of the ranks rely on the order of the steps in
-// begin_forward() and end_backward().
+// The iteration of a root unit and of the units below: what happens once for each forward or
+// backward, and how a unit finds its root. The units, the buffer pool and the exchanges between
+// ranks rely on the order of the steps in begin_forward() and end_backward().
 
 #include "unit.h"
 
@@ -22,7 +21,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// The number of open iterations of each rank. Ranks are identified by their World.
+/// Counts the iterations in progress on each rank. Ranks are identified by their World.
 class OpenIterations {
  public:
   static OpenIterations& instance() {
@@ -55,8 +54,8 @@ IterationState::~IterationState() {
   }
 }
 
-/// Two roots whose iterations are open at the same time may run one backward together, in which the
-/// collectives of both roots use the same process groups.
+/// Two root units with iterations in progress may share one backward. The collectives of both roots
+/// then use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
@@ -73,7 +72,7 @@ std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   return alive;
 }
 
-/// The units of an iteration use the communication context of the root, which is the first unit
+/// All units below a root share the CommContext of the root, which is the first unit
 /// (Unit::make_iteration).
 CommContext& IterationState::comm_context() const {
   return units().front()->comm_context();
@@ -159,8 +158,8 @@ void IterationState::await_update() {
   const auto event = std::exchange(all.front()->settings().post_optim_event, std::nullopt);
   const auto in_compute = std::ranges::count_if(
       all, [](const auto& unit) { return unit->settings().unshard_async_op; });
-  // Gathers in the compute lane follow the work of that lane anyway, so only gathers in the
-  // all-gather lane need the wait.
+  // Gathers on the compute stream follow the work of that stream anyway, so only gathers on the
+  // all-gather stream need the wait.
   if (in_compute < std::ssize(all)) {
     streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
   }
@@ -174,7 +173,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // drops the cached piece of a unit that the last backward skipped
+    gathered.drop_piece();  // drops cached parts of a unit that the last backward skipped
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -219,8 +218,8 @@ void IterationState::end_forward(bool backward_comes) {
     unit->end_partial_forward();
   }
   free_unused();
-  // The ranks agree before the phase changes. If ranks have gathered different units, all ranks
-  // throw here, and none waits forever in backward.
+  // The ranks compare their calls before the phase changes. If ranks have gathered different units,
+  // all ranks throw here, and none waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
   if (phase() == IterationPhase::kBackward) {  // a backward within this forward has failed
@@ -233,8 +232,8 @@ void IterationState::end_forward(bool backward_comes) {
   }
 }
 
-/// Compares the gathers of the ranks that shard. Replicas are excluded: forward calls no
-/// collectives over replicas, which may run different forwards.
+/// Checks that the ranks of each sharding group called the same all-gathers. Replicas are excluded:
+/// forward calls no collectives over replicas, which may run different forwards.
 void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.gathered().add_groups(sharding); });
@@ -277,9 +276,9 @@ void IterationState::enter_backward() {
     // The callback keeps this iteration alive, because backward may outlive the model.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
-    // All ranks enter backward before any rank gathers another unit, but only some ranks may reach
-    // a unit that may be unused. Such units are therefore gathered here. These units were gathered
-    // in forward, but another forward or backward may have freed their parameters.
+    // Only some ranks may reach a unit with Options::may_be_unused, so all ranks gather such units
+    // here, before any other unit. Forward gathered them too, but another forward or backward may
+    // have freed their parameters.
     for (const std::shared_ptr<Unit>& unit : units()) {
       if (unit->settings().unshard_in_backward) {
         unit->gather_on_all_ranks();
@@ -304,15 +303,15 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // Units end their backward in reverse order, like backward itself.
+  // Units end their backward in reverse order of the forward, like backward itself.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
-  // If more backwards follow (set_is_last_backward), reductions are not finished yet.
+  // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
     comm_context().finish_reductions();  // includes the all-reduce over replicas
   }
   agree_on_gradients();
-  // If more backwards follow, the last unit's reduction stays in progress and overlaps the next
+  // If more backwards follow, the last reduction stays in progress and overlaps the next
   // micro-batch.
   if (last) {
     comm_context().settle();
@@ -354,9 +353,9 @@ void IterationState::agree_on_gradients() {
   }
 }
 
-// The functions of a unit that concern the iteration of its root: how the first call of a root
-// finds the units below, how an iteration begins and is abandoned, and which calls are rejected
-// before the iteration begins.
+// The functions of a unit for the iteration of its root unit: how the first call of a root finds
+// the units below, how an iteration begins or is abandoned, and which calls are rejected before it
+// begins.
 
 namespace {
 
@@ -373,8 +372,8 @@ std::string first_of(const std::vector<std::string>& names) {
 /// Throws Error with the names of trainable parameters below `module` that are in no unit and not
 /// in Options::ignored. If only parts of a model were units, the gradients of the other parts would
 /// not be reduced, and each rank would train its own copy without an error. `mesh`: the mesh of a
-/// unit that runs in the module's forward. `again`: an earlier check found all parameters in units.
-/// Not collective; the result is the same on all ranks.
+/// unit that runs in the module's forward. `again`: whether an earlier check succeeded. Not
+/// collective; the result is the same on all ranks.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -383,7 +382,7 @@ void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& m
   std::vector<std::string> forgotten;
   nn::visit_modules(module, [&](const std::string& fqn, const nn::ModuleBase& below) {
     for (const auto& [name, slot] : below.slots()) {
-      // A slot with a persistent tensor belongs to a unit.
+      // A parameter slot (nn::ParameterSlot) with a persistent tensor belongs to a unit.
       if (slot->get().requires_grad() && !slot->has_persistent() && !meant.contains(slot)) {
         forgotten.push_back(nn::detail::join_fqn(fqn, name));
       }
@@ -405,8 +404,8 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
   hash ^= hash >> 32U;
 }
 
-/// Mixes into `hash` the slots of `module` and of the modules below, their units, and whether the
-/// slots are trainable. Must be cheap, because every forward calls this function.
+/// Mixes into `hash` each nn::ParameterSlot of `module` and of the modules below, and whether it is
+/// trainable and in a unit. Must be cheap, because every forward calls this function.
 void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->slots()) {
@@ -457,7 +456,7 @@ void Unit::make_iteration() {
   }
 }
 
-/// The message about a write to an unsharded parameter that would be lost; "" if there was no such
+/// Returns an error message about a lost write to an unsharded parameter; "" if there was no such
 /// write. `writer`: the subject of the message.
 std::string Unit::lost_write(const std::string& writer) const {
   for (const ParameterGroup& group : groups_) {
@@ -472,7 +471,7 @@ std::string Unit::lost_write(const std::string& writer) const {
 }
 
 /// A write is an error only outside of forward and backward. Within forward and backward, the unit
-/// itself has put the unsharded parameters into the slots.
+/// itself has installed the unsharded parameters.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""
@@ -510,9 +509,9 @@ void Unit::enter_as_root() {
 
 void Unit::await_compute() {
   const bool between = iteration_ == nullptr || !iteration_->is_under_way();
-  // Outside of an iteration the program may have written the shards since the pieces for the
-  // post-forward mesh were cached. Within an iteration the program must not write shards, and
-  // backward needs the pieces.
+  // Outside of an iteration the program may have written shards since the parts for
+  // Options::post_forward_mesh_size were cached. Within an iteration the program must not write
+  // shards, and backward needs the cached parts.
   if (between) {
     each(&GatheredState::drop_piece);
   }
@@ -544,7 +543,7 @@ void Unit::refuse_outdated() {
 }
 
 /// In training, checks that all trainable parameters of the module whose forward was called are in
-/// units. Repeats the check whenever a slot or a requires_grad has changed.
+/// units. Repeats the check whenever a parameter slot or a requires_grad has changed.
 void Unit::check_all_in_units() {
   if (!c10::GradMode::is_enabled() || mesh_.ranks() == 1) {
     return;
@@ -577,7 +576,7 @@ void Unit::begin_iteration() {
   gather_on_all_ranks();
 }
 
-/// Gathers the unit on all ranks. The gather is not recorded in the gather order, which has only
+/// Gathers the unit on all ranks. The all-gather is not recorded in GatherOrder, which has only
 /// units that all ranks run.
 void Unit::gather_on_all_ranks() {
   if (may_be_unused_) {

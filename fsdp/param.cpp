@@ -66,8 +66,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  // Each dimension is looked up in the mesh that has the dimension, because the root does not know
-  // names that unflatten() gave.
+  // Each dimension is looked up in the mesh that has it, because the root mesh lacks names that
+  // unflatten() gave.
   std::vector<DeviceMesh> parts;
   for (const std::string& dim : names) {
     parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
@@ -75,7 +75,7 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   return DeviceMesh::concatenate(parts);
 }
 
-/// Returns `layout`, which refers to the mesh dimensions of `from` by position, for the mesh `to`.
+/// Converts `layout`, which refers to the mesh dimensions of `from` by position, to the mesh `to`.
 /// A joined mesh has additional dimensions, so dimensions are matched by name.
 Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const DeviceMesh& to) {
   Layout::Dims dims = layout.dims();
@@ -89,9 +89,9 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// The digit (factor of a tensor dimension, see Digit) that a further split divides: the only
-/// digit, or the last digit if all earlier digits are local (equal parts of a fused weight).
-/// nullptr if tensor parallelism also splits an earlier digit.
+/// Returns the Digit (a factor of a dimension's size) that FSDP splits: the last one, if all
+/// earlier ones are local (equal parts of a fused weight). Returns nullptr if tensor parallelism
+/// also splits an earlier Digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
     digits.emplace_back();
@@ -142,7 +142,7 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
 // tensor-parallel ranks. This sum is computed after the reduction, on shards. But a rank without
 // tokens gets a zero gradient in any layout, and a rank that skipped the module gets no gradient.
-// Without an agreement such a rank would not sum its shard, which contains the other ranks' terms.
+// Unless the ranks agree, such a rank would not sum its shard, which contains other ranks' terms.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -155,8 +155,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
                                        at::MemoryFormat::Contiguous);
     gradient.pending->all_reduce(gradient.local, ReduceOp::kSum)->wait();
   }
-  // Every rank of the group has the complete gradient, so only rank 0 adds the gradient to the
-  // pending sum.
+  // Every rank of `pending` has the complete gradient, so only rank 0 adds the gradient to the sum.
   if (pending != nullptr && pending->rank() != 0) {
     gradient.local.reset();
   }
@@ -171,8 +170,8 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
     return;
   }
   if (!sum.local.defined()) {
-    // If the types agree, the gradient becomes the sum without a copy, because the gradient was
-    // already taken off its parameter.
+    // If the types are equal, the gradient becomes the sum without a copy, because `.grad` no
+    // longer refers to the gradient.
     sum = {gradient.local.to(dtype), gradient.pending, sum.used, gradient.divisor};
     return;
   }
@@ -216,7 +215,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // Gradients that are pending over another group are converted to the agreed group.
+  // Gradients pending over another process group are later converted to this group.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -273,13 +272,13 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
   return tessera::detail::impl_cast<UnreducedGradient>(gradient);
 }
 
-// The tensors of one parameter: how the shard is cut and replaces the original tensor in the slot,
-// and how forward and backward see the unsharded tensor. The functions in this section are not
-// collective.
+// The tensors of one parameter: how the shard is cut and replaces the original tensor in the
+// module, and how forward and backward see the unsharded tensor. The functions in this section are
+// not collective.
 
 namespace {
 
-/// A copy of this rank's rows on `device`, so that the memory of the unsharded tensor can be freed.
+/// Returns a copy of this rank's part on `device`, so that the memory of `local` can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
@@ -299,9 +298,9 @@ std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// The origin (see ShardedParameter::origin) of the values in a slot, before the tensor is cut. A
-/// tensor that is already a part of a tensor has the origin of the whole tensor. 0: the origin is
-/// unknown.
+/// The origin (see ShardedParameter::origin) of a parameter's values, before the tensor is cut. A
+/// tensor that is itself a part (tensor parallelism) has the origin of the whole tensor. 0: the
+/// origin is unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
   const at::Tensor& tensor = slot.get();
   if (!slot.initialized() || tensor.is_meta()) {
@@ -338,8 +337,8 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   if (origin != 0) {
     nn::detail::note_origin(*slot_, origin);
   }
-  // Until the first forward, the current tensor and the persistent tensor of the slot are both the
-  // shard.
+  // Until the first forward, the nn::ParameterSlot has the shard as current and as persistent
+  // tensor.
   install_sharded();
 }
 
@@ -377,8 +376,8 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
   make_stand_in_ = std::move(make);
 }
 
-/// Makes the stand-in node and stores a reference to it, because libtorch holds the gradient
-/// accumulator of a leaf weakly. A type conversion of the leaf drops the node.
+/// Makes a node in place of the shard's gradient accumulator. stand_in_ keeps the node alive,
+/// because libtorch refers to it weakly. A type conversion of the shard drops the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);
@@ -394,8 +393,8 @@ void ShardedParameter::set_unsharded(const at::Tensor& local) {
     unsharded_ = local;
   } else {
     unsharded_ = make_distributed(local, *unsharded_spec_, sharded_.sizes().vec());
-    // The pending sums of tensor parallelism are computed later, for all parameters together
-    // (DeferredSums).
+    // Tensor parallelism's pending sums of gradients are computed later, for all parameters
+    // together (DeferredSums).
     leave_gradient_pending(unsharded_);
   }
   counted_version_ = version();
@@ -423,7 +422,7 @@ bool ShardedParameter::written_in_use() const {
 }
 
 void ShardedParameter::install_unsharded() {
-  // The program may have frozen the parameter since the last use.
+  // The program may have frozen or unfrozen the parameter since the last forward.
   unsharded_.requires_grad_(trainable());
   using tessera::detail::OwnHook;
   if (notice_ && trainable() && !tessera::detail::has_own_hook(unsharded_, OwnHook::kNotice)) {
@@ -515,7 +514,7 @@ at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
 }
 
 /// Takes the gradient off `unsharded` and returns it in the parameter's layout, or as a partial sum
-/// over one group. Any other pending sum is computed here, in type `dtype`.
+/// over one process group. Any other pending sum is computed here, in type `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
   // The gradient is removed from `.grad` at once. Otherwise the next backward would add to `.grad`,
   // and this gradient would count twice.
@@ -645,8 +644,8 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
-    // Only the first addition since the last agreement shows whether a gradient existed before. An
-    // existing gradient stays defined, whichever ranks used the parameter since the agreement.
+    // Only the first addition since the last settle_use() shows whether a gradient existed before.
+    // An existing gradient stays defined, whichever ranks have used the parameter since.
   } else if (accumulation_ == Accumulation::kSettled) {
     accumulation_ = Accumulation::kAdded;
   }
@@ -677,7 +676,7 @@ void ShardedParameter::arrive() {
   notice_drop();
   settle_expected();
   const auto arrived = std::exchange(arriving_, {});
-  // The program may have dropped the gradient while the copy to the host was in progress.
+  // The program may have dropped the gradient during the copy to CPU memory.
   if (!gradient().defined()) {
     return;
   }
@@ -712,7 +711,7 @@ bool ShardedParameter::has_hooks() const {
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
-    shard = shard.copy_(gradient);  // blocking copy: hooks run on the host and read the result
+    shard = shard.copy_(gradient);  // blocking copy: hooks run on the CPU and read the result
   }
   const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
   check_layout("what a hook made of the gradient", given);

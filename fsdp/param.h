@@ -19,7 +19,7 @@
 
 namespace tessera::fsdp {
 
-/// All decisions about one parameter, made and checked before the parameter is sharded.
+/// How one parameter will be sharded, decided and checked before the parameter is changed.
 struct ParameterSpec {
   std::string name;  ///< name of the parameter within the unit
   nn::SlotPtr slot;
@@ -27,7 +27,7 @@ struct ParameterSpec {
   /// The dimension that is split over mesh.shard; nullopt if the parameter is replicated over
   /// mesh.shard.
   std::optional<std::int64_t> dim;
-  std::int64_t parts = 1;  ///< number of equal blocks of `dim`, each split (a fused weight)
+  std::int64_t parts = 1;  ///< number of equal blocks of `dim`, each split alone (fused weight)
   ShardingSpec sharding;   ///< the spec of the persistent tensor
   ShardHome home;
 };
@@ -37,7 +37,7 @@ struct ParameterSpec {
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
 /// The sharding spec that `tensor` gets when each of its blocks is split on `dim` over the sharding
-/// dimension of `mesh`, within any earlier split. nullopt: `tensor` is replicated over that
+/// dimension of `mesh`, within any earlier split. `dim` nullopt: `tensor` is replicated over that
 /// dimension. The spec of a plain tensor is on `mesh`. The spec of a tensor that tensor parallelism
 /// has distributed is on the mesh that joins both meshes, a slice of their common root. Throws
 /// Error, with `name` as the parameter's name, for a tensor that cannot be split further in this
@@ -45,7 +45,7 @@ std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim)
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 
-/// The local part of an unsharded parameter's gradient, on one rank.
+/// The local part of the gradient of an unsharded parameter, on this rank.
 struct UnshardedGradient {
   at::Tensor local;  ///< the local gradient; undefined: this rank computed none
   /// The process group over which the gradient must still be summed. nullptr: the gradient is
@@ -62,7 +62,7 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
                             c10::ScalarType dtype);
 
 /// Adds `gradient` to `sum`, in type `dtype`, with the divisor of `sum`. If only one of the two is
-/// complete, the complete gradient becomes a term of the pending sum.
+/// a pending sum over a process group, the other becomes a term of the sum.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
 /// The process group over which the gradients of a parameter must still be summed when they are
@@ -73,21 +73,20 @@ class PartialGradGroup {
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
-  /// The agreed group; nullptr if gradients are never pending. Until the ranks have agreed, the
-  /// result is a group over which a gradient may be pending. A sum over that group is correct for
-  /// complete gradients too, but may be unnecessary.
+  /// The process group on which the ranks agreed; nullptr if gradients need no further sum. Before
+  /// the agreement: a group that may be needed. Summing a complete gradient over it is correct too.
   comm::Communicator* group() const { return group_; }
-  /// Records the group over which `gradient`, computed on this rank, is pending.
+  /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
 
-  /// The contribution of this rank to the agreement: one flag for each group over which a gradient
-  /// may be pending. Empty once the ranks have agreed.
+  /// Returns one flag for each process group over which a gradient may have to be summed. The ranks
+  /// exchange these flags before agree(). Empty once the ranks have agreed.
   std::vector<std::uint8_t> flags() const;
-  /// Sets the agreed group. `flags`: the maximum of flags() over all ranks.
+  /// Sets the process group that the ranks chose. `flags`: the maximum of flags() over all ranks.
   void agree(std::span<const std::uint8_t> flags);
 
  private:
-  /// Groups over which to agree; empty once the ranks have agreed.
+  /// The process groups to choose from; empty once the ranks have agreed on one.
   std::vector<comm::Communicator*> candidates_;
   comm::Communicator* group_ = nullptr;
   comm::Communicator* observed_ = nullptr;
@@ -105,7 +104,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   /// The gradient that was set aside without any reduction. nullopt: nothing was set aside. An
   /// undefined gradient in the value means that this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
-  /// The gradient summed over the ranks that shard but not over replicas.
+  /// The gradient summed over the shard dimension of the mesh but not over replicas (HSDP).
   UnshardedGradient scattered;
   /// Whether reductions are in progress whose results will be added to the sharded parameter's
   /// gradient.
@@ -116,7 +115,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   bool is_settled() const { return !unsharded && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
-  /// Runs zero_ and detach, which zero_grad calls, and add_, with which autograd accumulates.
+  /// Runs the operators zero_ and detach (for zero_grad) and add_ (for autograd's accumulation).
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void release_resources() override;
 
@@ -130,13 +129,13 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
 /// `gradient` is an ordinary gradient.
 UnreducedGradient* unreduced(const at::Tensor& gradient);
 
-/// One parameter of a unit: its slot, the persistent sharded tensor in the slot, and the unsharded
+/// One parameter of a unit: its nn::ParameterSlot, the persistent sharded tensor, and the unsharded
 /// tensor that forward and backward see. "Unsharded" refers to FSDP's mesh dimension: under tensor
 /// parallelism the unsharded tensor is still distributed on the other mesh dimensions.
 class ShardedParameter {
  public:
-  /// Splits the tensor in the slot and puts this rank's shard into the slot. Moves the shard to the
-  /// spec's home unless the shard is on the meta device. Not collective.
+  /// Splits the tensor in `spec.slot` and puts this rank's shard there. Moves the shard to the
+  /// device of `spec.home` unless the shard is on the meta device. Not collective.
   explicit ShardedParameter(const ParameterSpec& spec);
 
   const std::string& name() const { return name_; }
@@ -163,7 +162,7 @@ class ShardedParameter {
   /// The sharded tensor, a distributed tensor that exists as long as the parameter.
   const at::Tensor& sharded() const { return sharded_; }
   const at::Tensor& shard() const { return local_tensor(sharded_); }
-  /// The unsharded tensor; undefined until set_unsharded() is called.
+  /// The tensor that forward and backward see; undefined until set_unsharded() is called.
   const at::Tensor& unsharded() const { return unsharded_; }
 
   /// An id of the whole tensor from which the values of the shard come: equal on all ranks that
@@ -171,13 +170,13 @@ class ShardedParameter {
   /// seed that filled the parameter later. 0: the origin is unknown, or this rank has no part of
   /// the tensor.
   std::int64_t origin() const;
-  /// A number that grows with each write to the shard that autograd records.
+  /// A number that grows with each write to the shard, as autograd's version counter does.
   std::uint64_t version() const;
-  /// Whether the slot contains another tensor than this parameter's (after nn::to_empty or a load).
+  /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// Takes over a tensor that was put into the slot; returns whether there was one. Throws Error if
-  /// the layout of the new tensor differs from the shard's layout. Checks the shard itself in the
-  /// same way if the shard's data was replaced.
+  /// Takes over a new tensor that was put into slot(). Returns whether there was one. Throws Error
+  /// if its layout differs from the shard's layout. Checks the shard itself in the same way if the
+  /// shard's data was replaced.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf, from its local part `local`.
   void set_unsharded(const at::Tensor& local);
@@ -187,12 +186,12 @@ class ShardedParameter {
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
 
-  /// Sets a function that backward calls when it has computed the gradient of the unsharded tensor,
-  /// once in each backward, before it adds the gradient to `.grad`.
+  /// Sets a function that each backward calls once, when the gradient of the unsharded tensor is
+  /// computed but not yet added to `.grad`.
   void set_gradient_notice(std::function<void()> notice) { notice_ = std::move(notice); }
 
   /// Counts writes to the shard since the last call as a write to the unsharded tensor. Autograd
-  /// then refuses the backward of a forward before the write, as on one rank.
+  /// then refuses the backward of a forward that ran before the write.
   void count_writes();
 
   /// Marks the beginning of a use of the unsharded tensor: by forward, or by the program after
@@ -202,7 +201,7 @@ class ShardedParameter {
 
   void install_sharded() { slot_->swap(sharded_); }
   void install_unsharded();
-  /// Tells the slot whether the unsharded tensor has valid values.
+  /// Tells the parameter slot (nn::ParameterSlot) whether the unsharded tensor has valid values.
   void set_gathered(bool gathered) { slot_->role.gathered = gathered; }
 
   /// The reduced gradient of the shard; undefined if there is none.
@@ -217,13 +216,13 @@ class ShardedParameter {
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
   /// gradient and calls the parameter's libtorch hooks: register_hook's hooks before the addition,
   /// which may change the gradient, and the post-accumulate-grad hook after it. For an offloaded
-  /// shard, the addition and the post-accumulate-grad hook wait for arrive(), because the copy to
-  /// the host is asynchronous; register_hook's hooks run at once, and the host waits for the copy
-  /// before them. `used`: this rank contributed to the gradient. Throws Error if the layout of the
-  /// gradient, or of a hook's result, differs from the parameter's.
+  /// shard, the copy to CPU memory is asynchronous: the addition and the post-accumulate-grad hook
+  /// wait for arrive(), and the CPU waits for the copy before register_hook's hooks. `used`: this
+  /// rank contributed to the gradient. Throws Error if the layout of the gradient, or of a hook's
+  /// result, differs from the parameter's.
   void accumulate(const at::Tensor& gradient, bool used);
-  /// Completes accumulate() for an offloaded shard. Before the call, the host must have waited for
-  /// the copies to host memory.
+  /// Completes accumulate() for a shard in CPU memory (offload_policy). Before the call, the CPU
+  /// must have waited for the copies to CPU memory.
   void arrive();
   /// After a failed backward, drops the gradients that still wait to be added by arrive().
   void forget_arrivals();
@@ -236,9 +235,9 @@ class ShardedParameter {
   /// To be called when a reduction has ended on a rank that has the whole tensor and did not use
   /// the parameter. Adds no gradient and calls no hook.
   void skip_unused() { arrives(); }
-  /// To be called when the accumulated gradient is complete. If no rank used the parameter, the
-  /// gradient becomes undefined unless it was defined before. If only other ranks reduced the
-  /// gradient, this rank's part is zero.
+  /// To be called when the accumulated gradient is complete. If `by_any_rank` is false (no rank
+  /// used the parameter), the gradient becomes undefined unless it was defined before. If only
+  /// other ranks reduced the gradient, this rank's part is zero.
   void settle_use(bool by_any_rank);
 
   // Functions for gradients that wait for a later reduction, which are stored in `.grad`
@@ -247,7 +246,7 @@ class ShardedParameter {
   /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
   /// Whether add_unreduced() was called, even with an undefined gradient, and the program has not
-  /// dropped the gradient since the call.
+  /// dropped that gradient since.
   bool has_unreduced() const;
   UnshardedGradient take_unreduced();
   /// To be called when backward reaches the unit. If the next gradient only needs to be added to
@@ -256,8 +255,8 @@ class ShardedParameter {
   /// this gradient, until take_unsharded() or drop_unsharded() is called.
   void restore_accumulated_grads();
   /// Takes the gradient off the unsharded tensor, including the gradient from
-  /// restore_accumulated_grads(). A sum over one group stays pending. A gradient with another
-  /// layout than the parameter is redistributed in type `dtype`, which is collective. A plain
+  /// restore_accumulated_grads(). A sum pending over one process group stays pending. A gradient
+  /// with a layout unlike the parameter's is redistributed in type `dtype` (collective). A plain
   /// gradient counts as complete. Throws Error if the program has dropped the restored gradient.
   UnshardedGradient take_unsharded(c10::ScalarType dtype);
   /// Drops the gradient that a failed backward has left in the unsharded tensor. A restored
@@ -273,7 +272,7 @@ class ShardedParameter {
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:
-  /// What accumulate() has done since the ranks last agreed on which parameters were used.
+  /// What accumulate() has done since the last UseAgreement of the ranks.
   enum class Accumulation : std::uint8_t {
     kSettled,  ///< no gradient has arrived
     kStarted,  ///< the gradient was created
@@ -309,12 +308,12 @@ class ShardedParameter {
   std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
   std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
   int expected_ = 0;                   ///< number of reductions of this gradient in progress
-  /// How many of the expected reductions, from the first, the program has dropped.
+  /// The program has dropped the results of this many reductions, the oldest in progress.
   int discarded_ = 0;
   /// The placeholder of mark_expected() in `.grad`; nullptr if there was none.
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the UnreducedGradient whose gradient was restored
-  std::vector<at::Tensor> arriving_;  ///< copies on the host, to be added to the gradient
+  std::vector<at::Tensor> arriving_;  ///< copies in CPU memory, to be added to the gradient
   bool awaited_ = false;              ///< whether arrive() must add gradients
   Accumulation accumulation_ = Accumulation::kSettled;
   bool used_ = false;  ///< whether this rank used the parameter; exchanged by agree_on_use()

@@ -26,8 +26,8 @@ FlatBufferLayout layout_of(const std::vector<ShardedParameter>& parameters, cons
   for (const ShardedParameter& parameter : parameters) {
     shapes.push_back(parameter.shape());
   }
-  // All parameters of a group have one type and one home (device of the shards): unit_spec.cpp
-  // groups parameters by type and home.
+  // All parameters of a group have the same type and the same device for shards (ShardHome),
+  // because grouped() groups them by type and mesh.
   const ShardedParameter& first = parameters.front();
   return {shapes, first.dtype(), policy, first.home(), mesh.device()};
 }
@@ -54,7 +54,7 @@ bool ParameterGroupShards::adopt() {
 bool ParameterGroupShards::laid_out() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& unsharded = parameters_[i].unsharded();
-    // An undefined tensor means that the group has never been laid out.
+    // An undefined unsharded tensor means that lay_out() was never called.
     if (!unsharded.defined()) {
       return false;
     }
@@ -105,7 +105,7 @@ void ParameterGroupShards::begin_use() {
 }
 
 std::string ParameterGroupShards::lost_write() const {
-  // If the layout shares memory, the unsharded tensors are the shards, so no write can be lost.
+  // With shared memory the unsharded tensors are the shards, so no write can be lost.
   if (layout_.shares_memory()) {
     return "";
   }
@@ -122,7 +122,7 @@ void ParameterGroupShards::check_devices() const {
   // filled.
   std::string meta;
   for (const ShardedParameter& parameter : parameters_) {
-    // On a mesh without processes (comm::meta_world) parameters may stay on the meta device.
+    // On the mesh of a comm::meta_world, parameters may stay on the meta device.
     if (parameter.device().is_meta() && !layout_.home().device.is_meta()) {
       meta += (meta.empty() ? "'" : ", '") + parameter.name() + "'";
     }
@@ -150,9 +150,9 @@ void ParameterGroupShards::check_types() const {
 }
 
 // GatheredState: the all-gather of a parameter group, from the first request to the unsharded
-// parameters in the slots, and back. start_unshard() and unshard() are separate, so that a gather
-// overlaps another unit's computation. Memory rule: a lane reuses memory that it has allocated once
-// the lane has waited for the last user of the memory; no other wait is needed. Every wait() and
+// parameters in the model, and back. start_unshard() and unshard() are separate, so that a gather
+// overlaps another unit's computation. Memory rule: a stream may reuse memory that it allocated
+// after it has waited for the last user of the memory; no other wait is needed. Every wait() and
 // record() below is needed for this rule.
 
 namespace {
@@ -177,8 +177,8 @@ void gathering(const Settings& settings, Act&& act) {
 }  // namespace
 
 // In phase kGathering an all-gather is in progress, or its results are not unpacked yet. In phase
-// kUnsharded the filled tensors are in the slots. Which buffers exist depends on how the group was
-// gathered.
+// kUnsharded the unsharded tensors are filled. Which buffers exist depends on how the parameter
+// group was gathered.
 GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),
@@ -199,20 +199,20 @@ void GatheredState::lay_out(CommContext& context) {
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
-  // The lane of the gather must wait for the copies into the flat buffer, which the all-gather
+  // The stream of the gather must wait for the copies into the flat buffer, which the all-gather
   // sends.
   choose_lane(context);
   follow_compute(context);
 }
 
-/// Whether an all-gather of rows can write directly into the unsharded tensors, without a buffer
-/// and a copy from the buffer.
+/// Whether the all-gather can write directly into the unsharded tensors, without a buffer and a
+/// copy from the buffer.
 bool GatheredState::gathers_in_place() const {
   return layout().splits_rows() && layout().ranks() > 1 && group().moves_groups_in_place();
 }
 
 bool GatheredState::start_unshard(CommContext& context) {
-  // Nothing is gathered if the group was prefetched, is still unsharded, or has only one rank.
+  // Nothing is gathered if the group was prefetched, is unsharded, or is on a mesh of one rank.
   if (phase_.now() != GatherPhase::kSharded || layout().ranks() == 1) {
     return false;
   }
@@ -234,8 +234,8 @@ bool GatheredState::start_unshard(CommContext& context) {
 
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
-    // The cached pieces of a post-forward mesh were cut from the whole unsharded memory, so they
-    // are gathered into the whole memory.
+    // The cached parts (Options::post_forward_mesh_size) were cut from the whole unsharded memory,
+    // so they are gathered into the whole memory.
     allocate_in_lane(context);
     gathering(*settings_, [&] {
       gather_ =
@@ -243,8 +243,8 @@ void GatheredState::start_gather(CommContext& context) {
     });
     return;
   }
-  // The versions of the shards' values in this gather, and in the pieces cut from its result.
-  // is_current() compares the shards with these versions.
+  // Stores the versions of the shards that this gather reads. is_current() compares these versions
+  // with the shards' versions when it is called.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
   // If types and devices agree, the flat buffer itself is sent, without a copy.
@@ -256,12 +256,12 @@ void GatheredState::start_gather(CommContext& context) {
   gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
-/// Sets the lane of the next gather (see set_unshard_async_op). If the lane changes, the all-gather
-/// lane waits for the work that the compute lane has issued.
+/// Sets the stream of the next gather (see set_unshard_async_op). If the stream changes, the
+/// all-gather stream waits for the work that the compute stream has issued.
 void GatheredState::choose_lane(CommContext& context) {
   const Lane next = settings_->unshard_async_op ? Lane::kCompute : Lane::kAllGather;
-  // The lane may change only between gathers, because the buffers of a gather belong to the lane in
-  // which it began.
+  // The stream may change only between gathers, because the buffers of a gather belong to the
+  // stream on which it began.
   if (std::exchange(lane_, next) == Lane::kCompute) {
     follow_compute(context);
   }
@@ -273,7 +273,7 @@ void GatheredState::follow_compute(CommContext& context) const {
   }
 }
 
-/// Allocates the unsharded memory in the lane of the gather. The lane waits for the last use of
+/// Allocates the unsharded memory on the stream of the gather. The stream waits for the last use of
 /// memory that an earlier unit has released.
 void GatheredState::allocate_in_lane(CommContext& context) {
   memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, lane_);
@@ -330,7 +330,7 @@ void GatheredState::install_unsharded() {
   if (installed_ || !unsharded()) {
     return;
   }
-  // Optimizers and checkpoints still see the shards, because a slot also has a persistent tensor.
+  // Optimizers and checkpoints still see the shards (nn::ParameterSlot::persistent).
   for (ShardedParameter& parameter : shards_->parameters()) {
     parameter.install_unsharded();
   }
@@ -347,7 +347,7 @@ void GatheredState::install_sharded() {
   }
 }
 
-/// Waits in the compute lane and in the all-gather lane, because the all-gather lane owns the
+/// Waits on the compute stream and on the all-gather stream, because the all-gather stream owns the
 /// memory that the gather reads.
 void GatheredState::wait_for_gather(CommContext& context) {
   if (layout().ranks() == 1) {
@@ -369,7 +369,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
     context.streams().order(lane_, Lane::kCompute);
   }
   post_forward_.end_gather();
-  post_forward_.drop();  // a cached piece serves one backward
+  post_forward_.drop();  // a cached part serves one backward
 }
 
 /// Ends a gather that failed, whose buffers have no valid values.
@@ -418,9 +418,10 @@ void GatheredState::fill(CommContext& context) {
   kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
-/// Frees the unsharded memory. The compute lane owns the memory of unpacked tensors. The lane of
-/// the gather owns memory into which a gather wrote. That lane reuses the memory after the compute
-/// lane has finished; on a CPU, or if both lanes are the same lane, it reuses the memory at once.
+/// Frees the unsharded memory. The compute stream owns the memory of unpacked tensors. The stream
+/// of the gather owns memory into which a gather wrote. That stream reuses the memory after the
+/// compute stream has finished; on a CPU, or if both streams are the same stream, it reuses the
+/// memory at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -431,8 +432,8 @@ void GatheredState::free_unsharded(CommContext& context) {
   }
   const bool used = unsharded() && lane_ != Lane::kCompute;
   if (auto event = used ? context.streams().record(Lane::kCompute) : nullptr) {
-    // Earlier idle memory is dropped, so that at most one unit's memory is idle, for the next
-    // gather to reuse.
+    // Older idle memory is freed, so that only one unit's memory stays idle, for the next gather to
+    // reuse.
     context.pool().drop(lane_);
     context.pool().release(*std::move(memory_), std::move(event));
   }
@@ -450,7 +451,7 @@ void GatheredState::free_gathered(CommContext& context) {
       parameter.set_gathered(false);
     }
   }
-  if (gather_ != nullptr) {  // prefetched but not used
+  if (gather_ != nullptr) {  // the parameters were prefetched but not used
     wait_for_gather(context);
   }
   if (gathered_) {
@@ -466,7 +467,7 @@ void GatheredState::reshard(CommContext& context) {
 }
 
 void GatheredState::reshard_for_now(CommContext& context) {
-  // In a second forward before backward, the piece of the first forward is already cached.
+  // In a second forward before backward, the part from the first forward is already cached.
   if (unsharded() && post_forward_.enabled() && !post_forward_.kept()) {
     const c10::AutoGradMode no_grad(false);
     post_forward_.keep(unsharded_.flat(), context.streams());
@@ -482,10 +483,10 @@ void GatheredState::reshard_unused(CommContext& context) {
 
 void GatheredState::discard(CommContext& context) {
   try {
-    // reshard() puts the shards into the slots before it waits, because the wait may throw.
+    // reshard() puts the shards back into the model before it waits, because the wait may throw.
     reshard(context);
   } catch (const Error&) {
-    // The failed gather has been discarded.
+    // A failed all-gather is already discarded, and its error is reported elsewhere.
   }
 }
 
@@ -561,7 +562,7 @@ void GradientState::restore_accumulated_grads() {
 
 bool GradientState::awaits_reduction() const {
   // The result must not depend on whether this rank has a gradient, because a rank that used no
-  // parameter must still take part in the reduction.
+  // parameter must also take part in the reduction.
   return std::ranges::any_of(shards_->parameters(), [this](const ShardedParameter& parameter) {
     return !parameter.left_out() && (parameter.has_unreduced() ||
                                      (settings_->all_reduce && parameter.has_left_to_replicas()));
@@ -575,7 +576,7 @@ void GradientState::mark_expected() {
 }
 
 /// Warns about NaN and Inf before the reduction spreads them to all ranks. Runs only with debug
-/// checks, because the host waits for the device.
+/// checks, because the CPU waits for the device.
 void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
                                       const at::Tensor& gradient) const {
   if (tessera::detail::debug_checks() && gradient.defined() &&
@@ -600,9 +601,9 @@ UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter)
   return converted(std::move(gradient), sum.group(), dtype);
 }
 
-/// Saves the group's smallest unreduced gradient, which later shows whether this rank produced a
-/// NaN. The reduction spreads a NaN to all ranks. Before the reduction, all gradients that the
-/// NaN's rows reached contain a NaN, so checking the smallest gradient is enough; checking all
+/// Saves this parameter group's smallest unreduced gradient, which later shows whether this rank
+/// produced a NaN. The reduction spreads a NaN to all ranks. Before the reduction, a NaN is usually
+/// in all gradients of its rank, so checking the smallest gradient is enough; checking all
 /// gradients would slow down every step.
 void GradientState::keep_sample(const std::vector<ShardedParameter*>& parameters,
                                 const std::vector<UnshardedGradient>& gradients) {
@@ -670,7 +671,7 @@ namespace {
 
 std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
                                                 const MixedPrecisionPolicy& policy) {
-  // The constructor of ShardedParameter puts the shard into its slot, so from here on the model is
+  // The constructor of ShardedParameter puts the shard into the model, so from here on the model is
   // sharded. checked_spec() has already rejected all parameters for which the constructor would
   // fail.
   std::vector<ShardedParameter> parameters;

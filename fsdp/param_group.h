@@ -34,21 +34,21 @@ class CommContext {
   BufferPool& pool() { return pool_; }
   tessera::detail::DeferredSums& sums() { return sums_; }
 
-  /// Starts the reduction of `groups`. First finishes the reductions that were started before,
-  /// so that at most one unit's gradients, or one bucket's, are being reduced.
+  /// Starts the gradient reductions of `groups`. First finishes all earlier reductions, so that the
+  /// gradients of at most one unit, or one bucket, are being reduced.
   void reduce(const std::vector<ParameterGroup*>& groups);
   void finish_reductions();
-  /// Finishes all communication and frees all buffers. Afterwards the compute lane may use the
-  /// gradients; the host may use gradients that are copied to the host.
+  /// Finishes all communication and frees all buffers. Afterwards the compute stream may use the
+  /// gradients, and the CPU may use offloaded gradients.
   void settle();
   /// Drops the reductions of `groups` that are in progress, because their backward failed or the
   /// groups are about to be destroyed.
   void forget(std::vector<ParameterGroup>& groups);
 
-  /// To be called when the reduced gradient of `parameter` is being copied to the host. settle()
+  /// To be called when the reduced gradient of `parameter` is being copied to CPU memory. settle()
   /// waits for the copy and calls the parameter's arrive().
   void expect_on_host(ShardedParameter& parameter) { on_host_.push_back(&parameter); }
-  /// Keeps tensors of the compute lane alive until `event`, because another lane uses the tensors.
+  /// Keeps tensors of the compute stream alive until `event`, because another stream uses them.
   void retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event);
 
  private:
@@ -67,10 +67,10 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// A reduction of a group's gradients that is in progress: a reduce-scatter over the dimension that
-/// shards, an all-reduce of the shards over the dimension that replicates, and a division.
-/// Gradients are sent directly from autograd's memory if the communicator supports it and the rows
-/// divide evenly; otherwise they are packed. On a mesh of one rank nothing is packed or sent.
+/// A running reduction of a parameter group's gradients: a reduce-scatter over the shard dimension
+/// of the mesh, an all-reduce of the shards over the replica dimension (HSDP), and a division.
+/// Gradients are sent directly from autograd's memory if the communicator supports it and dimension
+/// 0 divides evenly; otherwise they are packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
@@ -83,9 +83,9 @@ class GradientReduction {
                     CommContext& context);
 
   /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
-  /// the type of these gradients. A gradient with a pending sum over another group goes through
-  /// context.sums() first. Runs in the reduce-scatter lane, or on one rank in the compute lane,
-  /// which has the gradients.
+  /// the type of these gradients. A gradient that must be summed over another process group goes
+  /// through context.sums() first. Runs on the reduce-scatter stream or, with one rank, on the
+  /// compute stream.
   void finish(CommContext& context);
 
  private:
@@ -100,10 +100,10 @@ class GradientReduction {
   at::Tensor shard(std::size_t index) const;
   void wait(CommContext& context);
   void join_earlier();
-  /// Starts the all-reduce over replicas; nullptr if a later reduction computes the sum over
-  /// replicas.
+  /// Starts the all-reduce over replicas (HSDP). Returns nullptr if a later reduction does the
+  /// all-reduce.
   comm::WorkPtr start_all_reduce();
-  /// Sums over replicas. Returns false if a later reduction computes this sum.
+  /// Sums the shards over replicas (HSDP). Returns false if a later reduction computes the sum.
   bool reduce_over_replicas();
   void hand_out_reduced(CommContext& context);
   void cast_alone(std::vector<at::Tensor*> gradients, c10::ScalarType dtype);
@@ -118,7 +118,7 @@ class GradientReduction {
   double divisor_;
   Settings settings_;  ///< a copy, made when the reduction started
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< divides gradients before the sum
+  double pre_divisor_ = 1;                    ///< number that divides gradients before the sum
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter divides by the divisor
   std::vector<at::Tensor> held_;              ///< gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
@@ -141,21 +141,21 @@ class ParameterGroupShards {
   /// was called.
   const at::Tensor& flat() const { return flat_; }
 
-  /// Takes over tensors that were put into the slots since the last call; returns whether there
-  /// were any. Throws Error for a tensor whose layout differs from the layout of its shard.
+  /// Takes over tensors that replaced parameters since the last call; returns whether there were
+  /// any. Throws Error for a tensor whose layout differs from the layout of its shard.
   bool adopt();
-  /// Whether all shards are still where lay_out() put them, which is not true of a converted or
-  /// replaced shard.
+  /// Whether all shards are still in the memory where lay_out() put them. Conversions and loads
+  /// move shards.
   bool laid_out() const;
   /// Puts the shards into a flat buffer. Reads the types of the shards again, since a model may be
-  /// converted after sharding. Throws Error with the parameters' names if parameters are still on
-  /// the meta device or on a wrong device, or if only a part of the group was converted.
+  /// converted after sharding. Throws Error with the parameters' names if parameters are on the
+  /// meta device or another wrong device, or if only some were converted.
   void lay_out();
-  /// A number that grows with each write to a shard that autograd records.
+  /// A number that grows with each write to a shard, as autograd's version counters do.
   std::uint64_t versions() const;
   void begin_use();
   std::string lost_write() const;
-  /// Whether a slot contains a tensor that is neither the shard nor the unsharded tensor.
+  /// Whether the program has put a tensor of its own into an nn::ParameterSlot.
   bool any_replaced() const;
 
  private:
@@ -172,10 +172,10 @@ class ParameterGroupShards {
 /// The gathered state of a parameter group: the all-gather in progress, and the unsharded tensors.
 ///
 /// The unsharded tensors share one storage, which is freed when the group is resharded. If the
-/// communicator can gather several tensors in place and all shards are rows, the all-gather writes
-/// directly into these tensors. On a mesh of one rank nothing is communicated. If the shards also
-/// have the type and the device of the unsharded tensors, nothing is copied: each unsharded tensor
-/// is the shard.
+/// communicator can gather several tensors in place and all shards are split on dimension 0, the
+/// all-gather writes directly into these tensors. On a mesh of one rank nothing is communicated. If
+/// the shards also have the type and the device of the unsharded tensors, nothing is copied: each
+/// unsharded tensor is the shard.
 class GatheredState {
  public:
   /// `shards` must outlive this object. `post_forward_mesh_size`: the value of
@@ -187,8 +187,8 @@ class GatheredState {
 
   bool unsharded() const { return phase_ == GatherPhase::kUnsharded; }
   bool is_gathering() const { return phase_ == GatherPhase::kGathering; }
-  /// Whether copies of the shards' values are gathered, are being gathered, or are cached for a
-  /// post-forward mesh.
+  /// Whether copies of the shards' values are gathered, are being gathered, or are cached
+  /// (Options::post_forward_mesh_size).
   bool holds_copies() const {
     return !layout().shares_memory() && (phase_ != GatherPhase::kSharded || post_forward_.kept());
   }
@@ -196,18 +196,19 @@ class GatheredState {
   bool is_current() const;
   /// Starts the all-gather. Returns false if there is nothing to gather. Collective.
   bool start_unshard(CommContext& context);
-  /// Fills the unsharded tensors. Collective unless start_unshard() was called before.
+  /// Fills the unsharded tensors by an all-gather. Collective unless start_unshard() was called.
   void unshard(CommContext& context);
-  /// Puts the unsharded tensors into the slots, for the time in which the unit computes.
+  /// Puts the unsharded tensors into the nn::ParameterSlots, while the unit computes.
   void install_unsharded();
-  /// Puts the shards into the slots; the group stays gathered. Without this call, a forward that
-  /// bypasses the hooks would use the unsharded tensors, whose gradients would never be reduced.
+  /// Puts the shards into the nn::ParameterSlots; the group stays gathered. Otherwise a forward
+  /// that bypasses the hooks would use the unsharded tensors, whose gradients would never be
+  /// reduced.
   void install_sharded();
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
   void reshard(CommContext& context);
   /// Frees the gathered memory like reshard(), for shards that will be gathered again without
-  /// changes. If there is a post-forward mesh, caches this rank's piece of the gathered memory.
+  /// changes. With Options::post_forward_mesh_size, caches this rank's part of the memory.
   void reshard_for_now(CommContext& context);
   void reshard_unused(CommContext& context);
   /// Frees the gathered memory, whether the gather has succeeded or not.
@@ -238,23 +239,23 @@ class GatheredState {
   ParameterGroupShards* shards_;
   std::shared_ptr<const Settings> settings_;
   Phase<GatherPhase> phase_{GatherPhase::kSharded};
-  bool installed_ = false;  ///< whether the unsharded tensors are in the slots
+  bool installed_ = false;  ///< whether the unsharded tensors are in the parameter slots
 
   UnshardedTensors unsharded_;
-  /// The memory of the unsharded tensors, if a gather wrote into it. The lane of the gather owns
-  /// the memory.
+  /// The memory of the unsharded tensors, if an all-gather wrote directly into this memory. The
+  /// stream of the all-gather owns it.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
 
-  comm::Lane lane_ = comm::Lane::kAllGather;    ///< the lane of the last gather
+  comm::Lane lane_ = comm::Lane::kAllGather;    ///< the stream of the last gather
   at::Tensor send_;                             ///< the input of the all-gather in progress
   std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel); empty if gathered in place
   comm::WorkPtr gather_;
 };
 
-/// The gradients of a group between backward and the optimizer: gradients that were set aside, and
-/// the reduction in progress. Reduced gradients belong to the sharded parameters.
+/// The gradients of a parameter group that are not reduced yet: gradients set aside for a later
+/// backward, and the reduction in progress. Reduced gradients belong to the sharded parameters.
 class GradientState {
  public:
   GradientState(ParameterGroupShards& shards, std::shared_ptr<const Settings> settings)
@@ -270,10 +271,10 @@ class GradientState {
   /// later backwards (UnreducedGradient).
   void set_aside();
   /// To be called before backward reaches the unsharded parameters. Where possible, backward then
-  /// adds directly to the gradients that were set aside.
+  /// adds directly to the gradients set aside by earlier backwards.
   void restore_accumulated_grads();
-  /// Whether gradients that were set aside, or that wait for the sum over replicas, would be
-  /// completed by a reduction now. The result is the same on all ranks, whichever parameters they
+  /// Whether a reduction now would complete gradients of earlier backwards that were set aside or
+  /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters they
   /// used.
   bool awaits_reduction() const;
   /// To be called when a backward has ended that may have left reductions in progress
@@ -281,19 +282,19 @@ class GradientState {
   void mark_expected();
 
   /// Sets the number of ranks that each compute a loss. The model's loss is the mean of these
-  /// losses. Default: the number of ranks of the group's mesh.
+  /// losses. Default: the number of ranks of this parameter group's mesh.
   void set_batch_ranks(std::int64_t ranks) { batch_ranks_ = ranks; }
 
-  /// Starts the reduction of the trainable parameters' gradients, including gradients that were set
-  /// aside. Collective.
+  /// Starts the reduction of the trainable parameters' gradients, including gradients set aside by
+  /// earlier backwards. Collective.
   void start_reduce(CommContext& context);
   /// Waits for the reduction and adds the reduced gradients to the parameters (see
   /// GradientReduction).
   void finish_reduce(CommContext& context);
-  /// Drops the reduction of this group's gradients that is in progress.
+  /// Drops the running reduction of this parameter group's gradients.
   void forget_reduction(CommContext& context);
   /// Whether this rank's own gradient of the parameter in `slot` is saved and is not finite. Each
-  /// group saves its smallest gradient of the last reduction. Waits for the device.
+  /// parameter group saves its smallest gradient before a reduction. Waits for the device.
   bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
@@ -310,8 +311,8 @@ class GradientState {
   at::Tensor sample_;    ///< an unreduced gradient; undefined if none was small enough
 };
 
-/// Parameters of one type, on one mesh, that one all-gather gathers and one reduce-scatter reduces.
-/// Has the shards, the gathered state and the gradients of these parameters.
+/// Parameters of one type and one mesh, with one all-gather and one reduce-scatter for all. Has the
+/// shards, the gathered state and the gradients of these parameters.
 class ParameterGroup {
  public:
   /// Shards the parameters (at least one). Not collective. `post_forward_mesh_size`: the value of
@@ -328,9 +329,9 @@ class ParameterGroup {
   GradientState& gradients() { return gradients_; }
   const GradientState& gradients() const { return gradients_; }
 
-  /// Lays out the shards and the unsharded tensors again if a tensor was put into a slot or
-  /// converted since the last call. To be called before the first unshard of an iteration. Throws
-  /// what ParameterGroupShards::adopt and lay_out throw. Collective unless an error is thrown.
+  /// Lays out the shards and the unsharded tensors again if a parameter was replaced or converted
+  /// since the last call. To be called before the first unshard of an iteration. Throws what
+  /// ParameterGroupShards::adopt and lay_out throw. Collective unless an error is thrown.
   void prepare(CommContext& context);
 
   /// Marks the beginning of a forward that uses the unsharded parameters.
@@ -349,20 +350,20 @@ class ParameterGroup {
 };
 
 // The functions below exchange what the ranks must agree on in a step: which collectives they
-// called, whose gathered values are current, and which parameters they used. All exchanges are
-// between the hosts: they send no tensor and wait for no GPU.
+// called, whose gathered values are current, and which parameters they used. All exchanges run on
+// the CPU: they send no tensor and wait for no GPU.
 
-/// Lets the ranks of each process group agree on their collective calls. Visits each group once:
-/// groups that shard before groups that replicate, small before large, so that the ranks of later
-/// groups learn what earlier groups found. Throws the first Error after the last group, but a
-/// PeerError at once. Collective over all of the groups, which must be listed in the same order on
+/// Checks that the ranks of each process group called the same collectives. Visits each group once:
+/// groups of shards before groups of replicas, small before large, so that later groups learn what
+/// earlier groups found. Throws the first Error after the last group, but a PeerError (another rank
+/// failed) at once. Collective over all of the groups, which must be listed in the same order on
 /// all ranks. `settings`: the settings of the root, for the hint in the message.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating, const Settings& settings);
 
-/// Frees, on all ranks, the gathered memory of each group whose shards were written on any rank.
-/// All ranks must free the memory, because the next gather is collective. `groups` must be the same
-/// on all ranks. Collective over the meshes of the groups. Throws PeerError.
+/// Frees, on all ranks, the gathered memory of each parameter group whose shards any rank has
+/// written. All ranks must free the memory, because the next gather is collective. `groups` must be
+/// the same on all ranks. Collective over the meshes of the groups. Throws PeerError.
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
 /// Lets the ranks that have a part of a parameter (including the ranks of tensor parallelism) agree

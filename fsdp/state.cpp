@@ -140,8 +140,8 @@ std::shared_ptr<Unit> GatherOrder::next() const {
   return known ? last_[running_.size()].lock() : nullptr;
 }
 
-/// The previous order is kept if this forward gathered nothing: units that stay unsharded between
-/// micro-batches are gathered only in the first micro-batch.
+/// The order of the previous forward is kept if this forward gathered nothing: units that stay
+/// unsharded between micro-batches are gathered only in the first micro-batch.
 void GatherOrder::end() {
   if (!running_.empty()) {
     last_ = std::exchange(running_, {});

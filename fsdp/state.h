@@ -20,7 +20,7 @@ namespace tessera::fsdp {
 // state.cpp say which phase may follow which; docs/fsdp.md says why. Recoveries (after a failed
 // forward or backward, or an iteration without its backward) are transitions like any other.
 
-/// Phases of a root and of all units below the root.
+/// Phases of a training iteration of a root FSDP unit and of all units below.
 enum class IterationPhase : std::uint8_t {
   kIdle,              ///< neither forward nor backward runs or is expected
   kForward,           ///< the root's forward runs
@@ -28,7 +28,7 @@ enum class IterationPhase : std::uint8_t {
   kBackward,          ///< backward has reached a unit and has not ended
 };
 
-/// Phases of one unit.
+/// Phases of one FSDP unit.
 enum class UnitPhase : std::uint8_t {
   kNew,      ///< the unit's shards are not laid out yet
   kIdle,     ///< neither forward nor backward is in the unit
@@ -40,11 +40,11 @@ enum class UnitPhase : std::uint8_t {
   kBackward,          ///< backward has reached the unit and has not passed the unit
 };
 
-/// Phases of the parameters of one group.
+/// Phases of the parameters of one parameter group.
 enum class GatherPhase : std::uint8_t {
-  kSharded,    ///< the slots contain the shards; no other memory is used
+  kSharded,    ///< the parameter slots contain the shards; no other memory is used
   kGathering,  ///< an all-gather has started and has not been waited for
-  kUnsharded,  ///< the unsharded tensors are filled, and are in the slots while the unit computes
+  kUnsharded,  ///< the unsharded tensors are filled; the module uses them while it computes
 };
 
 const char* to_string(IterationPhase phase);
@@ -68,7 +68,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions();
 template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions();
 
-/// A phase that only enter() can change. Not thread-safe.
+/// A phase (IterationPhase, UnitPhase or GatherPhase) that only enter() changes. Not thread-safe.
 template <class P>
 class Phase {
  public:
@@ -76,8 +76,8 @@ class Phase {
 
   P now() const { return now_; }
   friend bool operator==(const Phase& phase, P value) { return phase.now_ == value; }
-  /// Enters `next`. If the table lacks the transition, throws Error and changes nothing. The
-  /// message has both phases and `whose`, the owner of the phase ("unit 'a'").
+  /// Enters `next`. If legal_transitions() lacks the transition, throws Error and changes nothing.
+  /// The message has both phases and `whose`, the owner of the phase ("unit 'a'").
   void enter(P next, const std::string& whose);
 
  private:
@@ -123,11 +123,11 @@ struct Settings {
   bool all_reduce = true;  ///< false: reductions skip the replicas until the setting is true again
   bool last_backward = true;
   bool unshard_in_backward = true;
-  bool unshard_async_op = false;           ///< whether gathers run in the compute lane
+  bool unshard_async_op = false;           ///< whether gathers run on the compute stream
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
   std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
-  /// The event for which the gathers of the next forward wait; default: the gathers wait for all
-  /// work that was issued before.
+  /// The event for which the all-gathers of the next forward wait; default: the all-gathers wait
+  /// for all work that was issued before.
   std::optional<comm::StreamEventPtr> post_optim_event;
   /// Units to prefetch in forward; empty: the unit that ran next in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
@@ -148,13 +148,13 @@ struct Settings {
                ? ""
                : "; a unit that only some ranks run needs Options::may_be_unused";
   }
-  /// Whether more micro-batches of the optimizer step follow.
+  /// Whether more micro-batches follow before the optimizer steps.
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };
 
-/// The order in which a root's last forward used the units that it gathered. The current forward
-/// prefetches in this order. Units that were already unsharded are not recorded: they may run on
-/// only some ranks, but all ranks must gather the same units.
+/// The order in which the root's last forward used the units that were gathered in it. The current
+/// forward prefetches in this order. Units that were already unsharded are not recorded: they may
+/// run on only some ranks, but all ranks must gather the same units.
 class GatherOrder {
  public:
   void begin();
@@ -165,15 +165,15 @@ class GatherOrder {
   /// The unit that the last forward used next; nullptr if there is none, or if the order in this
   /// forward differs from the last forward.
   std::shared_ptr<Unit> next() const;
-  /// To be called when the forward has succeeded. The next forward is compared with this forward,
-  /// unless this forward gathered nothing.
+  /// To be called when the root's forward has succeeded. The next forward prefetches in this
+  /// forward's order, unless this forward gathered nothing.
   void end();
 
  private:
   std::vector<std::weak_ptr<Unit>> last_;
   std::vector<std::weak_ptr<Unit>> running_;
   std::vector<std::weak_ptr<Unit>> gathered_;
-  /// Whether this forward has so far used the units in the order of `last_`, the last forward.
+  /// Whether this forward has so far used the units in the order of the last forward.
   bool follows_ = false;
 };
 

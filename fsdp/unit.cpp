@@ -35,8 +35,8 @@ void move_buffers_of(torch::nn::Module& module, c10::Device device,
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->buffer_slots()) {
       if (!ignored.contains(slot) && is_elsewhere(slot->get(), device)) {
-        // The buffer is replaced through its slot, so that nn::Parameter members see the moved
-        // tensor.
+        // The buffer is replaced in its nn::ParameterSlot, so that nn::Parameter members see the
+        // moved tensor.
         slot->swap(slot->get().to(device));
       }
     }
@@ -71,16 +71,16 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
   }
 }
 
-// How a unit learns where backward is. libtorch's C++ modules have no backward hooks, so the
-// arguments of a unit pass through an autograd node of FSDP, and the results of the unit get tensor
-// hooks.
+// A unit must learn when backward reaches and leaves it. libtorch's C++ modules have no backward
+// hooks, so the arguments of a unit pass through an autograd node of FSDP, and the results of the
+// unit get tensor hooks.
 
 using tessera::detail::variable_list;
 
 using GradientHook = std::function<void(nn::TensorList gradients)>;
 
 /// An identity node that calls a callback in backward. The node's sequence number is lower than
-/// that of every later node, so the engine runs this node after all later nodes that are ready.
+/// that of every later node, so autograd runs this node after all later nodes that are ready.
 struct CallAfter final : tessera::detail::Node {
   explicit CallAfter(GradientHook then) : callback(std::move(then)) {}
 
@@ -151,9 +151,9 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   return any;
 }
 
-// What a unit does before and after the forward and the backward of its modules: gather, prefetch,
-// free, reduce. Each hook first checks UnitPhase, because one hook is called in forward, in a
-// recomputation and in a backward of a backward.
+// The hooks of a unit gather, prefetch, free and reduce before and after the forward and backward
+// of its modules. Each hook first checks UnitPhase, because the same hook is called in forward, in
+// a recomputation and in a backward of a backward.
 
 /// Prefetches units: starts their all-gathers and waits for none. Units that have been destroyed
 /// are skipped.
@@ -220,7 +220,7 @@ Unit::Unit(const UnitSpec& spec)
       ignored_(spec.options.ignored),
       settings_(initial_settings(spec)),
       mesh_(spec.mesh) {
-  // Groups are made once: a later conversion changes the layout of a group but never its members.
+  // Parameter groups are made once: a later conversion changes the layout but not the members.
   for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
@@ -255,7 +255,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// The phase is checked first, because the transition from kIdle to kIdle is not legal.
+/// Does nothing in phase kIdle, because legal_transitions() has none from kIdle to kIdle.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -263,7 +263,7 @@ void Unit::reset_to_idle() {
 }
 
 void Unit::start_unshard() {
-  // The program may unshard by hand before the root's first forward, which prepares all units.
+  // The program may call unshard() before the root's first forward, which prepares all units.
   if (phase_ == UnitPhase::kNew) {
     prepare();
   }
@@ -284,18 +284,18 @@ void Unit::reshard() {
   free_idle_buffers();
 }
 
-/// Frees the pool's idle buffers outside of an iteration; an iteration frees the buffers at its
-/// end.
+/// Frees the idle buffers of the BufferPool, unless an iteration runs, which frees the buffers at
+/// its end.
 void Unit::free_idle_buffers() {
   if (iteration_ == nullptr || !iteration_->is_under_way()) {
     comm_context().pool().clear();
   }
 }
 
-/// Warns once if the ranks had different numbers of rows in the previous training forward and the
-/// losses of the ranks are not weighted. The warning is printed one forward later, because by then
-/// the program has computed its loss and may have weighted the loss. The warning is printed only
-/// once, because the program may intend the difference.
+/// Warns once if the ranks had different numbers of batch rows in the previous training forward and
+/// the losses of the ranks are not weighted. The warning is printed one forward later, because by
+/// then the program has computed its loss and may have weighted the loss. The warning is printed
+/// only once, because the program may intend the difference.
 void Unit::warn_of_uneven_rows() {
   const auto [least, most] = random_agreement_.rows();
   const bool said = settings_->gradient_divisor || nn::weighs_ranks();
@@ -308,9 +308,9 @@ void Unit::warn_of_uneven_rows() {
              "CrossEntropyOptions::over (of a loss that is a sum, set_gradient_divide_factor)");
 }
 
-/// Begins the scope in which random operators draw by rows of the batch. The rows are those of the
-/// root's input, even if the root is called within the forward of another model. For a unit that is
-/// called directly, the rows are those of the unit's input.
+/// Begins the scope in which random operators draw numbers by global row of the batch. The batch is
+/// the root's input, even if the root is called within the forward of another model. For a unit
+/// that is called directly, the batch is the unit's input.
 void Unit::begin_random_region(nn::TensorList inputs) {
   const detail::RandomRegionPtr& outer = detail::random_region();
   const std::shared_ptr<detail::BatchRows> known = outer != nullptr ? outer->rows() : nullptr;
@@ -324,9 +324,9 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   const auto rows = std::make_shared<detail::BatchRows>(dims, sizes);
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
-  // The ranks exchange their numbers of rows only in a root's training forward: replicas may
+  // The ranks exchange their numbers of batch rows only in a root's training forward: replicas may
   // evaluate independently, and a recomputation uses the random positions of its forward. After an
-  // error on this rank alone, the other ranks are in other exchanges.
+  // error on this rank alone, the other ranks are at other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -372,8 +372,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
-      // The autograd node is added as in forward, because a tensor-parallel product looks up the
-      // node that made its input.
+      // The autograd node is added as in forward, because a tensor-parallel matrix product looks up
+      // the node that made its input.
       call_after_backward(inputs, [](nn::TensorList) {});
     }
   } else if (!runs_forward()) {
@@ -384,8 +384,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // The prefetch starts after this unit's own all-gathers, which are needed first and run in the
-  // same lane.
+  // The prefetch starts after this unit's own all-gathers, which are needed first and run on the
+  // same stream.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
   if (to_run_.empty()) {  // also empty if a backward ran between two of the modules
@@ -417,8 +417,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A registered method (register_forward_method) that has called forward ends after forward has
-  // ended.
+  // A method of register_forward_method may call forward, and then ends after forward.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -434,7 +433,7 @@ void Unit::await_backward(nn::TensorList outputs) {
   if (!c10::GradMode::is_enabled()) {
     return;
   }
-  // The graph of the results owns the token, which expires with the graph.
+  // The autograd graph of the results owns the token, which expires with the graph.
   const auto token = std::make_shared<RecordedCall>();
   for (const at::Tensor* output : outputs) {
     if (output->defined() && output->grad_fn() != nullptr) {
@@ -450,8 +449,8 @@ void Unit::await_backward(nn::TensorList outputs) {
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
-  // A unit that only some ranks may run is not recorded, because the unit must not change what
-  // these ranks prefetch.
+  // A unit that only some ranks may run is not recorded, because all ranks must prefetch the same
+  // units.
   if (!may_be_unused_) {
     iteration_->ran_forward(*this, token);
   }
@@ -481,7 +480,7 @@ void Unit::end_partial_forward() {
 void Unit::end_forward() {
   const std::string lost = lost_write("forward of " + label());
   TESSERA_CHECK(lost.empty(), lost, " (stock Embedding: leave out max_norm)");
-  // The phase of the unit changes first, because the end of the iteration depends on it.
+  // The unit's phase changes first, because the end of the iteration depends on the phase.
   enter(phase_ == UnitPhase::kForwardRecorded ? UnitPhase::kAwaitingBackward : UnitPhase::kIdle);
   if (is_root()) {
     iteration_->end_forward(/*backward_comes=*/phase_ == UnitPhase::kAwaitingBackward);
@@ -527,7 +526,7 @@ void Unit::pre_backward(RecordedCall* call) {
   if (settings_->unshard_in_backward || unsharded()) {
     unshard();
   }
-  // Reductions finish before more is gathered, because the packed gradients of the previous
+  // Reductions finish before the prefetch below, because the packed gradients of the previous
   // reduction still use memory.
   comm_context().finish_reductions();
   // Accumulated gradients are restored after finish_reductions(), because finish_reductions() calls
@@ -566,10 +565,10 @@ void Unit::post_backward(nn::TensorList gradients) {
 // Buckets are the parameter groups of a unit with whole parameters (replicate()). Without buckets,
 // the gradients of a model that is one unit would be reduced only at the end of backward.
 
-/// Buckets are reduced early only if no other unit or root takes part in backward: the reductions
-/// of other units, whose place in backward is fixed, use the same process group, so that ranks that
-/// use different parameters would call the collectives in different orders. A hook of a parameter
-/// may write the parameter, which backward may still read.
+/// Buckets are reduced early only if no other unit takes part in backward. Other units reduce over
+/// the same process group, so ranks that use different parameters would call collectives in
+/// different orders. Parameter hooks also exclude this: a hook may write a parameter that backward
+/// still reads.
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
@@ -585,7 +584,7 @@ void Unit::begin_buckets() {
 }
 
 /// A parameter's gradient is added to `.grad` after its hook, but before the hook of the next
-/// parameter. So the parameter itself is noted last.
+/// parameter. So `parameter` is noted after the reductions.
 void Unit::note_gradient(const ShardedParameter& parameter) {
   if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||
       buckets_backward_ != tessera::detail::backward_id()) {
@@ -603,8 +602,8 @@ bool Unit::is_complete(const ParameterGroup& bucket) const {
   });
 }
 
-/// The parameter groups of the unit except the buckets that were reduced early. A bucket that got a
-/// further gradient after its reduction is reduced again.
+/// The parameter groups of the unit except the buckets that were reduced early. A bucket that got
+/// another gradient after its reduction is reduced again.
 std::vector<ParameterGroup*> Unit::groups_to_reduce() {
   std::vector<ParameterGroup*> rest;
   for (std::size_t i = 0; i < groups().size(); ++i) {
@@ -624,7 +623,7 @@ void Unit::settle_gradients() {
   // The unsharded parameters are freed first, so that the buffers of the reduction can use this
   // memory.
   free_after_backward();
-  // The reduction is collective. All ranks reduce in the order in which backward passes the units.
+  // The reduction is collective. All ranks reduce in the order in which backward passes units.
   naming("reduction", label(), [this] {
     settings_->gradient_sync ? comm_context().reduce(groups_to_reduce())
                              : each(&GradientState::set_aside);

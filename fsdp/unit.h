@@ -31,7 +31,7 @@ namespace tessera::fsdp {
 /// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// All decisions about a unit, which precede all changes.
+/// All that is decided about a unit before the model is changed.
 struct UnitSpec {
   std::vector<nn::ModuleBase*> modules;
   DataMesh mesh;
@@ -45,21 +45,21 @@ struct UnitSpec {
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                       const DataMesh& mesh, const Options& options);
 
-/// Whether the unit has whole, plain parameters on several ranks, whose gradients are reduced in
-/// buckets (Options::bucket_cap_mb).
+/// Whether gradients are reduced in buckets (Options::bucket_cap_mb). True if several ranks have
+/// the whole parameters and none is a distributed tensor.
 bool reduces_in_buckets(const UnitSpec& spec);
 
-/// The parameters of a spec grouped by type and mesh, and by bucket if reduces_in_buckets(spec);
-/// one list for each parameter group.
+/// Groups the parameters of `spec` by type and mesh, and by bucket if reduces_in_buckets(spec).
+/// Returns one list for each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
-/// The modules below a root, by FQN: either all modules, or only those in no unit yet.
+/// A root module and the modules below, by FQN: all modules, or only those in no FSDP unit yet.
 class ModuleTree {
  public:
   struct Node {
     std::string fqn;  ///< the first FQN of the module
     nn::ModuleBase* module;
-    std::vector<std::size_t> children;  ///< the nearest ModuleBases below that have no other parent
+    std::vector<std::size_t> children;  ///< indices of nearest ModuleBases below (one parent each)
     /// All FQNs of the module, one FQN for each place where the module is registered.
     std::vector<std::string> paths;
 
@@ -70,7 +70,7 @@ class ModuleTree {
   /// `skip_units`: whether to leave out modules that are units, and the modules below such modules.
   ModuleTree(const nn::ModuleBase& root, bool skip_units);
 
-  /// All nodes, children before their parents; the root is the last.
+  /// All modules of the tree, children before their parents; the root is the last.
   const std::vector<Node>& nodes() const { return nodes_; }
   /// The node of the module with the FQN `fqn`; nullptr if there is none.
   const Node* find(const std::string& fqn) const;
@@ -84,12 +84,12 @@ class ModuleTree {
   std::vector<std::size_t> parentless_;  ///< while the tree is built: nodes without a parent yet
 };
 
-/// Warns of the first batch norm, at or below `root` and in no unit yet, whose statistics cover
-/// only one rank's part of the batch if the batch is spread over `ranks` ranks.
+/// Warns of the first batch norm in `root`, outside of units, if `ranks` > 1: its statistics cover
+/// only one rank's part of the batch.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 
-/// Returns the parameter groups whose origins are compared. The function is called only for the
-/// first comparison.
+/// A function that returns the parameter groups whose origins (ShardedParameter::origin) the ranks
+/// compare. It is called only for the first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
 struct RowRange {
@@ -98,14 +98,14 @@ struct RowRange {
 };
 
 /// What the ranks exchange about random numbers when a training forward of a model begins: how many
-/// rows each rank has, and how many random operators each rank has counted. A rank that skipped
-/// some operators, for example a rank without rows, continues with the other ranks' counts.
+/// batch rows each rank has, and how many random operators each rank has run. A rank that skipped
+/// some operators, for example a rank without batch rows, continues with the other ranks' counts.
 class RandomAgreement {
  public:
   /// To be called when a training forward of the model of `modules` begins on the ranks of `dims`.
-  /// `rows`: the rows of all ranks together. `count`: the number of rows of this rank. The first
+  /// `rows`: the batch rows of all ranks. `count`: the number of batch rows of this rank. The first
   /// exchange includes the origins of the parameters of `groups`, which must be the same on all
-  /// ranks. The first two forwards are collective over the ranks, between the hosts. Later forwards
+  /// ranks. The first two forwards are collective: the ranks exchange CPU values. Later forwards
   /// are collective only if the model has drawn random numbers, which all ranks then know. Throws
   /// PeerError. Throws Error on all ranks that share a parameter whose shards are parts of
   /// different tensors.
@@ -113,7 +113,7 @@ class RandomAgreement {
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
                      const ParameterGroupsToCompare& groups);
-  /// The numbers of rows of the ranks when the ranks last compared them.
+  /// The range of the ranks' numbers of batch rows at the last comparison.
   const RowRange& rows() const { return rows_; }
 
  private:
@@ -123,26 +123,26 @@ class RandomAgreement {
   Counts agreed_;       ///< random-operator counts at the last comparison; empty before the first
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
-  bool quiet_ = false;  ///< whether two forwards have compared the counts and nothing was drawn
-  /// The rows of the previous forward, if the ranks did not compare these rows.
+  bool quiet_ = false;  ///< whether two forwards compared the counts and no random number was drawn
+  /// The batch rows of the previous forward, if the ranks did not compare these rows.
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
 class TESSERA_API Unit;
 
-/// The state that the units of one model share: the phase of the iteration, the order in which the
-/// units ran forward (for prefetches in backward and in the next forward), and the work at the end
-/// of backward. Not thread-safe.
+/// The state that the units of one model share: the phase of the iteration, and the order in which
+/// the units ran forward, for prefetches. Also does the work at the end of backward. Not
+/// thread-safe.
 class IterationState : public std::enable_shared_from_this<IterationState> {
  public:
-  /// The units in the order of the model's modules, the root first.
+  /// `units`: all units in the order of the model's modules, the root first.
   explicit IterationState(const std::vector<std::shared_ptr<Unit>>& units);
   IterationState(const IterationState&) = delete;
   IterationState& operator=(const IterationState&) = delete;
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether a forward or backward has begun and has not ended, or has failed.
+  /// Whether an iteration has begun: not yet ended, or ended by an error.
   bool is_open() const;
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
   /// root's next forward.
@@ -150,11 +150,11 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_under_way() const { return is_open() && !backward_failed(); }
   /// Whether the root's forward or a backward is running.
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
-  /// The parameter groups of all units of which all ranks are ranks of `mesh`.
+  /// Returns the parameter groups, of all units, whose ranks are all in `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
   /// The units that still exist, the root first.
   std::vector<std::shared_ptr<Unit>> units() const;
-  /// Whether this iteration has one unit, and no other root of this rank has an open iteration.
+  /// Whether the model has only one unit, and no other root on this rank has begun an iteration.
   bool is_alone() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
@@ -162,21 +162,20 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// no backward, frees the parameters that the iteration left gathered, because the shards may
   /// have changed, and returns true. Within this root's backward, throws Error and changes nothing.
   bool begin_forward();
-  /// To be called when the root's forward has ended. A unit of several modules may still wait for a
-  /// module that did not run: ends the forward of this unit. Throws Error on all ranks if the ranks
-  /// have gathered different units. If no backward follows, frees the gathered parameters.
+  /// To be called when the root's forward has ended. Also ends the forward of units of several
+  /// modules of which not all ran. Throws Error on all ranks if the ranks have gathered different
+  /// units. If no backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
   void began_gather(Unit& unit);
-  /// To be called when `unit` begins its forward. Returns the next unit to prefetch; nullptr if
-  /// there is none.
+  /// To be called when `unit` begins its forward. Returns the unit to prefetch; nullptr for none.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
-  /// To be called when `unit` has run forward. Backward may reach the unit as long as `token` is
-  /// alive.
+  /// To be called when `unit` has run forward. `token` lives as long as the autograd graph, and
+  /// backward may reach the unit that long.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
   void enter_backward();
-  /// The unit whose forward ran before the forward of `unit`; nullptr if there is none. Removes
-  /// `unit` and all later units from the forward order.
+  /// Returns the unit whose forward ran before the forward of `unit`; nullptr if there is none.
+  /// Removes `unit` and all later units from forward_order_.
   std::shared_ptr<Unit> ran_before(const Unit& unit);
 
  private:
@@ -204,11 +203,10 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   std::vector<Ran> forward_order_;  ///< forwards whose graphs may still get a backward
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< the unit that forward prefetched last
-  /// A token that autograd's callback for the end of the running backward owns. The token expires
-  /// with the callback.
+  /// A token that lives as long as autograd's callback for the end of the running backward.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
-  const comm::World* rank_;  ///< the world of the units' meshes, used as a key
+  const comm::World* rank_;  ///< the World of the units' meshes, which identifies this rank
 };
 
 /// The result of fully_shard for one module, or for several modules that run one after another: the
@@ -237,15 +235,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const DataMesh& mesh() const { return mesh_; }
   std::vector<ParameterGroup>& groups() { return groups_; }
   CommContext& comm_context() { return *shared_comm_context(); }
-  /// Replaces the communication context. First finishes the work in progress on the old context.
+  /// Replaces the CommContext. First finishes the work in progress on the old context.
   void set_comm_context(CommContextPtr context);
-  /// Throws Error if copies of parameters, or of their gradients, differ between ranks. Collective.
+  /// Throws Error if replicas of parameters or of gradients differ between ranks. Collective.
   void compare_copies() const;
   /// Drops the reductions that a failed backward left in progress.
   void forget_reductions();
 
-  /// Calls the member function `act` of the gathered state, or of the gradient state, of each
-  /// group.
+  /// Calls the member function `act` of the GatheredState, or of the GradientState, of each group.
   template <class State, class... Context>
   void each(void (State::*act)(Context&...), Context&... context) {
     for (ParameterGroup& group : groups_) {
@@ -261,40 +258,40 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
   }
 
-  /// All units of the root's model. If no root is known, only this unit is returned.
+  /// All units below the same root. If no root is known, only this unit is returned.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether the unit has several buckets. The gradient hooks of its parameters then call
   /// note_gradient().
   bool in_buckets() const { return in_buckets_ && groups_.size() > 1; }
   /// To be called when backward has computed the gradient of `parameter` and will add the gradient
-  /// to `.grad` next. Reduces the buckets that were complete before.
+  /// to `.grad` next. Reduces the buckets that were complete before this call.
   void note_gradient(const ShardedParameter& parameter);
   /// Whether the root of this unit is known and is another unit.
   bool is_below_root() const { return iteration_ != nullptr && !is_root(); }
   bool unsharded() const { return all(&GatheredState::unsharded); }
 
-  /// To be called before a gather outside of a root's forward. Later gathers wait for the compute
-  /// lane, and gathered copies of shards that were written since the gather are freed. Collective
-  /// outside of forward and backward.
+  /// To be called before a gather outside of a root's forward. Makes later gathers wait for the
+  /// compute stream. Frees gathered values that are older than the shards. Collective outside of
+  /// forward and backward.
   void await_compute();
   void start_unshard();
   void unshard();
   void reshard();
-  /// Whether the slots contain the unsharded parameters.
+  /// Whether the parameter slots (nn::ParameterSlot) contain the unsharded parameters.
   bool installed() const { return all(&GatheredState::installed); }
-  /// Puts the shards into the slots, as between calls. The gathered memory stays allocated for
-  /// backward.
+  /// Puts the shards into the parameter slots (nn::ParameterSlot). The gathered memory stays
+  /// allocated for backward.
   void install_sharded() { each(&GatheredState::install_sharded); }
-  /// A message if the program has written to parameters that the program had unsharded by hand, and
-  /// the write would be lost; "" if there is no such write.
+  /// An error message if the program has called unshard() and then written to an unsharded
+  /// parameter, because the write would be lost; "" otherwise.
   std::string write_by_hand() const;
 
   // The functions below run before and after each call of forward, or of a registered method, of
   // the unit's modules.
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
-  /// Called when a call of a module ends, after the other hooks, even if another hook or the method
-  /// has thrown.
+  /// Called at the end of each call of a module, after all other hooks, even if one of them or the
+  /// module has thrown.
   void end_call();
 
   // IterationState calls the functions below for all units.
@@ -317,10 +314,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void enter(UnitPhase next) { phase_.enter(next, label()); }
   void reset_to_idle();
   void prepare();
-  /// Starts the all-gathers of all groups, before any of them is waited for. Returns whether an
+  /// Starts the all-gathers of all parameter groups and waits for none of them. Returns whether an
   /// all-gather was started.
   bool start_gathers();
-  /// The communication context; the first call creates it if no context was set.
+  /// The CommContext of the groups; the first call creates the context if none was set.
   const CommContextPtr& shared_comm_context();
   template <class State>
   static auto& state(auto& group) {
@@ -345,13 +342,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void free_after_backward();
   void free_idle_buffers();
 
-  /// A call of the unit that autograd has recorded. The graph of the call owns this object.
+  /// A forward of the unit that autograd has recorded. The autograd graph owns this object.
   struct RecordedCall {
     std::vector<const tessera::detail::Node*> results;  ///< the nodes that made the call's results
     int backward = -1;  ///< id of the last backward that has reached the call
   };
-  /// Called when backward reaches the unit. `call`: the call whose results now have a gradient;
-  /// nullptr if backward has reached another tensor of the unit.
+  /// Called when backward reaches the unit. `call`: the forward call whose results backward has
+  /// reached; nullptr if backward has reached another tensor of the unit.
   void pre_backward(RecordedCall* call);
   bool is_called_again() const;
   void post_backward(nn::TensorList gradients);
@@ -379,20 +376,20 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
-  /// The number of groups, from the first group, that the current backward has not reduced. Buckets
-  /// are reduced from the last to the first, the order in which backward usually completes buckets.
-  /// The order is fixed, so that it is equal on ranks that use different parameters.
+  /// How many parameter groups (buckets) the current backward has not reduced. Buckets are reduced
+  /// from the last to the first, usually the order in which backward completes them. The fixed
+  /// order is equal on ranks that use different parameters.
   std::size_t buckets_left_ = 0;
-  int buckets_backward_ = -1;  ///< the backward that may reduce buckets early; -1: none
+  int buckets_backward_ = -1;  ///< id of the backward that may reduce buckets early; -1: none
   /// The parameters whose gradients backward number buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
-  bool awaits_call_ = false;  ///< gradients are reduced when backward has passed another call
+  bool awaits_call_ = false;  ///< whether to reduce only after backward passes another call
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
-  /// The random-number scopes of the nested calls; nullptr for a call within another call's scope.
+  /// The random-number scopes of nested forward calls; nullptr if an outer call's scope is used.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
   RandomAgreement random_agreement_;  ///< used only in the root
   bool warned_of_rows_ = false;
-  /// In the root: a hash of the model's slots at the last check (check_all_in_units).
+  /// In the root: a hash of all nn::ParameterSlots at the last check_all_in_units().
   std::optional<std::uint64_t> checked_slots_;
   bool follows_abandoned_ = false;  ///< in the root: whether the previous iteration had no backward
 };
@@ -413,13 +410,11 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 
-/// The options for visiting modules (nn::visit_modules) that are in no unit yet.
+/// Options of nn::visit_modules that skip FSDP units and the modules below them.
 nn::ModuleWalk outside_of_units();
 
-// The functions below treat the tensors that enter and leave a unit's forward. A unit computes on
-// its device, in the type of its mixed-precision policy. A tensor that already has this device and
-// type stays the same object. Tensors without values (meta) are not moved, nor are distributed
-// tensors, whose mesh has a device.
+// The functions below move tensors to the device on which a unit computes. A tensor that is on this
+// device stays the same object. Meta tensors and distributed tensors are not moved.
 
 void move_inputs(nn::TensorList inputs, c10::Device device);
 

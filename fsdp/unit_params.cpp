@@ -24,12 +24,11 @@ namespace tessera::fsdp {
 
 namespace {
 
-// The functions below compare the copies of parameters on FSDP's ranks by a hash. Training would
-// continue without an error with a different copy, because gradients are averaged over copies but
-// values are not.
+// The functions below compare the copies (replicas) of parameters on FSDP's ranks by a hash.
+// Different copies would stay different without an error, because only gradients are averaged.
 
-// With replicas (HSDP, replicate()) ranks have copies of all parameters. Without replicas, the
-// ranks that shard have copies of the parameters that are not split.
+// With replicas (HSDP, replicate()) ranks have copies of all parameters. Otherwise ranks have
+// copies only of the parameters that are not split.
 
 using tessera::detail::Equality;
 using tessera::detail::Replica;
@@ -45,8 +44,8 @@ Replica copy_of(const ShardedParameter& parameter, Of of) {
   return {"the gradient of " + name, gradient.defined() ? local_tensor(gradient) : at::Tensor()};
 }
 
-/// The copies to compare: with `all`, the copies of every parameter; otherwise the copies of the
-/// parameters that are not split.
+/// This rank's copies to compare with other ranks: with `all`, of every parameter; otherwise, of
+/// the parameters that are not split.
 std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   std::vector<Replica> replicas;
   for (const ShardedParameter& parameter : group.parameters()) {
@@ -57,9 +56,9 @@ std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   return replicas;
 }
 
-/// Compares the copies of each parameter, or of its gradient, of the unit named `label`. If copies
-/// differ, throws Error on all ranks that have the copies. Collective over the groups' meshes. Does
-/// nothing where there are no copies.
+/// Compares the ranks' copies of each parameter, or of its gradient, in the unit named `label`. If
+/// copies differ, throws Error on all ranks that have them. Collective over the groups' meshes.
+/// Does nothing where there are no copies.
 void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
                   const std::string& label) {
   const c10::AutoGradMode no_grad(false);
@@ -80,9 +79,9 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
   }
 }
 
-// A debug check, at a unit's first gather, that all ranks have built equal models. Shards are
-// padded to one size, so collectives of different parameters may succeed and give each rank the
-// values of another parameter. No other check detects this mistake.
+// The functions below check (for debugging), at a unit's first gather, that all ranks have built
+// equal models. Shards are padded to one size, so collectives of different parameters may succeed
+// and give each rank the values of another parameter. No other check detects this mistake.
 
 /// The number of parameters of `groups`, then one line for each parameter.
 std::string text_of(const std::vector<const ParameterGroup*>& groups) {
@@ -163,8 +162,8 @@ void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& 
                 "; make the same model on every rank");
 }
 
-/// Disables inference mode while this object exists. Tensors made in this scope outlive the call,
-/// and training also uses them.
+/// Disables inference mode while this object exists. Tensors made in this scope outlive a forward
+/// in inference mode, and training also uses them.
 class OutsideInferenceMode {
  public:
   OutsideInferenceMode() {
@@ -214,8 +213,8 @@ void Unit::prepare() {
   for (ParameterGroup& group : groups_) {
     group.prepare(comm_context());
   }
-  // Copies are compared at the first prepare(), because the program may have put other values into
-  // the slots since the unit was made.
+  // Copies are compared at the first prepare(), because the program may have changed the parameters
+  // since the unit was made.
   if (is_first) {
     check_copies(groups_, Equality::kBitwise, Of::kValues, label());
   }
@@ -242,10 +241,10 @@ void Unit::forget_reductions() {
   }
 }
 
-// The ranks compare how many random numbers they have drawn when a forward begins, until they know
-// that the model draws no random numbers. Whether a model draws random numbers is unknown before
-// its forward. A rank may skip all random operators, so a comparison that starts at the first
-// random operator could wait for that rank forever.
+// When a forward begins, the ranks compare how many random numbers they have drawn, until they know
+// that the model draws none. Whether a model draws random numbers is unknown before its forward. A
+// rank may skip all random operators, so a comparison that starts at the first random operator
+// could wait for that rank forever.
 
 namespace {
 
@@ -331,7 +330,7 @@ std::string different_origins(const ParameterGroup& group) {
 
 /// Compares the origins of each parameter, for ranks whose hashes differ. If the shards of a
 /// parameter are parts of different tensors, throws Error on all ranks that share the parameter.
-/// Collective over the groups' meshes, between the hosts.
+/// Collective over the groups' meshes, with CPU values.
 void check_origins(const std::vector<const ParameterGroup*>& groups) {
   std::string difference;
   for (const ParameterGroup* group : groups) {
@@ -349,8 +348,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
                                     const std::vector<DeviceMesh>& dims,
                                     const std::shared_ptr<tessera::detail::BatchRows>& rows,
                                     std::int64_t count, const ParameterGroupsToCompare& groups) {
-  // If a random operator of the previous forward compared the rows, all ranks took part in the
-  // comparison, so the model draws random numbers on all ranks.
+  // If a random operator of the previous forward compared the batch rows, all ranks took part. So
+  // all ranks know that the model draws random numbers.
   draws_ = draws_ || (unasked_ != nullptr && unasked_->is_settled());
   if (quiet_ && !draws_) {
     unasked_ = rows;
@@ -358,8 +357,8 @@ void RandomAgreement::begin_forward(const std::vector<nn::ModuleBase*>& modules,
   }
   const std::vector<nn::Dropout*> dropouts = dropouts_of(modules);
   Counts counts = counts_of(dropouts);
-  // Usually all ranks have equal counts. The exchange of the rows also contains the hash of the
-  // counts and its complement, which gives the maximum and the minimum of the hash. The counts
+  // Usually all ranks have equal counts. The exchange of the batch rows includes the hash of the
+  // counts and its complement, which give the maximum and the minimum of the hash. The counts
   // themselves are exchanged only if the hashes differ.
   const std::int64_t hash = hash_of(counts);
   const bool first = !compared_origins_;

@@ -18,7 +18,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// The placement of `tensor` on the dimension that shards, chosen by Options::shard_placement.
+/// The placement of `tensor` on the mesh's shard dimension, chosen by Options::shard_placement.
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const PlacementFunction& function) {
   // A scalar has no dimension to split, so Options::shard_placement is not called for it.
@@ -41,7 +41,7 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return own ? DataMesh(*own) : mesh;
 }
 
-/// The dimension on which a parameter is sharded; nullopt if the parameter is replicated.
+/// The tensor dimension on which a parameter is sharded; nullopt if the parameter is replicated.
 std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
                                       const Placement& placement) {
   if (is_replicate(placement)) {
@@ -55,8 +55,8 @@ std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor&
   return shard->dim;
 }
 
-/// Throws Error unless `size` divides the number of ranks. Otherwise the post-forward meshes of
-/// neighbouring ranks would differ in size.
+/// Throws Error unless `size` divides the number of ranks. Otherwise the meshes of `size`
+/// neighbouring ranks (Options::post_forward_mesh_size) would differ in size.
 void check_post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   TESSERA_CHECK(size >= 1 && mesh.shard.size() % size == 0,
                 "fully_shard: post_forward_mesh_size = ", size, " does not divide the ",
@@ -148,7 +148,7 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   std::unordered_set<const nn::ModuleBase*> inside;
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (std::size_t i = 0; i < modules.size(); ++i) {
-    modules[i]->named_slots();  // throws for modules whose parameters have no slots
+    modules[i]->named_slots();  // throws if a parameter has no nn::ParameterSlot
     // The prefix distinguishes parameters in messages, because the modules of one unit may have
     // parameters of the same name.
     const std::string prefix = modules.size() == 1 ? "" : std::to_string(i) + ".";
@@ -187,8 +187,8 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
     const at::Tensor& tensor = slot->persistent();
     const Placement placement = placement_of(name, tensor, options.shard_placement);
     const DataMesh own = mesh_of(name, tensor, mesh, options);
-    // A parameter on its own mesh caches its post-forward pieces on that mesh, whose ranks differ
-    // from the ranks of the unit's mesh.
+    // A parameter on its own mesh uses post_forward_mesh_size on that mesh, whose ranks differ from
+    // the ranks of the unit's mesh.
     check_post_forward_mesh(own, options.post_forward_mesh_size);
     check_not_split(name, *slot, own);
     const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), placement);
@@ -215,15 +215,14 @@ bool reduces_in_buckets(const UnitSpec& spec) {
          });
 }
 
-/// The groups are in the order of the first parameter of each group, so the order is equal on every
-/// rank.
+/// The parameter groups are in the order of their first parameters, which is equal on every rank.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
   const bool in_buckets = reduces_in_buckets(spec);
   const auto most = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   std::vector<std::vector<ParameterSpec>> groups;
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The search runs from the last group, because of several buckets of one type only the last
-    // bucket has room.
+    // The search runs from the last group, because only the last of several buckets of one type has
+    // room.
     const auto group =
         std::find_if(groups.rbegin(), groups.rend(), [&](const std::vector<ParameterSpec>& known) {
           const ParameterSpec& first = known.front();
@@ -271,7 +270,7 @@ ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
     const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
     return skip_units && ours != nullptr && ours->attached<Unit>() != nullptr;
   };
-  // const_cast is needed, because units are made from the modules in the tree; building the tree
+  // const_cast is needed, because callers change the modules in nodes() later. The constructor
   // changes no module.
   nn::visit_modules(const_cast<nn::ModuleBase&>(root),
                     [this](const std::string& fqn, nn::ModuleBase& module) { add(fqn, module); },

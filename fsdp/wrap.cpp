@@ -76,7 +76,7 @@ std::vector<std::string> owners_of(const nn::ParameterSlot& slot, const std::str
 /// parameters that the units below have not taken.
 WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Options& root_options) {
   WrapPlan plan;
-  // For each node: elements that are in no unit yet.
+  // The number of parameter elements below each node that are in no unit yet.
   std::vector<std::int64_t> left(tree.nodes().size());
   std::set<const nn::ParameterSlot*> counted;
   for (std::size_t i = 0; i + 1 < tree.nodes().size(); ++i) {  // the last node is the root
@@ -104,7 +104,7 @@ WrapPlan chosen_units(const ModuleTree& tree, const Policy& policy, const Option
 /// these modules is the lowest. Throws Error for a parameter that a module outside of the tree
 /// shares, and for a parameter without a slot.
 std::map<std::string, nn::SlotPtr> distribute(const ModuleTree& tree, WrapPlan& plan) {
-  tree.nodes().back().module->named_slots();  // throws for modules whose parameters have no slots
+  tree.nodes().back().module->named_slots();  // throws if a parameter has no ParameterSlot
   std::vector<const ModuleTree::Node*> units;
   for (const PlannedUnit& unit : plan) {
     units.push_back(tree.find(unit.fqn));
@@ -224,8 +224,8 @@ void apply_plan(nn::ModuleBase& root, const DeviceMesh& mesh, const WrapPlan& pl
   for (std::size_t i = 0; i < plan.size(); ++i) {
     const PlannedUnit& unit = found[i];
     check_parameters(plan[i], unit);
-    // Names within a unit are relative to the unit's module; names in the plan are relative to the
-    // root.
+    // In ParameterSpec, names are relative to the unit's module; in the plan, names are relative to
+    // the root module.
     const std::size_t prefix = unit.fqn.empty() ? 0 : unit.fqn.size() + 1;
     nn::NamedSlots parameters;
     for (const std::string& fqn : unit.parameters) {

@@ -1,13 +1,13 @@
-// The gathered input of column-wise products. Forward does not save the gathered tensor; backward
+// The gathered input of column-wise Linears. Forward does not save the gathered tensor; backward
 // gathers the input again, or takes it from the recomputation in activation checkpointing.
-// Autograd's graph for one input x and one product y_i per weight:
+// Autograd's graph for one input x and one matrix product y_i per weight:
 //
 //   x shard <- GatherBackward <- x whole <- LinearInputBackward <- ProductBackward_i <- y_i
 //                                            weight_i <- WeightBackward_i <-|
 //                                            bias_i <-----------------------'
 //
-// The products of one linear_products() call share one LinearInputBackward; every other product has
-// its own node.
+// The matrix products of one linear_products() call share one LinearInputBackward; every other
+// matrix product has its own node.
 //
 // WeightBackward is a separate node, so that it can run late: its sequence number is lower than
 // that of GatherBackward, and autograd runs the ready node with the highest number. As a result,
@@ -16,7 +16,7 @@
 //   2. computes the gradients of x during the gather,
 //   3. starts the reduce-scatter of their sum,
 //   4. computes the gradients of the weights during the reduce-scatter.
-// Any other order is correct too, but loses the overlap or needs a second gather.
+// Any other order of these nodes is correct too, but loses the overlap or needs a second gather.
 
 #include "internal.h"
 
@@ -42,16 +42,16 @@ void check_first_order() {
                 "without create_graph, or set .regather = false in the styles");
 }
 
-/// `gradient` as a distributed tensor on `mesh`. A plain gradient counts as replicated, because it
-/// is the same on all ranks.
+/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient counts as replicated,
+/// because it is the same on all ranks.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
              : DistributedTensor::from_local(gradient, mesh, {Replicate{}});
 }
 
-/// The functions that compute the products of a Linear. Each type of product (aten::linear, fp8)
-/// has one such object. `bias` may be undefined.
+/// The functions that compute the matrix products of a Linear. Each implementation (aten::linear,
+/// fp8) has one such object. `bias` may be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
@@ -74,7 +74,7 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input x of column-wise products, which one all-gather has made. Stores the shard between
+/// The input x of column-wise Linears, which one all-gather has made. Stores the shard between
 /// forward and backward, and the gathered tensor while backward computes the gradients of the
 /// weights. In activation checkpointing the gathered tensor is saved instead: the recomputation of
 /// the block makes that tensor anyway, so a second gather would only add traffic.
@@ -83,7 +83,7 @@ class GatheredInput {
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
       : saved_(tessera::detail::hooks_keep_tensors() ? whole : shard.tensor()) {}
 
-  /// Starts the gather at the first use, if the shard was saved. Each use ends with end_use().
+  /// Starts the all-gather at the first use, if x was saved as a shard. end_use() ends each use.
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
@@ -100,7 +100,7 @@ class GatheredInput {
     }
   }
 
-  /// Releases the tensors. Called when the graph is freed, so that no further backward will run.
+  /// Releases the tensors. Called when the autograd graph is freed: no further backward will run.
   void release() {
     released_ = true;
     release_if_unused();
@@ -158,8 +158,8 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Passes the gradient of y on to the nodes of x and of the weight, and sums the rows of the
-/// gradient for the bias.
+/// Passes the gradient of the output y to the nodes of the input and of the weight. Sums the rows
+/// of the gradient for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -201,7 +201,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// The node of the gather that made x; nullptr if no gather made x, so that x must be saved.
+/// Returns the autograd node of the gather that made x; nullptr if none did: x must be saved.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -213,8 +213,8 @@ tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at
   return columns ? tessera::detail::node_cast<GatherBackward>(x.grad_fn()) : nullptr;
 }
 
-/// The product of the local tensors, not recorded by autograd. The last dimension of the result is
-/// distributed like the first dimension of the weight.
+/// Returns the matrix product of the local tensors, not recorded by autograd. The last dimension of
+/// the result is distributed like the first dimension of the weight.
 at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                          const Products& products) {
   const c10::NoGradGuard no_grad;
@@ -223,8 +223,8 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  // The product includes the bias, as in aten::linear: if the bias were added afterwards, the
-  // result would be rounded twice.
+  // The matrix product adds the bias, as in aten::linear: a later addition would round a second
+  // time.
   const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
                                               bias.defined() ? local_tensor(bias) : at::Tensor());
   return make_distributed(local,
@@ -252,8 +252,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Computes products that share a gather. If no gather made x, the product goes to `others`, or is
-/// computed separately if `others` is nullptr.
+/// Computes matrix products with one gathered input x. If no gather made x, `others` computes the
+/// products, or each is computed separately if `others` is nullptr.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -275,7 +275,7 @@ class RegatheredProducts final : public nn::detail::LinearProducts {
  private:
   const Products& products_;
   std::unique_ptr<nn::detail::LinearProducts> others_;
-  /// The gradient node of the last product's input.
+  /// The autograd node for the input of the last matrix product.
   tessera::detail::NodePtr<nn::detail::SharedInputNode> of_input_;
 };
 

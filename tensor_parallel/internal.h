@@ -27,10 +27,10 @@ std::string quoted(const std::string& fqn);
 bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh);
 
 /// Compares data that must be equal on the ranks of a tensor-parallel plan's mesh. Before the first
-/// forward: the parameters that the plan replicates, and the origins of the parameters that it
-/// splits. In the first forward with gradients: the plain inputs of the root. With TESSERA_DEBUG=1
-/// also: the replicated parameters before each forward, their gradients after each backward, and
-/// every plain tensor that an operator combines with a distributed one.
+/// forward: the parameters that the plan replicates, and that the shards of each split parameter
+/// are of one tensor. In the first forward with gradients: the plain inputs of the root. With
+/// TESSERA_DEBUG=1 also: the replicated parameters before each forward, their gradients after each
+/// backward, and every plain tensor that an operator combines with a distributed one.
 ///
 /// A ReplicaCheck is attached to the modules that have a style.
 class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
@@ -41,8 +41,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   /// program may call a module without calling the root. Returns false if the module was already
   /// added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
-  /// Adds the hooks that compare the inputs of the root. They run after the hooks of the root's
-  /// styles, because an input that a style interprets as a shard may differ between ranks.
+  /// Adds the hooks that compare the inputs of the root. These hooks run after the hooks of the
+  /// root's styles, because an input that a style interprets as a shard may differ between ranks.
   void watch_root(nn::ModuleBase& root);
 
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
@@ -54,8 +54,8 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  private:
   bool is_replicated(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> replicas(bool gradients) const;
-  /// Compares parameters, and `inputs` if the root is called: the arguments of the root. `inputs`
-  /// is empty if another module is called.
+  /// Compares the parameters, and `inputs`: the arguments of the root, or an empty list if another
+  /// module is called.
   void compare_before_forward(nn::TensorList inputs);
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& replicas,
@@ -71,14 +71,14 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
 };
 
 /// Gathers `shard`, a shard on a 1-D mesh, on every rank. Collective. Only the shard is saved for
-/// backward, which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). All products
-/// by regathered_product() share this second gather. The gradient is reduce-scattered
+/// backward, which gathers the shard again (Korthikanti et al. 2022, section 4.2.2). All matrix
+/// products by regathered_product() share this second gather. The gradient is reduce-scattered
 /// asynchronously, while the gradients of the weights are computed.
 at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 
-/// The product of `linear` with a weight that is sharded over its outputs. If
-/// gather_again_in_backward() made x, only the weight is saved for backward. Otherwise the product
-/// is that of aten::linear, or the fp8 product if convert_to_fp8 has converted the module. Backward
+/// Returns the matrix product for `linear`, whose weight is sharded over its outputs. If
+/// gather_again_in_backward() made the input, only the weight is saved for backward. Otherwise
+/// aten::linear is used, or the fp8 product if convert_to_fp8 has converted the module. Backward
 /// throws Error under create_graph.
 nn::LinearProduct regathered_product(const nn::Linear& linear);
 

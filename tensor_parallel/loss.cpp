@@ -2,9 +2,9 @@
 // src/dtensor/fused/losses.cpp computes. linear_cross_entropy computes the output head and the loss
 // in chunks of tokens.
 //
-// linear_cross_entropy computes the gradients in forward, as if the loss of each row had the factor
-// 1. Backward multiplies these gradients by the actual factor, which is one number. So nothing is
-// computed twice, and values that are rounded to a half type have the magnitude of probabilities.
+// linear_cross_entropy computes the gradients of the sum of all losses in forward. Backward
+// multiplies these gradients by the gradient of the sum, which is one number. So nothing is
+// computed twice, and values that are rounded to fp16 or bf16 have the magnitude of probabilities.
 
 #include <ATen/ops/_assert_async.h>
 #include <ATen/ops/addmm.h>
@@ -36,12 +36,11 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-/// The sharding of the rows (tokens) over their mesh; nullopt if the rows are plain.
+/// The sharding of the tokens (the rows of the logits) over a mesh; nullopt for plain logits.
 using TokenSharding = std::optional<ShardingSpec>;
 
 /// Throws Error if targets are ignored and several data-parallel ranks share the batch: the ranks
-/// may ignore different numbers of targets, but FSDP averages the gradients of the ranks' means
-/// with equal weights.
+/// may ignore different numbers of targets, but FSDP gives the ranks' gradients equal weights.
 void check_counts_alike(const at::Tensor& count, std::int64_t tokens) {
   const std::int64_t ranks = nn::batch_ranks();
   if (ranks == 1 || count.is_meta()) {
@@ -65,13 +64,13 @@ at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
 }
 
-/// The number of targets in the rows of all ranks that are not ignored, as a plain tensor.
+/// Returns the number of targets of all ranks that are not ignored, as a plain tensor.
 at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
 
-/// The mean over `mesh` of the ranks' counts of targets: one fp64 number above 0. Collective over
-/// `mesh`.
+/// Returns the mean over `mesh` of the ranks' counts of targets: one fp64 number above 0.
+/// Collective.
 at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   nn::note_weighing();
   const at::Tensor sum = count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
@@ -83,7 +82,7 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   return sum.clamp_min(1).div_(flat.size());
 }
 
-/// The options of a single row's loss, from the options of the whole loss.
+/// Returns the options for the loss of a single token.
 tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) {
   return {options.ignore_index, options.label_smoothing, options.z_loss};
 }
@@ -115,9 +114,9 @@ bool are_split(const TokenSharding& rows) {
   return rows && !rows->layout->is_replicated();
 }
 
-/// The targets of this rank's rows: distributed like the rows, or plain. Throws Error for targets
-/// on another mesh. If the rows are split, throws on every rank for plain targets outside of the
-/// vocabulary. Collective if the layout of the targets differs from that of the rows.
+/// Returns the targets of this rank's tokens (`rows`): distributed like the tokens, or plain.
+/// Throws Error for targets on another mesh. If the tokens are split, throws on every rank for
+/// plain targets outside of the vocabulary. Collective if targets and tokens differ in layout.
 at::Tensor own_targets(const at::Tensor& targets, std::int64_t vocabulary,
                        const TokenSharding& rows, std::int64_t ignore_index) {
   const bool distributed = tessera::is_distributed(targets);
@@ -147,7 +146,7 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// The losses of all rows, for kNone: plain if every rank has all rows.
+/// Returns the losses of all tokens, for kNone: plain if every rank has all tokens.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
@@ -174,8 +173,8 @@ at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
   return all.div(count.clamp_min(1));
 }
 
-/// Throws Error for layouts of the logits that the operator would have to reduce or gather, because
-/// logits are the largest tensors of a model.
+/// Throws Error for layouts of the logits that would need a reduction or a gather, because logits
+/// are the largest tensors of a model.
 void check_layout(const at::Tensor& logits) {
   if (!tessera::is_distributed(logits)) {
     return;
@@ -191,8 +190,8 @@ using tessera::detail::VocabularyShard;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The inputs of linear_cross_entropy on one rank, as plain tensors: the rank's rows of the hidden
-/// states and its columns of the vocabulary.
+/// The inputs of linear_cross_entropy on one rank, as plain tensors: the hidden states of the
+/// rank's tokens, and its part of the vocabulary.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -207,11 +206,11 @@ struct HeadResults {
                                ///< if not needed
 };
 
-/// Computes sum = left^T right, or if `adds`, sum += left^T right. The sum of products of a half
-/// type is fp32: bf16 would round the sum once per chunk, and fp16 has too small a range for a sum
-/// over tokens. Only on CUDA can a product of half types have an fp32 result. Elsewhere the factors
-/// are converted to fp32, half of the columns of `left` at a time, so that the copy of `left` needs
-/// no more memory than `left`.
+/// Computes sum = left^T right, or if `adds`, sum += left^T right. For fp16 and bf16 matrices the
+/// sum is fp32: bf16 would round it once per chunk, and fp16 has too small a range for a sum over
+/// tokens. Only on CUDA can a matrix product of these types have an fp32 result. Elsewhere both
+/// matrices are converted to fp32, half of the columns of `left` at a time, so that the copy of
+/// `left` needs no more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
@@ -306,14 +305,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-/// The placements on the mesh of the hidden states and of the weight; empty for plain tensors.
+/// The placements of the hidden states and of the weight on the mesh; empty for plain tensors.
 struct HeadPlacements {
   Placements hidden, hidden_gradient, weight_gradient;
 };
 
-/// The placements of both tensors. On each mesh dimension at most one of the two tensors is split.
-/// If the weight is split, the gradient of the hidden states is Partial. If the tokens are split,
-/// the gradient of the weight is Partial.
+/// Returns the placements of `hidden`, and of both gradients. On each mesh dimension at most one of
+/// the two tensors is split. If the weight is split, the gradient of the hidden states is Partial.
+/// If the tokens are split, the gradient of the weight is Partial.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
   const Placements of_weight = weight.placements();
@@ -356,15 +355,15 @@ void check_head(const at::Tensor& hidden, const at::Tensor& weight,
                 "; pass both plain, or both on one mesh");
 }
 
-/// The losses of this rank's rows, as a shard of the losses of all rows. A plain tensor if this
-/// rank has all rows.
+/// Returns the losses of this rank's tokens as a shard of the losses of all tokens, or as a plain
+/// tensor if this rank has all tokens.
 at::Tensor distributed_losses(const at::Tensor& losses, const TokenSharding& rows,
                               std::int64_t tokens) {
   return are_split(rows) ? DistributedTensor::from_local(losses, *rows, {tokens}).tensor() : losses;
 }
 
-/// The sum of the losses of this rank's rows, as a Partial tensor. A plain tensor if this rank has
-/// all rows.
+/// Returns the sum of the losses of this rank's tokens as a Partial tensor, or as a plain tensor if
+/// this rank has all tokens.
 at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   if (!are_split(rows)) {
     return sum;
@@ -376,8 +375,8 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// The number of rows in a chunk. Depends on sizes only, so that the number is the same on every
-/// rank that has the tokens, even with uneven columns.
+/// Returns the number of tokens in a chunk. It depends on global sizes only, so that all ranks with
+/// the same tokens use the same number, even if the vocabulary is split unevenly.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);

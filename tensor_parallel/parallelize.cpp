@@ -1,6 +1,6 @@
-// Tensor-parallel plans and parallelize_module: also plans that modules declare, and plans for the
-// blocks of nn. parallelize_module checks the plan, then distributes all parameters, then adds
-// hooks, so that a plan with an error changes nothing.
+// Tensor-parallel plans: parallelize_module(), plans that modules declare, and plans for blocks
+// such as nn::Attention. parallelize_module checks the plan, then distributes all parameters, then
+// adds hooks, so that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/attention.h"
@@ -43,8 +43,7 @@ namespace {
 // The functions below check a plan before anything is changed: which modules its patterns match,
 // whether the styles are applicable to these modules, and which placement each parameter gets.
 
-/// A module, and its FQN relative to the module that the plan is applied to ("" for that module
-/// itself).
+/// A module, and its FQN relative to the module to which the plan is applied ("" for the latter).
 struct NamedModule {
   std::string fqn;
   nn::ModuleBase* module = nullptr;
@@ -54,8 +53,8 @@ struct NamedModule {
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements that the style chooses, except for parameters that another entry, for a module
-  /// inside this one, places.
+  /// The placements that the style chooses, without parameters that the entry of an inner module
+  /// places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
@@ -70,14 +69,14 @@ struct CheckedPlan {
   nn::NamedSlots unnamed;
 };
 
-// libtorch modules without hooks are matched too, because the error for a pattern names them.
+// A pattern may match libtorch modules without hooks too, because error messages name such modules.
 
 struct Match {
   std::string fqn;
   torch::nn::Module* module = nullptr;
 };
 
-/// All modules that match a pattern. A shared module appears once for each of its FQNs.
+/// Returns all modules that match a pattern. A shared module appears once for each of its FQNs.
 std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern) {
   std::vector<Match> places;
   nn::visit_modules(root,
@@ -90,7 +89,7 @@ std::vector<Match> find_places(nn::ModuleBase& root, const std::string& pattern)
   return places;
 }
 
-/// The modules in `places`, each module only once, with its first FQN.
+/// Returns the modules in `places`, each module only once, with its first FQN.
 std::vector<Match> first_places(std::vector<Match> places) {
   std::unordered_set<const torch::nn::Module*> found;
   std::erase_if(places,
@@ -193,8 +192,8 @@ NamedModule with_hooks(const Match& match) {
   return {match.fqn, module};
 }
 
-/// The modules whose FQN matches `pattern` (nn::matches_fqn), each once, in order of registration.
-/// "" matches `root`.
+/// Returns the modules whose FQN matches `pattern` (nn::matches_fqn), each once, in order of
+/// registration. "" matches `root`.
 std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& pattern) {
   const std::vector<Match> matches = find_places(root, pattern);
   if (matches.empty()) {
@@ -226,7 +225,7 @@ void check_gradients_are_dense(const nn::ModuleBase& module) {
                 "module with sparse(false)");
 }
 
-/// The placements of a style for a module. Adds the FQN to errors of the style.
+/// Returns the placements of a style for a module. Adds the module's FQN to errors of the style.
 Application applied(const NamedModule& target, const StylePtr& style, const DeviceMesh& mesh) {
   try {
     check_is_called(target, *style);
@@ -255,8 +254,8 @@ bool is_own(const nn::ParameterSlot& slot, const nn::ModuleBase& module) {
                              [&](const auto& owner) { return owner.module == &module; });
 }
 
-/// If two entries of the plan place one parameter, an entry for a container and an entry for a
-/// module inside it, removes the placement by the container's entry.
+/// If an entry for a container and an entry for a module inside it place the same parameter,
+/// removes the placement by the container's entry.
 void leave_to_inner(std::vector<Application>& applications) {
   for (Application& outer : applications) {
     std::erase_if(outer.parameters, [&](const auto& placed) {
@@ -356,7 +355,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
                 mesh ? to_string(mesh) : "undefined",
                 "; pass one dimension of it, for example mesh[\"tp\"]");
-  module.named_slots();  // called because named_slots() throws for parameters without slots
+  module.named_slots();  // throws for parameters without an nn::ParameterSlot
   CheckedPlan checked;
   PlacementTable placements(mesh);
   for (const auto& [pattern, style] : plan) {
@@ -378,8 +377,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
 using tessera::detail::RandomRegion;
 using tessera::detail::RandomRegionScope;
 
-/// Makes a parameter plain again that an earlier plan replicated because the plan did not name the
-/// parameter.
+/// Undoes the replication of a parameter that an earlier plan did not name: makes it plain again.
 void make_plain(nn::ParameterSlot& slot) {
   const at::Tensor before = slot.get();
   slot.swap(local_tensor(before).detach().requires_grad_(before.requires_grad()));
@@ -437,7 +435,7 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan) {
   const CheckedPlan checked = check_plan(module, mesh, plan);
   distribute_parameters(checked, mesh);
-  // Added before the hooks of the styles, so that these hooks run inside the scope.
+  // add_parallel_forward() precedes the styles' hooks, so that these hooks run inside its scope.
   add_parallel_forward(module, mesh);
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
@@ -484,9 +482,9 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// The plan entry that makes the input of a block distributed, once for all projections. With
-/// sequence parallelism the projections share one gather. Without sequence parallelism they share
-/// the all-reduce of the input's gradient.
+/// Returns the plan entry that makes a block's input distributed, once for all projections. The
+/// projections then share one gather (with sequence parallelism), or the all-reduce of the input's
+/// gradient (without).
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},

@@ -41,8 +41,8 @@ constexpr const char* kSameInput =
     "pass "
     "the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
-/// The parameters of all slots below `root`, each parameter once. named_slots() is not used,
-/// because it throws for parameters without slots.
+/// Returns the parameters of all modules below `root`, each once. named_slots() is not used,
+/// because it throws for parameters without an nn::ParameterSlot.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
@@ -56,7 +56,7 @@ nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
 }
 
 /// Whether `rank` has the same shard as this rank. A rank outside of the tensor's mesh is assumed
-/// to have the position of this rank in another slice of the same mesh.
+/// to have this rank's coordinates in a parallel submesh.
 bool has_same_shard(const ShardingSpec& spec, int rank) {
   const std::vector<int>& ranks = spec.mesh.ranks();
   std::int64_t index = std::ranges::find(ranks, rank) - ranks.begin();
@@ -201,7 +201,7 @@ void ReplicaCheck::compare_before_forward(nn::TensorList inputs) {
   }
 }
 
-/// Throws Error unless the shards of each parameter are parts of one tensor.
+/// Throws Error unless the shards of each parameter on all ranks come from one tensor.
 void ReplicaCheck::compare_origins() const {
   if (mesh_.size() == 1) {
     return;
@@ -227,7 +227,7 @@ void ReplicaCheck::compare(const std::vector<Replica>& replicas, Equality equali
 }
 
 void ReplicaCheck::compare_after_backward(nn::TensorList outputs) {
-  // The ids of the backwards at whose end the gradients will be compared. One backward may reach
+  // The ids of the running backwards that compare gradients at their end. One backward may reach
   // several outputs, and backwards may be nested.
   const auto queued = std::make_shared<std::unordered_set<int>>();
   for (const at::Tensor* output : outputs) {

@@ -127,8 +127,7 @@ class Colwise final : public ParallelStyle {
   explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
-  /// Whether hooks are needed. With the default options they are not, because the operator itself
-  /// makes the same redistributions.
+  /// The default options need no hooks, because the operator itself makes the same redistributions.
   bool adds_hooks() const override {
     return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
            options_.use_local_output;
@@ -199,8 +198,8 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// The placement of a tensor whose dimension `dim` is the output features. A weight whose rows
-  /// are in groups is split contiguously.
+  /// The placement of a tensor whose dimension `dim` is the output features. If
+  /// FusedLinear::groups() > 1, the weight is split contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
     return parts > 1 ? Placement(StridedShard{dim, parts}) : Shard{dim};
@@ -241,8 +240,8 @@ class FusedColwise final : public ParallelStyle {
   FusedColwiseOptions options_;
 };
 
-/// Makes a tensor (ranks * rows of a head, ...) with Shard(0) from the replicated `parameter`,
-/// which has the rows of `heads` heads. The gradient of `parameter` is Partial.
+/// Makes a tensor with Shard(0), in which each rank has the rows of one head, from the replicated
+/// `parameter`, which has the rows of `heads` heads. The gradient of `parameter` is Partial.
 at::Tensor copy_for_each_rank(const at::Tensor& parameter, const DeviceMesh& mesh,
                               std::int64_t heads) {
   const DistributedTensor replicated(parameter);
@@ -304,18 +303,18 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// Row-wise: each rank computes one term of the output from its part of the input features or of the
-// vocabulary. The redistribution to output_layouts adds the terms: by an all-reduce, or with
-// sequence parallelism by a reduce-scatter.
+// Row-wise: each rank computes a partial sum of the output from its part of the input features or
+// of the vocabulary. The redistribution to output_layouts adds the partial sums: by an all-reduce,
+// or with sequence parallelism by a reduce-scatter.
 
 /// The placement that a plain input is assumed to have.
 Placement placement_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }
 
-/// The global sizes of a plain input that is sharded in its last dimension, for a Linear. The sizes
-/// come from the module, because local shards may be uneven. nullopt: the last dimension is not
-/// sharded.
+/// Returns the global sizes of a Linear's plain input that is sharded in its last dimension. The
+/// sizes come from the module, because local shards may be uneven. nullopt: the last dimension is
+/// not sharded.
 std::optional<std::vector<std::int64_t>> input_sizes(const nn::ModuleBase& linear,
                                                      const at::Tensor& input,
                                                      const Placement& placement) {
@@ -345,8 +344,7 @@ class Rowwise final : public ParallelStyle {
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
-  /// Whether hooks are needed. With the default options they are not, because the next operator
-  /// adds the terms.
+  /// The default options need no hooks, because the next operator sums the ranks' results.
   bool adds_hooks() const override {
     return options_.input_layouts || !is_replicate(options_.output_layouts) ||
            options_.use_local_output;
@@ -363,7 +361,7 @@ class Rowwise final : public ParallelStyle {
     if (!is_linear(module)) {
       fail_unfit(*this, module, "Linear and Embedding");
     }
-    // Every rank needs the whole bias, since the bias is added to the sum of the terms.
+    // Every rank needs the whole bias, since the bias is added to the sum over the ranks.
     SlotPlacements placements = placements_of(module, Replicate{}, Shard{1}, Replicate{});
     std::ranges::find(placements, module.slot("weight"), &SlotPlacements::value_type::first)
         ->second = Shard{1};
@@ -387,7 +385,7 @@ class Rowwise final : public ParallelStyle {
 
  private:
   void apply_to_linear(nn::ModuleBase& linear, const DeviceMesh& mesh) const {
-    // Forward leaves out the bias, because at::linear would add it to the term of each rank.
+    // Forward leaves out the bias, because at::linear would add the bias once on each rank.
     dynamic_cast<nn::detail::DeferredBias&>(linear).set_defer_bias(true);
     linear.add_forward_pre_hook([mesh, options = options_](auto& module, nn::TensorList inputs) {
       check_features(module, *inputs[0], options);
@@ -405,8 +403,8 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Makes each rank look up its own rows of the table. The result of a rank has zeros for all
-  /// other indices.
+  /// Makes each rank look up indices in its shard of the table; its result is 0 for all other
+  /// indices.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
@@ -468,7 +466,7 @@ class PlaceParameters final : public ParallelStyle {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
                   " has no parameters of its own; name the modules below it that have some");
     for (const auto& [parameter, placement] : options_.placements) {
-      module.slot(parameter);  // called because slot() throws for an unknown name
+      module.slot(parameter);  // throws for an unknown name
     }
     SlotPlacements placements;
     for (const auto& [parameter, slot] : module.slots()) {

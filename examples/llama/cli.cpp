@@ -37,8 +37,8 @@
 namespace llama {
 namespace {
 
-/// A check that accepts numbers for which `holds` returns true. `range` completes the message "a
-/// number ...".
+/// Returns a check that accepts numbers for which `holds` returns true. `range` completes the
+/// message "a number ...".
 CLI::Validator number_check(const std::string& range, const std::function<bool(double)>& holds) {
   const auto check = [range, holds](const std::string& text) {
     double value = 0;
@@ -99,7 +99,7 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     check_form_of_numbers(*option);
   }
-  // Unknown names are handled later: CLI11's own error suggests no similar name.
+  // Unknown flags are handled later, because CLI11's error message suggests no similar name.
   app.allow_extras();
 }
 
@@ -156,7 +156,7 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// Subnormal numbers are rejected like 0.
+/// The check rejects subnormal numbers like 0.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });
@@ -168,8 +168,7 @@ CLI::Validator number_above_0_to(double most) {
   });
 }
 
-// The error suggests the most similar name; of several equally similar names, the name that was
-// declared first.
+// The error message suggests the most similar name; of equally similar names, the first declared.
 void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app) {
   FlagNames names;
   for (const CLI::Option* option : app.get_options()) {
@@ -182,7 +181,7 @@ void fail_unknown(const std::string& what, std::string_view name, const CLI::App
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives, const FlagNames& first) {
   prepare(app, alternatives);
-  std::reverse(arguments.begin(), arguments.end());  // CLI11 expects a vector in reverse order
+  std::reverse(arguments.begin(), arguments.end());  // CLI11 expects the arguments in reverse order
   try {
     app.parse(arguments);
   } catch (const CLI::Success& asked) {
@@ -206,8 +205,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit then is a write error with a message, not a
-                                  // signal
+  std::signal(SIGXFSZ, SIG_IGN);  // exceeding a file-size limit is then a write error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     TESSERA_CHECK(std::cout.flush(),
@@ -225,7 +223,7 @@ int run_program(const char* name, int argc, char** argv, int (*body)(std::vector
 
 namespace {
 
-/// The entries of one configuration file in CLI11's form.
+/// The entries of one configuration file, converted to the items that CLI11 reads.
 class Entries {
  public:
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
@@ -303,8 +301,8 @@ class Entries {
     return values;
   }
 
-  /// A value of the file as command-line text, so that values of a file pass the checks of the
-  /// command line.
+  /// Returns a value of the file as command-line text, so that the checks of the command line apply
+  /// to it.
   std::string text(const std::string& key, const toml::node& node) const {
     if (const auto* text = node.as_string()) {
       return text->get();
@@ -320,7 +318,7 @@ class Entries {
         "\" must be a string, a number, true or false, or an array of strings or numbers");
   }
 
-  /// Whether the command line has the flag `option`, or a flag that excludes this flag.
+  /// Whether the command line has the flag `option`, or a flag that excludes `option`.
   bool is_decided(const CLI::Option& option) const {
     return option.count() > 0 || std::ranges::any_of(alternatives_, [&](const FlagNames& names) {
              return std::ranges::find(names, option.get_single_name()) != names.end() &&
@@ -378,7 +376,7 @@ bool can_be_given(CLI::Option& option, const std::string& value) {
   }
 }
 
-/// The default values of an option. CLI11 writes a list as "[a,b]".
+/// Returns the default values of an option. CLI11 writes a list as "[a,b]".
 std::vector<std::string> default_values(CLI::Option& option) {
   std::string text = option.capture_default_str()->get_default_str();
   if (option.get_items_expected_max() > 1) {
@@ -395,7 +393,7 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// Rewrites a value so that equal values of the command line and of a file have equal text.
+/// Normalizes a value, so that equal values on the command line and in a file have equal text.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();
@@ -500,8 +498,8 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags) {
 
 namespace {
 
-/// The absolute path of a file, equal for all ways to write the path. The name of a folder may end
-/// in a slash.
+/// Returns the absolute path of a file, equal for all spellings of the path. The name of a folder
+/// may end in a slash.
 std::filesystem::path place_of(const std::string& file) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::absolute(file, error);
@@ -510,7 +508,8 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Whether a file with this name belongs to a model or a step. The folder may have other files.
+/// Whether a file with this name belongs to a model or a checkpoint, unlike other files in a
+/// folder.
 bool is_of_model(const std::string& name) {
   constexpr std::array kNames{"*.safetensors",     "*.safetensors.index.json",
                               "config.json",       "generation_config.json",
@@ -530,8 +529,8 @@ std::vector<std::string> matches_of(const std::string& pattern) {
   return matches;
 }
 
-/// The paths of all files that are read under one name. A missing file is no error of this
-/// function, but of the code that reads the file.
+/// Returns the paths of all files that a program reads for the name `path`. A missing file is
+/// reported later, by the code that reads the file.
 std::vector<std::string> places_read(const std::string& path) {
   std::error_code error;
   std::vector<std::string> places{path};

@@ -31,35 +31,35 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
 
-/// Throws the error for an unknown flag name. `what`: the name, and where the name was given.
+/// Throws Error for an unknown flag name. `what`: the name, and where the name was given.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app);
 
 /// Runs a program's body with its command-line arguments, and returns the body's exit code. A
 /// failure prints one line to stderr, "program: message", and returns 1.
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>));
 
-/// Whether a text consists only of characters of decimal numbers. Excludes 0x1p40 and digit
+/// Whether a text has only characters of decimal numbers, which excludes 0x1p40 and digit
 /// separators. Numeric options accept no other text.
 bool is_decimal(std::string_view text);
 
-/// The shortest text of at least 15 digits of precision that converts back to the number: 0.1 is
-/// "0.1".
+/// Returns the shortest text, from 15 digits of precision on, that converts back to the number: 0.1
+/// is "0.1".
 std::string number_text(double value);
 
-/// Adds a switch that sets `on`, and optionally a form that clears `on`: "--sp,!--no-sp". Unlike
+/// Adds a switch that sets `on`, and optionally a flag that clears `on`: "--sp,!--no-sp". Unlike
 /// with CLI11's add_flag, the default can be read.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
-/// Checks that an option's number is finite and within the bounds, inclusive. Unlike CLI11's
-/// checks, this check rejects NaN and prints the bounds with few digits.
+/// Returns a check that an option's number is finite and within the bounds, inclusive. Unlike
+/// CLI11's checks, this check rejects NaN and prints the bounds with few digits.
 CLI::Validator number_between(double least, double most);
 CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
-/// Checks that a number is above 0 and at most `most`.
+/// Returns a check that a number is above 0 and at most `most`.
 CLI::Validator number_above_0_to(double most);
 
-/// For an option that names a model or a part of one: converts a name on Hugging Face's hub to its
-/// path in the hub's cache (tessera::hub_path).
+/// For an option that names a model or a part of a model: converts a name on Hugging Face's hub to
+/// its path in the hub's cache (tessera::hub_path).
 CLI::Validator hub_name(tessera::HubItem item);
 
 using tessera::nearest;
@@ -72,7 +72,7 @@ using tessera::nearest;
 /// section, with its correct section.
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
 
-/// A flag of a program after parsing, given or not.
+/// A flag of a program after parsing, whether it was given or not.
 struct ResolvedFlag {
   std::string name;                   ///< the flag's name without dashes
   std::string section;                ///< the flag's group, its section in a configuration file
@@ -87,32 +87,32 @@ struct LeftOut {
   std::string note;
 };
 
-/// All flags that a configuration file can have, in the order of --help-all. Paths of files,
-/// folders and globs are absolute. The default of a flag is the current value of the program's
-/// variable.
+/// Returns all flags that a configuration file can have, in the order of --help-all. Paths of
+/// files, folders and globs are absolute. The default of a flag is the current value of the
+/// program's variable.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
 /// Marks the flags that a configuration file omits.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// The values that must be equal on all ranks of a job, by flag, excluding outputs of rank 0. Paths
-/// may differ between ranks, so for them only whether they are given is compared.
+/// Returns the values that must be equal on all ranks of a job, by flag, without outputs of rank 0.
+/// Paths may differ between ranks; for a path only whether it is given must be equal.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
-/// The text of a file for --config-file, in sections. Flags that are omitted or have no value are
-/// comments.
+/// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no
+/// value become comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
-/// The path of a program in the folder of this program.
+/// Returns the path of a program in the folder of the running program.
 std::string program_path(const char* name);
 
 /// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
 /// signal ended the program. Throws tessera::Error if the program cannot be started.
 int run_logged(std::vector<std::string> command, const std::string& log);
 
-/// The line of a log that shows why a run of llama_train or llama_plan failed: the first error,
-/// because later errors are those of ranks that waited for the failed rank; without an error, the
-/// last line.
+/// Returns the line of a log that shows why a run of llama_train or llama_plan failed: the first
+/// error, because later errors are those of ranks that waited for the failed rank; without an
+/// error, the last line.
 std::string error_in(const std::string& log);
 
 /// A file or folder that a program reads or writes.

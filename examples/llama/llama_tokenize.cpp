@@ -1,6 +1,6 @@
 // llama_tokenize: converts text to token shards. One thread reads and writes; other threads
-// tokenize several pieces at a time. Tokens are written in the order of the pieces, so shards do
-// not depend on the number of threads. Memory is limited by kBytesUnderWay.
+// tokenize several pieces of text at a time. Tokens are written in the order of the text, so shards
+// do not depend on the number of threads. Memory is limited by kBytesUnderWay.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -97,7 +97,7 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   return o;
 }
 
-/// The token that a text names: a number is a token id, any other text must be one token.
+/// Returns the token that a text names: a number is a token id, any other text must be one token.
 std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer) {
   const bool is_id = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 10;
   const std::vector<std::int64_t> ids =
@@ -109,15 +109,15 @@ std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer)
   return ids[0];
 }
 
-/// Encodes a long text in pieces, which limits memory. The text is cut like a text file.
+/// Encodes a long text in parts, which limits memory. cut_of() cuts the text, as for a text file.
 void encode_long(const data::Tokenizer& tokenizer, std::string_view text,
                  std::vector<std::int64_t>& tokens) {
   while (!text.empty()) {
     const std::size_t bytes =
         text.size() > kPieceBytes ? cut_of(text.substr(0, kPieceBytes + 1)) : text.size();
     const std::vector<std::int64_t> some = tokenizer.encode(text.substr(0, bytes));
-    // Memory for the tokens is reserved as if every piece of text had as many tokens as this piece,
-    // because a vector that doubles its capacity would take three times the memory.
+    // Memory is reserved as if every part of the text had as many tokens as this part, because a
+    // vector that doubles its capacity would take three times the memory.
     tokens.reserve(tokens.size() + some.size() * ((text.size() + bytes - 1) / bytes));
     tokens.insert(tokens.end(), some.begin(), some.end());
     text.remove_prefix(bytes);
@@ -132,7 +132,7 @@ struct PieceEncoder {
   std::string field;                     ///< the field with the text in JSONL objects
 
   /// Returns the tokens of a piece of text; no tokens for a document without text. Throws Error,
-  /// with file and line, for a JSONL line that is not an object with this field as text.
+  /// with file and line, for a JSONL line that is not an object with the text field `field`.
   std::vector<std::int64_t> operator()(Piece piece) const {
     const bool begins = piece.begins;
     const bool ends = piece.ends;
@@ -212,7 +212,7 @@ bool is_shard(std::string_view name, const std::string& base) {
 }
 
 /// Writes PREFIX_000000.bin, PREFIX_000001.bin and so on, all with the same number of tokens except
-/// the last. A shard appears when it is complete. Not thread safe.
+/// the last. A shard's file appears only when the shard is complete. Not thread safe.
 class ShardSet {
  public:
   /// Throws Error if a shard of this prefix already exists, because PREFIX_*.bin would also match
@@ -287,7 +287,7 @@ class Progress {
  public:
   explicit Progress(const std::vector<std::string>& files) {
     for (const std::string& file : files) {
-      std::error_code error;  // an error is ignored here: the reader reports it
+      std::error_code error;  // errors are ignored here, because the reader reports them
       const std::uint64_t bytes = std::filesystem::file_size(file, error);
       total_ += error ? 0 : bytes;
     }
@@ -317,7 +317,7 @@ class Progress {
 /// Pieces of text that are tokenized together, and the future of their tokens.
 struct Chunk {
   std::size_t bytes;
-  /// The tokens of each piece of the chunk.
+  /// The tokens of each piece of text in the chunk.
   std::future<std::vector<std::vector<std::int64_t>>> tokens;
 };
 
@@ -353,8 +353,8 @@ class Pipeline {
     }
     under_way_ += bytes_;
     auto encode = [&encoder = encoder_, pieces = std::exchange(pieces_, {})]() mutable {
-      // The tokens of the pieces are not joined, because the tokens of a long line would then be in
-      // memory twice.
+      // The tokens of different pieces of text are not joined, because the tokens of a long line
+      // would then be in memory twice.
       std::vector<std::vector<std::int64_t>> tokens;
       for (Piece& piece : pieces) {
         tokens.push_back(encoder(std::move(piece)));
@@ -381,8 +381,8 @@ class Pipeline {
   DocumentReader reader_;
   Progress progress_;
   std::vector<Piece> pieces_;  ///< pieces of text for the next chunk
-  std::size_t bytes_ = 0;      ///< bytes of pieces_
-  std::size_t under_way_ = 0;  ///< bytes of chunks_
+  std::size_t bytes_ = 0;      ///< total size in bytes of the texts in pieces_
+  std::size_t under_way_ = 0;  ///< total size in bytes of the texts in chunks_
   std::deque<Chunk> chunks_;
 };
 

@@ -33,8 +33,8 @@ inline c10::ScalarType scalar_type(const std::string& name) {
 /// The token ids of a text.
 using Tokens = std::vector<std::int64_t>;
 
-/// A host-memory process group of all ranks, for comparisons before the first step. Collective at
-/// the first call.
+/// Returns a process group of all ranks for CPU tensors, for comparisons before the first step. The
+/// first call is collective.
 inline tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -42,8 +42,8 @@ inline tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world) {
 }
 
 /// Throws Error on every rank if ranks have different options (training::check_same_options) or
-/// different configurations; the message has the first difference. Call it before any other
-/// collective over `world`. Collective.
+/// different configurations; the message has the first difference. Collective: call it before any
+/// other collective over `world`.
 inline void check_same_start(tessera::comm::World& world,
                              std::map<std::string, std::string> options, const Config& config) {
   const auto values = nlohmann::json::parse(config.json);

@@ -1,5 +1,5 @@
 // Data parallelism: an unchanged torch::nn model, trained on several ranks as on one process. The
-// last batch of an epoch has one row, so that all ranks but one have no row of this batch.
+// last batch of an epoch has one row (sample), so all ranks but one have no sample of this batch.
 //   tessera-run --nproc 2 -- build/bin/tutorial_01_data_parallel
 //   torchrun --nproc-per-node 2 --no-python build/bin/tutorial_01_data_parallel
 //   mpirun -np 2 build/bin/tutorial_01_data_parallel
@@ -54,7 +54,7 @@ void run_rank() {
       const at::Tensor target = distribute_tensor(batch.target, mesh, {Shard{0}}).to_local();
       const at::Tensor y = (*model)(x);
       const at::Tensor loss = x.size(0) > 0 ? at::mse_loss(y, target) : y.sum();
-      // With this weight the mean over the ranks is the mean over all rows of the batch.
+      // mean_weight() makes the mean over the ranks equal to the mean over all rows of the batch.
       (loss * fsdp::mean_weight(x.size(0), mesh)).backward();
       optimizer.step();
       optimizer.zero_grad();

@@ -1,5 +1,5 @@
-// Meshes and distributed tensors. A mesh arranges the ranks in dimensions, and a slice of a mesh is
-// a mesh. A distributed tensor is an at::Tensor, so at:: functions and autograd accept it.
+// Meshes and distributed tensors. A mesh arranges the ranks in dimensions; mesh["tp"] is a mesh
+// too. A distributed tensor is an at::Tensor, so at:: functions and autograd accept it.
 //   tessera-run --nproc 4 -- build/bin/tutorial_02_distributed_tensor
 
 #include <ATen/ops/allclose.h>
@@ -28,28 +28,28 @@ double sum_of_ranks(const DeviceMesh& mesh) {
 }
 
 void run_rank() {
-  // A process that no launcher started is a world of one rank. Under tessera-run, torchrun, Slurm
-  // or Open MPI, the ranks find each other through environment variables.
+  // A process that no launcher started forms a world (comm::World) of one rank. Under tessera-run,
+  // torchrun, Slurm or Open MPI, the ranks find each other through environment variables.
   const comm::WorldPtr world = comm::world_from_environment();
   const std::int64_t tp = world->size() % 2 == 0 ? 2 : 1;
   const DeviceMesh mesh = init_device_mesh(world, {world->size() / tp, tp}, {"dp", "tp"});
   const double sum = sum_of_ranks(mesh);
 
-  // 7 rows are usually not divisible by the number of ranks. Shards are split as in torch.chunk and
-  // may be empty.
+  // The 7 rows need not be divisible by the number of ranks: shards are split as in torch.chunk,
+  // and may be empty.
   const at::Tensor whole_a = at::arange(7 * 6, c10::kDouble).view({7, 6});
   const at::Tensor whole_b = at::arange(6 * 5, c10::kDouble).view({6, 5});
 
-  // Both factors are split over the inner dimension, so their product is Partial: each rank has one
-  // term of a sum.
+  // Both matrices are split over the inner dimension, so their matrix product is Partial: each rank
+  // has one term of a sum.
   at::Tensor a = distribute_tensor(whole_a, mesh["tp"], {Shard{1}});
   const at::Tensor b = distribute_tensor(whole_b, mesh["tp"], {Shard{0}});
-  // requires_grad_() after the distribution: the distributed tensor is the leaf, and its gradient
-  // has the same placements.
+  // requires_grad_() is called after the distribution, so that the distributed tensor is the leaf.
+  // Its gradient has the same placements.
   a.requires_grad_();
   const DistributedTensor product(at::mm(a, b));
 
-  // Redistributing the Partial product to Shard{0} is a reduce-scatter over the rows.
+  // Redistributing the Partial matrix product to Shard{0} is a reduce-scatter over the rows.
   const DistributedTensor rows = product.redistribute({Shard{0}});
   const at::Tensor whole = rows.full_tensor();
   TESSERA_CHECK(at::allclose(whole, at::mm(whole_a, whole_b)), "the product is wrong");

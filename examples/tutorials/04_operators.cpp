@@ -20,7 +20,7 @@
 using namespace tessera;
 
 // [operator]
-/// The operator's kernel. For distributed tensors it is called with the local parts.
+/// The operator's kernel, which is called with the local parts of distributed tensors.
 at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale) {
   return at::mm(a, b) * scale;
 }
@@ -41,7 +41,7 @@ at::Tensor call_scaled_product(const at::Tensor& a, const at::Tensor& b, double 
 
 // [autograd]
 /// The operator's autograd function, written as for plain libtorch. `a` and `b` may be distributed
-/// tensors; the products in backward use the same sharding rule.
+/// tensors; backward calls the same operator, with its sharding rule.
 struct ScaledProduct : torch::autograd::Function<ScaledProduct> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& a,
                             const at::Tensor& b, double scale) {
@@ -70,8 +70,8 @@ TORCH_LIBRARY_IMPL(tutorial, Autograd, library) {
 // [autograd]
 
 // [rule]
-/// The sharding rule. On a mesh dimension, the product may be split over the rows of a, over the
-/// columns of b, or over the inner dimension. In the last case the result is Partial.
+/// The sharding rule. On a mesh dimension, the matrix product may be split over the rows of a, over
+/// the columns of b, or over the inner dimension. For the inner dimension the result is Partial.
 void register_scaled_product() {
   register_rule("tutorial::scaled_product",
                 std::vector<AcceptedPlacements>{
@@ -84,12 +84,12 @@ void register_scaled_product() {
                       {call.tensor(0).size(0), call.tensor(1).size(1)}};
                 });
 }
-// Registered before main(), like the operator.
+// The rule is registered before main(), like the operator.
 const bool kIsRuled = (register_scaled_product(), true);
 // [rule]
 
-/// softmax over a split dimension, with explicit all-reduces of the maximum and the sum. Forward
-/// only: communicator collectives have no gradient.
+/// Computes softmax over a split dimension, with explicit all-reduces of the maximum and the sum.
+/// It has no backward, because communicator collectives have no gradient.
 at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
   const auto on_parts = [&](const std::vector<at::Tensor>& parts) {
     comm::Communicator& group = mesh.group();

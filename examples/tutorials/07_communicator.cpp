@@ -37,7 +37,7 @@ class OrderedSums final : public comm::Communicator {
   std::string name() const override { return "ordered_sums"; }
 
  private:
-  /// A Work whose collective has already finished when the call returns.
+  /// The comm::Work of a collective that has finished when its call returns.
   struct Done final : comm::Work {
     void wait() override {}
   };

@@ -14,7 +14,7 @@ using namespace tessera;
 
 constexpr std::int64_t kVocabulary = 101, kPositions = 24, kHidden = 48, kLayers = 2;
 const nn::LinearOptions no_bias{.bias = false};
-// The residual stream's variance does not grow with depth.
+// With these weights the variance of the residual activations does not grow with depth.
 const double output_std = 0.02 / std::sqrt(2.0 * kLayers);
 const nn::AttentionOptions attention{.hidden = kHidden,
                                      .heads = 4,
@@ -43,7 +43,7 @@ struct Block : nn::Module<Block> {
   nn::Child<nn::Dropout> drop{*this, "drop", 0.1};
 };
 
-/// (batch, tokens) -> logits (batch, tokens, vocabulary).
+/// The model: maps tokens, (batch, tokens), to logits, (batch, tokens, vocabulary).
 struct Gpt2 : nn::Module<Gpt2> {
   Gpt2() {
     for (int i = 0; i < kLayers; ++i) {
@@ -79,10 +79,10 @@ tensor_parallel::ParallelizePlan plan() {
 }
 // [gpt2_plan]
 
-/// Rows per step, over all data-parallel ranks.
+/// The number of sequences per step, over all data-parallel ranks.
 constexpr std::int64_t kBatch = 8;
 
-/// The sum of all parameters. The result has the same bits on every mesh.
+/// Returns the sum of all parameters, with the same bits on every mesh.
 double sum_of_parameters(const nn::ModuleBase& model) {
   const at::NoGradGuard no_grad;
   double sum = 0;
@@ -117,7 +117,7 @@ void run_rank() {
   }
 
   optim::AdamW optimizer(*model, {.lr = 1e-2});
-  at::manual_seed(0);  // every rank draws the whole batch and uses its own rows
+  at::manual_seed(0);  // every rank draws the whole batch and uses its own sequences
   for (int step = 1; step <= 20; ++step) {
     const at::Tensor from = at::randint(kVocabulary, {kBatch, 1});
     const at::Tensor by = at::randint(1, 4, {kBatch, 1});

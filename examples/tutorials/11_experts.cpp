@@ -25,7 +25,7 @@ using namespace tessera;
 constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // kRows counts the rows of all ranks
 
 // [experts]
-/// One MLP per expert. A row is routed to the two experts with the largest router weights.
+/// One MLP per expert. A row (token) goes to the two experts with the largest router weights.
 struct Experts : nn::Module<Experts> {
   explicit Experts(std::int64_t count) {
     up = register_slot("up", {count, kDim, kHidden});
@@ -64,7 +64,7 @@ struct Experts : nn::Module<Experts> {
   }
 
   nn::Parameter up, down;
-  DeviceMesh ep;  ///< undefined: this rank has all experts
+  DeviceMesh ep;  ///< the mesh over which experts are split; undefined: each rank has all
 };
 // [experts]
 
@@ -87,7 +87,7 @@ struct Model : nn::Module<Model> {
                     .full_tensor(Placements{Partial{}})
               : own;
   }
-  /// Sums `terms` over the ranks of `ep` and returns this rank's rows.
+  /// Sums `terms` over the ranks of `ep` and returns this rank's rows of the sum.
   at::Tensor own_rows(const at::Tensor& terms) const {
     const DeviceMesh& ep = experts->ep;
     return ep ? DistributedTensor::from_local(terms, ep, {Partial{}})
@@ -108,7 +108,7 @@ std::shared_ptr<Model> split_model(std::int64_t experts, const DeviceMesh& mesh)
     const nn::MetaDevice meta;
     return std::make_shared<Model>(experts);
   }();
-  // The ranks of "ep" split the experts; ranks that differ only in "dp" have the same experts.
+  // Experts are split over "ep". Ranks that differ only in "dp" have the same experts.
   model->experts->ep = mesh["ep"];
   for (const auto& [name, slot] : model->experts->slots()) {
     nn::distribute_parameter(*slot, mesh["ep"], {Shard{0}});
@@ -128,7 +128,7 @@ struct Batch {
   at::Tensor x, target;
 };
 
-/// The rows of data-parallel rank `index` of `count`. Any rank can compute any part of the batch.
+/// Returns the rows of data-parallel rank `index` of `count`, on whichever rank calls it.
 Batch batch_of(int step, std::int64_t index, std::int64_t count) {
   const at::Generator generator =
       at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(step));
@@ -162,7 +162,7 @@ void compare_with_one_rank(Model& model, const DeviceMesh& mesh) {
 }
 
 // [verify]
-/// Experts process rows of other ranks, so the one-rank reference takes the rows of all ranks.
+/// Experts process rows of other ranks, so the one-rank model gets the rows of all ranks.
 void verify(Model& model, const DeviceMesh& mesh) {
   Model reference(model.experts->up->size(0));
   const Batch all = batch_of(0, 0, 1), own = batch_of(0, mesh.world()->rank(), mesh.size());

@@ -20,7 +20,7 @@ at::Tensor values(std::int64_t rows, double phase) {
   return at::sin(at::arange(rows * kDim, at::kFloat) + phase).view({rows, kDim});
 }
 
-/// Contrastive loss: row i of `a` must match row i of `b` (Radford et al. 2021).
+/// The contrastive loss of Radford et al. 2021: row i of `a` must match row i of `b`.
 at::Tensor contrastive(const at::Tensor& a, const at::Tensor& b) {
   return at::cross_entropy_loss(a.mm(b.t()), at::arange(a.size(0)));
 }

@@ -68,7 +68,7 @@ tensor_parallel::ParallelizePlan plan() {
       {"blocks.*.norm", sequence_parallel({.sequence_dim = 0})},
       {"blocks.*.up", colwise_parallel()},
       {"blocks.*.down", rowwise_parallel({.output_layouts = Shard{0}})},
-      // The empty path is the encoder itself. Its positions are split along the sequence. The
+      // The pattern "" means the encoder itself, whose positions are split along the sequence. The
       // parameters that no entry names are replicated: the token, the registers and the blocks'
       // scales.
       {"", place_parameters({.placements = {{"positions", Shard{0}}}})},

@@ -27,14 +27,14 @@ struct Curve : nn::Module<Curve> {
 };
 
 // [data]
-/// Points of a curve. The rows of a step are the same on every mesh; each rank reads its own part.
+/// The data: points of a curve. A step has the same points on every mesh; each rank reads a part.
 class Points {
  public:
   struct Batch {
     at::Tensor x, y;
   };
   std::int64_t steps_per_epoch() const { return x_.size(0) / kBatch; }
-  /// Returns the rows of `rank` among `ranks` data-parallel ranks. Each epoch has its own order,
+  /// Returns the points of `rank` among `ranks` data-parallel ranks. Each epoch has its own order,
   /// equal on all ranks.
   Batch load(std::int64_t step, std::int64_t rank, std::int64_t ranks) const {
     TESSERA_CHECK(kBatch % ranks == 0, "a batch of ", kBatch, " rows can't be split over ", ranks,
@@ -55,7 +55,7 @@ class Points {
 // [data]
 
 /// Throws at the first module whose result is not finite; the message has the module's name, and
-/// run_main() adds the rank. For debugging only: the host synchronizes after each module.
+/// run_main() adds the rank. For debugging only: the CPU waits for the device after each module.
 void find_nan(nn::ModuleBase& model) {
   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) {
     module.add_forward_hook([fqn](nn::ModuleBase& self, nn::TensorList results) {

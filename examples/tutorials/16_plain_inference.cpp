@@ -1,4 +1,4 @@
-// Weights of a sharded model in a plain torch::nn model, for a program that links only libtorch.
+// Copies a sharded model's weights to a plain torch::nn model, for a program without Tessera.
 //   tessera-run --nproc 4 -- build/bin/tutorial_16_plain_inference FOLDER
 
 #include <ATen/ops/arange.h>
@@ -25,7 +25,7 @@ struct Net : torch::nn::Module {
   torch::nn::Linear up{nullptr}, down{nullptr};
 };
 
-/// Fills the parameters and buffers of a plain module, by name, from a file with these tensors.
+/// Sets the parameters and buffers of a plain module, by name, from a safetensors file.
 void fill(torch::nn::Module& module, const std::filesystem::path& path) {
   const at::NoGradGuard no_grad;
   const checkpoint::SafetensorsFile file(path);

@@ -148,7 +148,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     const at::Tensor patches = patch_embed(images);
     const at::Tensor token = cls_token->expand({patches.size(0), -1, -1});
     const at::Tensor x = blocks(pos_drop(at::cat({token, patches}, 1) + *pos_embed));
-    return head(norm(x).select(1, 0));  // select() takes the class token
+    return head(norm(x).select(1, 0));  // select() returns the class token
   }
   void reset_parameters(const nn::InitContext& init) override {
     init.fill(*this, {{"cls_token", nn::init::normal(0, 1e-6)},
@@ -159,7 +159,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
                       {"head.weight", nn::init::trunc_normal(0, 0.02)},
                       {"**.bias", nn::init::zeros()}});
   }
-  /// Splits heads and the MLP's features over the ranks; between blocks, tokens are split
+  /// Splits heads and the MLP's features over the ranks. Between blocks, tokens are split
   /// (Korthikanti et al. 2022).
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh&, const tensor_parallel::DeclaredPlanOptions& options) const override {
@@ -239,7 +239,7 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// The values that must be equal on all ranks; for folders, only whether a folder is given.
+  /// Returns values that must be equal on all ranks; for a folder, only whether it is given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},
@@ -309,7 +309,7 @@ std::optional<Options> parse(int argc, char** argv) {
 struct Run {
   Run(const Options& o, const comm::WorldPtr& world) : o(o), world(world) {}
 
-  /// Runs the next step on this rank's rows of the batch.
+  /// Runs the next step on this rank's samples of the batch.
   observe::StepMetrics step() {
     const StrictScope strict;  // implicit communication outside of parallel styles and FSDP throws
                                // Error
@@ -320,7 +320,7 @@ struct Run {
         state, mesh["dp"], {.batch = o.batch, .schedule = schedule}, [&](std::int64_t) {
           return tensor_parallel::cross_entropy(
               (*model)(images.pixels), images.labels,
-              {.over = mesh["dp"]});  // ranks may have different numbers of rows
+              {.over = mesh["dp"]});  // ranks may have different numbers of samples
         });
     return meter.end(state, result, o.lr * result.lr_factor);
   }
@@ -336,7 +336,7 @@ struct Run {
 };
 
 void train(const Options& o) {
-  observe::count_tensor_memory();  // so that metrics include peak memory, to compare with a plan
+  observe::count_tensor_memory();  // for peak memory in the metrics, to compare with a plan
   const comm::WorldPtr world = comm::world_from_environment();
   training::check_same_options(*world, o.shared());
   training::Checkpointer checkpoints(o.checkpoints, world);
@@ -367,7 +367,7 @@ void train(const Options& o) {
 }
 
 void plan(const Options& o) {
-  // The sizes in which ranks may differ: the rank's rows of the batch, and its tokens of each row.
+  // Sizes in which ranks may differ: the rank's number of samples, and its tokens per sample.
   const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
     return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
             chunk_size(1 + o.config.patches(), o.tp, at[1])};

@@ -83,9 +83,8 @@ bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) con
   return is_for_kernel(batch);
 }
 
-/// Kernels read the step number from the device, so that the host does not wait for the number.
-/// SlotOptimizer::count_step increments the counter before this call, because kernels need the
-/// number of the current step, from 1.
+/// Kernels read the step number from device memory, so that the CPU does not wait for the number.
+/// SlotOptimizer::count_step has already incremented it: kernels count the current step from 1.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
   if (is_for_kernel(batch)) {
     return update_by_kernel(batch, group);
@@ -123,9 +122,8 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                        .gradient_factor = batch.gradient_factor});
 }
 
-/// The learning rate as a tensor on `device`. The tensor is written only if the rate has changed:
-/// if a step's kernel launches are captured and replayed, the replay reads the rate that was
-/// written between two replays.
+/// Returns the learning rate as a tensor on `device`, which is written only if the rate has
+/// changed. If a step is captured in a CUDA graph, each replay thus reads the current rate.
 at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
   const double value = lr(group);
   const auto found = std::ranges::find_if(rates_, [&](const Rate& rate) {

@@ -40,9 +40,9 @@ bool has_dim(const DeviceMesh& mesh, const std::string& name) {
 }
 
 /// Decides which rank includes a local gradient in the norm. A parameter on a submesh may have
-/// copies on the other slices of the mesh (data parallelism over a TP submesh), which must not be
-/// counted again. Or the other slices may have different parameters (experts, pipeline stages),
-/// which must be counted.
+/// copies on parallel submeshes (data parallelism over a TP submesh), which must not be counted
+/// again. Or those submeshes have different parameters (experts, pipeline stages), which must be
+/// counted.
 class Counting {
  public:
   explicit Counting(const NormOptions& options) : options_(options) {}
@@ -109,7 +109,7 @@ class Counting {
     std::vector<bool> skipped = varied(base, distinct);
     const std::vector<bool> own = varied(base, mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along the dimensions of `mesh` itself, coordinate 0 is used instead of this rank's
+      // Along the dimensions of `mesh` itself, first_rank() uses coordinate 0, not this rank's
       // coordinate.
       skipped[d] = skipped[d] && !own[d];
     }
@@ -118,8 +118,8 @@ class Counting {
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, first_rank(base, {}));
   }
 
-  /// The mesh whose dimensions show whether tensors on two slices are copies or different
-  /// parameters.
+  /// Returns the mesh whose dimensions show whether tensors on two submeshes are copies or
+  /// different parameters.
   DeviceMesh base_of(const DeviceMesh& mesh) const {
     const std::vector<std::string>& names = options_.distinct_along;
     const bool over_says =
@@ -129,9 +129,9 @@ class Counting {
     return over_says ? options_.over : mesh.root();
   }
 
-  /// The rank that has this rank's coordinate in `base` along the distinct dimensions and those in
-  /// `skipped`, and coordinate 0 along all other dimensions. Ranks of a mesh are numbered in
-  /// row-major order.
+  /// Returns the rank of `base` with coordinate 0, except along the dimensions in distinct_along or
+  /// `skipped`, where it has this rank's coordinate. Ranks of a mesh are numbered in row-major
+  /// order.
   int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) const {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -218,8 +218,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     }
   }
   for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
-    // Adjacent tensors are joined, because list kernels are faster with fewer tensors; the
-    // elementwise terms do not change.
+    // Adjacent tensors are joined, because list kernels are faster with fewer tensors.
     *list = merge_adjoining(*list);
   }
   return terms;
@@ -229,8 +228,8 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// The norm of each tensor: fp64 (n), on `device`. One list kernel runs for each type and device.
-/// Complex numbers count by their absolute values, as in PyTorch.
+/// Returns the norm of each tensor: fp64 (n), on `device`. One list kernel runs for each type and
+/// device. Complex numbers count by their absolute values, as in PyTorch.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
@@ -245,8 +244,8 @@ at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device d
   return at::cat(found);
 }
 
-/// The term of one rank, to be reduced over the ranks: the sum of |x|^p, or max |x| for p =
-/// infinity; 0-d.
+/// The contribution of this rank to the norm, before the reduction over ranks: the sum of |x|^p, or
+/// max |x| for p = infinity; 0-d.
 at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   if (tensors.empty()) {
     return at::zeros({}, at::dtype(kDouble).device(device));
@@ -264,8 +263,8 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
-/// The maximum of `value` over all ranks. A second number marks NaNs, because the maximum of some
-/// back ends does not propagate NaN.
+/// The maximum of `value` over all ranks. A second number marks NaNs, because some communication
+/// back ends' maximum ignores NaN.
 at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   const at::Tensor nan = value.isnan();
   const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
@@ -284,7 +283,7 @@ c10::Device home(const GradTerms& terms) {
   if (!terms.joint || terms.joint.size() == 1) {
     return first;
   }
-  // With offloading, gradients are on the host, but the mesh communicates on the GPU.
+  // With offloading, gradients are in CPU memory, but the mesh communicates on the GPU.
   const c10::Device device = terms.joint.device();
   return device.type() == first.type() ? first : device;
 }
@@ -302,8 +301,8 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
 
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
-  // Plain gradients are the same on every rank, so their term is added after the reduction;
-  // otherwise the term would count once per rank.
+  // Plain gradients are the same on every rank, so their contribution is added after the reduction;
+  // otherwise it would count once per rank.
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
@@ -338,7 +337,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
 
 namespace {
 
-// The error message for a step with gradients that are not finite. A reduction spreads the NaN of
+// These functions write the error message for non-finite gradients. A reduction spreads the NaN of
 // one rank to all ranks, so FSDP records for each rank whether its gradient was finite before the
 // reduction.
 

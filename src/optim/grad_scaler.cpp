@@ -41,8 +41,7 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
 
 }  // namespace
 
-/// Comparisons with NaN are false, and each check fails if its comparison is false, so NaN throws
-/// Error.
+/// Options that are NaN throw Error, because comparisons with NaN are false.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
@@ -102,7 +101,7 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
                   " gradients would lose small values; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
-  // The largest absolute value is infinite or NaN if any gradient is, so no other norm is needed.
+  // If any gradient is infinite or NaN, the largest absolute value is too; no other norm is needed.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
   // If a gradient is not finite, the gradients are not divided, because the step will be skipped.
@@ -185,7 +184,7 @@ void GradScaler::adjust(bool finite) {
   }
 }
 
-/// Lowers the scale if the fraction of overflows since its last change is large enough, as in
+/// Lowers the scale if the fraction of overflows since the last change is large enough, as in
 /// fairseq. Rare overflows only skip steps.
 void GradScaler::back_off() {
   state_.steps_since_overflow = 0;

@@ -18,7 +18,7 @@
 namespace tessera::optim {
 namespace {
 
-/// A zero tensor that zeros() makes, with the sizes of an existing tensor.
+/// The sizes, device and type of a tensor that zeros() creates.
 struct Piece {
   c10::IntArrayRef sizes;
   c10::Device device;
@@ -148,7 +148,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) 
   }
 }
 
-/// The rule for the type of an update is that of libtorch's kernels for half precision.
+/// libtorch's kernels for half-precision tensors compute in the same type.
 c10::ScalarType update_type(c10::ScalarType dtype) {
   return at::toOpMathType(dtype);
 }

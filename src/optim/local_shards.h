@@ -17,7 +17,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::optim {
 
-/// The gradient of the persistent tensor in a slot; undefined if the parameter has no gradient. A
+/// Returns the gradient of a slot's persistent parameter; undefined if there is no gradient. A
 /// gradient whose layout differs from the layout of the parameter (a pending sum) is redistributed
 /// and stored back, which is collective.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
@@ -25,24 +25,24 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 /// Throws Error, on all ranks of a root mesh, if gradients that must be copies differ: see
 /// nn::detail::check_copies(). Plain parameters count as copies on the largest root mesh. Each list
 /// of parameters is compared once; with TESSERA_DEBUG=1, at each call. Does nothing if all
-/// parameters are plain. With options.over, only marks the parameters as compared, because other
-/// ranks may have other parameters. Collective over the root meshes of the distributed parameters.
+/// parameters are plain. With options.over, compares nothing, because other ranks may have other
+/// parameters. Collective over the root meshes of the distributed parameters.
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});
 
 /// Whether `next` begins in memory where `first` ends. Both tensors must be contiguous.
 bool adjoins(const at::Tensor& first, const at::Tensor& next);
 
-/// A view of shape (numel) of the storage of `first`, from the first element of `first` on.
-/// Autograd does not record the view.
+/// Returns a 1-D view of `numel` elements of the storage of `first`, from the first element of
+/// `first` on. Autograd does not record the view.
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel);
 
-/// The elements of `tensors` in fewer tensors: consecutive tensors that are adjacent in memory,
-/// such as the shards of an FSDP unit, become one tensor. Types and devices may be mixed.
+/// Returns the elements of `tensors` in fewer tensors: consecutive tensors that are adjacent in
+/// memory, such as the shards of an FSDP unit, become one tensor. Types and devices may be mixed.
 std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
 
-/// Multiplies the tensors in place by `factor`, a plain 0-d tensor on any device. The product is
-/// rounded once; the factor is fp32, or fp64 for fp64 tensors.
+/// Multiplies the tensors in place by `factor`, a plain 0-d tensor on any device. Each result is
+/// rounded once; the factor is used in fp32, or fp64 for fp64 tensors.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 
 /// The type in which a tensor of type `dtype` is updated: fp32 if `dtype` is narrower than fp32,
@@ -91,13 +91,13 @@ struct GradTerms {
 };
 
 /// Collects the gradients of `parameters`. Reduces gradients that are pending sums, which is
-/// collective over their meshes. The joint mesh is options.over, by default the largest root mesh.
-/// Throws Error if the joint mesh does not contain the other meshes.
+/// collective over their meshes. The joint mesh (GradTerms::joint) is options.over, by default the
+/// largest root mesh. Throws Error if it does not contain the other meshes.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
-/// The p-norm of all gradients, the same on every rank of the joint mesh, and the factor that clips
-/// the gradients to `max_norm` (undefined without max_norm). Both are plain 0-d tensors. One
-/// all-reduce.
+/// Returns the p-norm of all gradients, the same on every rank of the joint mesh, and the factor
+/// that clips them to `max_norm` (undefined without max_norm). Both are plain 0-d tensors.
+/// Collective: one all-reduce.
 kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
                                   std::optional<double> max_norm = std::nullopt);
 

@@ -73,7 +73,7 @@ class MatrixExchange {
   std::int64_t self_;
   std::vector<bool> sends_;
   std::vector<std::size_t> owned_;  ///< matrices that this rank owns
-  /// For each matrix in owned_: the parts of all ranks.
+  /// For each matrix in owned_: the shards of all ranks.
   std::vector<std::vector<RankShard>> parts_;
 };
 
@@ -104,8 +104,8 @@ std::vector<std::int64_t> deal(const std::vector<SpreadMatrix>& matrices, std::i
   return owners;
 }
 
-/// A view of the block of `tensor` that begins at `offset`. `tensor` is a matrix or a rank's part
-/// of a matrix.
+/// Returns a view of the block of `tensor` that begins at `offset`. `tensor` is a matrix or a
+/// rank's shard of a matrix.
 at::Tensor block(const at::Tensor& tensor, const std::vector<std::int64_t>& offset,
                  const std::vector<std::int64_t>& sizes) {
   return tensor.narrow(0, offset[0], sizes[0]).narrow(1, offset[1], sizes[1]);
@@ -120,7 +120,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       self_(mesh.shape().index(mesh.coordinate())) {
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
     sends_.push_back(sends(i, self_));
-    // The parts of other ranks are needed only for the matrices that this rank owns.
+    // The shards of other ranks are needed only for the matrices that this rank owns.
     if (owners_[i] != self_) {
       continue;
     }
@@ -140,8 +140,8 @@ MatrixExchange::RankShard MatrixExchange::part(std::size_t matrix, std::int64_t 
           local_numel(*m.layout, sizes, at), sends(matrix, rank)};
 }
 
-/// Whether `rank` sends its part of the matrix to the owner. Along a dimension that replicates, the
-/// owner receives only the copy of its own replica.
+/// Whether `rank` sends its shard of the matrix to the rank that owns the matrix. Along a mesh
+/// dimension that replicates, the owner receives only the copy of its own replica.
 bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   const std::vector<std::int64_t> from = mesh_.shape().coordinate(rank);
   const std::vector<std::int64_t> to = mesh_.shape().coordinate(owners_[matrix]);
@@ -223,7 +223,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Every rank receives its part of the result, including ranks of other replicas.
+  // Every rank receives its shard of the result, including ranks of other replicas.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -242,8 +242,8 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // offsets[r] is the position in the received data of the next matrix of owner r. It begins at the
-  // start of the owner's data.
+  // offsets[r] is the position in the received data of the next matrix of owner r. It starts at the
+  // beginning of the data of r.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -290,8 +290,8 @@ void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// The learning rate of a matrix. Uses the global sizes, because the sizes of a shard would give
-/// another rate on another mesh.
+/// The factor of a matrix's learning rate. Uses the global sizes, because with the sizes of a shard
+/// the factor would depend on the mesh.
 double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
   const auto rows = static_cast<double>(matrix.size(0));
   const auto columns = static_cast<double>(matrix.size(1));
@@ -449,8 +449,8 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   }
 }
 
-/// The exchange for a mesh and a type. Exchanges are in the order of their first parameters, so the
-/// order is equal on every rank.
+/// Returns the exchange for a mesh and a type. Exchanges are in the order of their first
+/// parameters, so the order is equal on every rank.
 Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
   const auto found = std::ranges::find_if(
       exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
@@ -486,8 +486,7 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Selects matrices by sizes, owner and name, because a model does not declare which layers are
-/// hidden layers.
+/// Selects matrices by sizes, module class and name: a model does not declare its hidden layers.
 MuonSplit split_for_muon(const nn::ModuleBase& module, const std::vector<std::string>& rest) {
   const auto named = nn::detail::matched_slots(module, rest, "split_for_muon");
   MuonSplit split;

@@ -25,8 +25,8 @@
 namespace tessera::optim {
 namespace {
 
-/// The lengths of the parameter lists whose gradient copies were compared between ranks. This
-/// record is attached to the module that owns the first parameter of the lists.
+/// Records for which parameter lists the copies of gradients were compared between ranks, by list
+/// length. The record is attached to the module that owns the lists' first parameter.
 struct Compared {
   std::set<std::size_t> lengths;
 };
@@ -113,8 +113,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// Compares copies of gradients between ranks at the first step. A flag saves later steps the
-/// search for the record of compared lists.
+/// Compares copies of gradients between ranks, at the first step only, unless TESSERA_DEBUG=1.
 void Optimizer::check_copies() {
   if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -141,8 +140,8 @@ void Optimizer::update_scaled(const at::Tensor& gradient_factor) {
   update(1.0);
 }
 
-/// The result has slots instead of tensors, because FSDP and tensor parallelism replace the tensors
-/// in slots.
+/// Parameter slots are returned, not tensors, because FSDP and tensor parallelism replace the
+/// tensors.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
   for (auto& [name, slot] : module.named_slots()) {
@@ -151,8 +150,8 @@ std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   return slots;
 }
 
-/// The names are, for example, "layers.0.weight.exp_avg": names of parameters do not depend on the
-/// order of the parameters in the optimizer, so checkpoints can use these names.
+/// Names such as "layers.0.weight.exp_avg" do not depend on the order of the parameters in the
+/// optimizer, so checkpoints can use these names.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::string> names;
@@ -170,7 +169,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer
   return named;
 }
 
-/// A slot in two optimizers is rejected, because a step would update the slot twice.
+/// A parameter in two optimizers is an error, because a step would update the parameter twice.
 OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
     : optimizers_(std::move(optimizers)) {
   std::unordered_set<const nn::ParameterSlot*> seen;
@@ -254,8 +253,8 @@ void Ema::make_averages() {
   }
 }
 
-/// Starts each average that was never written with the value of the parameter. A load may have
-/// filled the parameter after state() created the average.
+/// Starts each average that was never written with the value of the parameter. A checkpoint may
+/// have been loaded into the parameter after state() created the average.
 void Ema::begin_averages() {
   make_averages();
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -386,7 +385,7 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
-  // `steps` is checked here instead of in the constructor, because a run without steps also has a
+  // `steps` is checked here instead of in the constructor, because a run of 0 steps also makes a
   // schedule.
   TESSERA_CHECK(o.schedule == Schedule::kConstant || o.steps > 0, "the rate of step ", step,
                 " of a ", name_of(o.schedule), " schedule needs the number of the run's ",
@@ -397,8 +396,8 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // The comparison also covers a warm-up as long as the run, for which falling() would divide by
-  // zero.
+  // If the warm-up is as long as the run, falling() would divide by zero; step >= o.steps prevents
+  // that.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }

@@ -1,7 +1,7 @@
 // The base class of the optimizers: selects the parameters that a step updates, creates and checks
 // state, and makes batches for a kernel. FSDP places the shards of a unit next to one another in
 // memory, and the state of these shards is placed in the same way. Shards that are adjacent in
-// memory are updated as one tensor, if this gives the same bits.
+// memory are updated as one tensor if the results are bitwise equal.
 
 #include "tessera/optim/slot_optimizer.h"
 
@@ -70,8 +70,8 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
                 "before the first step");
 }
 
-/// Creates all missing state at once, so that the states of adjacent shards are adjacent too
-/// (zeros_beside). In later steps no state is missing.
+/// Creates the state of all parameters that have none, in one call of zeros_beside() per state
+/// name, so that the states of adjacent shards are adjacent too.
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
   std::vector<at::Tensor> locals;
@@ -169,8 +169,8 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
 }
 
 /// State that does not exist yet is created, so that a checkpoint can be loaded before the first
-/// step. A load writes directly into the state, because the returned tensors share the memory of
-/// the state.
+/// step. The returned tensors share the memory of the state, so a checkpoint is loaded directly
+/// into the state.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
@@ -222,13 +222,12 @@ at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// The form in which a kernel updates a tensor: complex numbers become pairs of real numbers, which
-/// are updated independently.
+/// Returns the tensor as kernels update it: complex numbers as pairs of independent real numbers.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Increments the version counters of the tensors in `run`, because the kernel did not: it wrote
+/// Increments the version counters of the updated tensors, because the kernel did not: it wrote
 /// through a joined tensor, or it is a fused kernel of libtorch, which does not count writes.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
@@ -249,9 +248,9 @@ bool in_place(const ShardUpdate& shard) {
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
 }
 
-/// The shards that have elements, with gradients in the format of a list kernel. Converts the
+/// Returns the shards that have elements, with gradients as list kernels need them. Converts the
 /// gradients of shards that are updated in place to the type of the parameter. For other shards,
-/// update_rounded() converts the gradients, one run at a time.
+/// update_rounded() converts the gradients.
 std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
   std::vector<ShardUpdate> kept;
   for (const ShardUpdate& shard : shards) {
@@ -302,7 +301,7 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   for (auto& [kind, batch] : batches) {
     update_multiplied(batch, group, factor);
   }
-  // Versions are incremented after the kernels, so that a changed version means changed values.
+  // Version counters change after the kernels, so that a new version means new values.
   std::ranges::for_each(runs, mark_changed);
 }
 
@@ -369,8 +368,8 @@ bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdat
   return true;
 }
 
-/// Divides the shards into runs, which are updated as one tensor each. Only neighbours in the order
-/// of the shards are compared.
+/// Divides the shards into runs (shards that are adjacent in memory), each updated as one tensor.
+/// Only shards that follow one another in `shards` are compared.
 std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
     const std::vector<ShardUpdate>& shards) const {
   std::vector<Run> runs;
@@ -386,8 +385,8 @@ std::vector<SlotOptimizer::Run> SlotOptimizer::runs_of(
   return runs;
 }
 
-/// Adds a run to the batch as one tensor that covers all shards of the run. One step counter is
-/// sufficient, because the counters are equal (adjoin_in_memory).
+/// Adds a run (shards adjacent in memory) to the batch as one tensor. One step counter is
+/// sufficient, because the shards' counters are equal (adjoin_in_memory).
 void SlotOptimizer::add(Batch& batch, Run run) const {
   std::int64_t numel = 0;
   for (const ShardUpdate& shard : run) {
@@ -406,12 +405,12 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
   batch.shards.push_back(run.front().index);
 }
 
-/// Updates one run separately, so that only one run has an fp32 copy at a time.
+/// Updates shards of a narrow type through an fp32 copy. Only one `run` has a copy at a time.
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // The tensor that receives the new values. The tensor has a narrower type than the update, or is
-  // not contiguous.
+  // `rounded` receives the new values. Its type is narrower than that of the update, or it is not
+  // contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
@@ -421,8 +420,7 @@ void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFac
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // The product is a new tensor, because the conversion to the type of the update may have
-    // returned the gradient itself.
+    // mul() returns a new tensor and keeps the gradient, which to() may have returned unconverted.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {

@@ -1,5 +1,5 @@
-// The saved checkpoints of a run: when to save, which options a resumed run must share, and
-// stopping on a signal.
+// The saved checkpoints of a run: when to save, from which step to resume, which options all ranks
+// must share, and stopping together.
 
 #include "tessera/training/checkpointer.h"
 
@@ -113,7 +113,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // The folder is locked before it is read, because a run that is ending may still save a step.
+      // The folder is locked before it is read, because an ending run may still save a step.
       run_on_first_rank(*world_, [this] {
         if (std::filesystem::is_directory(options_.folder)) {
           make_folder();
@@ -182,8 +182,8 @@ void Checkpointer::begin_run() {
   checkpoint::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the step to continue from. Steps after this step must be withdrawn, because otherwise the
-/// run could not save them again.
+/// Sets the step to continue from. Later steps are withdrawn (marked as unfinished), because
+/// otherwise the run could not save them again.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -281,7 +281,7 @@ checkpoint::LoadReport Checkpointer::load_whole_step(const checkpoint::StateDict
   }
 }
 
-/// Continues from an older step after `error`. All ranks have the same error and load the same
+/// Selects an older step to load, after `error`. All ranks have the same error and load the same
 /// older step.
 void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
   const std::int64_t damaged = newest_;
@@ -300,7 +300,7 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
     state.samples = entries.at("samples");
   }
   if (!excludes("optimizer") && state.scaler.enabled()) {
-    // The value is null if the run that saved the step used no loss scaling.
+    // "loss_scaler" is null if the run that saved the step used no loss scaling.
     if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
       state.scaler.load_state(scaler_state(saved));
     }
@@ -317,8 +317,8 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   state.step = saved_ = report.step;
 }
 
-/// Withdraws damaged steps. Called before a save, so that a damaged step is removed only when a new
-/// step follows.
+/// Marks damaged steps as unfinished. Called just before a save, so that a damaged step is given up
+/// only when a new step follows.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {

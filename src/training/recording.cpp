@@ -95,7 +95,7 @@ std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) 
   return own;
 }
 
-/// Throws Error if the file can't be written. Checked before the training, because an error after
+/// Throws Error if the file can't be written. Called before the training, because an error after
 /// the training would be too late.
 void check_can_write(const std::string& option, const std::filesystem::path& file) {
   files::create_folders(std::filesystem::absolute(file).parent_path());
@@ -105,7 +105,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
                 "can't write ", option, " ", file.string(),
                 ", which is no regular file; give another name");
   try {
-    // The probe creates and removes a temporary file, as the final write does.
+    // AtomicFile creates and removes a temporary file, which shows whether the folder is writable.
     const files::AtomicFile probe(file);
   } catch (const Error& unwritable) {
     fail("can't write ", option, " ", file.string(), ": ", unwritable.what());
@@ -122,8 +122,8 @@ Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   }
 }
 
-/// The requested steps that remain after `done` steps, the number of steps before a resumed run was
-/// resumed. {0, 0}: none.
+/// Returns the requested steps after the first `done` steps, which an earlier part of the run has
+/// made. {0, 0}: none.
 StepRange Recording::steps_left(std::int64_t done, bool is_main) const {
   StepRange requested = options_.profile_steps;
   if (requested.first == 0) {

@@ -39,8 +39,8 @@ at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh) {
                 "; give it a scalar with a value");
   TESSERA_CHECK(value.numel() == 1, "mean_over was given a tensor of sizes ", value.sizes(),
                 "; give it a scalar, for example the mean of a loss");
-  // The value is cloned, because the all-reduce overwrites its argument and the caller may still
-  // use the value.
+  // The loss is cloned, because the all-reduce overwrites its argument and the caller may still use
+  // the loss.
   at::Tensor mean = value_of(value).to(c10::kFloat).clone();
   if (mesh.size() > 1) {
     const comm::CallerScope caller("mean of the loss");
@@ -70,7 +70,7 @@ bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   for (const int rank : data_mesh.ranks()) {
     shared += std::ranges::find(ranks, rank) == ranks.end() ? 0 : 1;
     if (shared > 1) {
-      return true;  // returns early, also in a mesh of thousands of ranks
+      return true;  // ends the search early, because a mesh may have thousands of ranks
     }
   }
   return false;
@@ -149,7 +149,7 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
 }
 
 /// Throws Error on every rank if loss or norm is not finite. With loss scaling, steps with infinite
-/// gradients are skipped instead, because the scale is found that way.
+/// gradients are skipped instead: such steps lower the scale.
 void check_finite(const StepResult& result, std::int64_t step, const StepOptions& options,
                   const std::vector<nn::SlotPtr>& parameters) {
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {

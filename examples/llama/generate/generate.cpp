@@ -36,7 +36,7 @@ at::Tensor penalized(const at::Tensor& scores, const at::Tensor& seen, double pe
   return at::where(seen, at::where(scores.lt(0), scores * penalty, scores / penalty), scores);
 }
 
-/// Keeps the scores of the k most likely tokens, and of tokens that are as likely as the k-th.
+/// Keeps only the scores of the k most likely tokens, and of tokens as likely as the k-th.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
   if (k == 0 || k >= scores.size(-1)) {
     return scores;
@@ -107,16 +107,16 @@ Tokens Sampler::next(const at::Tensor& logits) {
   return {first, first + on_host.numel()};
 }
 
-/// Inverse transform sampling: the first token whose cumulative probability exceeds a uniform
-/// random number.
+/// Samples by inverse transform: selects the first token whose cumulative probability exceeds a
+/// uniform random number.
 at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   const at::Tensor uniform = at::empty({probabilities.size(0)}, c10::kDouble);
   tessera::uniform_(uniform, 0.0, 1.0, {options_.seed, calls_});
   const at::Tensor cumulative = probabilities.cumsum(-1);
   const at::Tensor sum = cumulative.slice(-1, -1);
   // The random number is scaled by the total of the cumulative sum, which rounding may make
-  // different from 1. The target must be below the total, because the last token may be a rejected
-  // token.
+  // different from 1. `target` must be below the total, because the last token may be a rejected
+  // one.
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);

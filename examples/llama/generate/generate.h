@@ -14,7 +14,7 @@
 
 namespace llama {
 
-/// The sampling probabilities, fp64, of `logits`; both tensors are (texts, vocabulary). `seen`:
+/// Returns the sampling probabilities of `logits`, in fp64; both are (texts, vocabulary). `seen`:
 /// bool of the same sizes, true for tokens already in the text; undefined without a repetition
 /// penalty. The options are applied in the order of `transformers`: repetition penalty (Keskar et
 /// al. 2019: the logit of a seen token is divided by the penalty, or multiplied if the logit is
@@ -41,22 +41,22 @@ class Sampler {
 
   SamplingOptions options_;
   std::vector<Tokens> prompts_;
-  at::Tensor seen_;  ///< which tokens each text has, (texts, vocabulary); only with a penalty
+  at::Tensor seen_;  ///< which tokens each text has, (texts, vocabulary); for the penalty
   std::uint64_t calls_ = 0;
 };
 
-/// Passes on a text that arrives in pieces, up to the first stop string. Text at the end that may
-/// be the beginning of a stop string is withheld until further text arrives.
+/// Passes on a text that arrives in parts, up to the first stop string. An end of the text that may
+/// be the beginning of a stop string is withheld.
 class StopStrings {
  public:
   /// `stops`: the stop strings, which must not be empty.
   explicit StopStrings(std::vector<std::string> stops);
 
-  /// Adds a piece of text. Returns the text that may now be shown; after a stop string, "".
+  /// Adds a part of the text. Returns the text that may now be shown; after a stop string, "".
   std::string push(std::string_view piece);
   /// Whether a stop string was found.
   bool stopped() const { return stopped_; }
-  /// Returns the withheld text, if no further piece follows.
+  /// Returns the withheld text. To be called at the end of the text.
   std::string finish();
 
  private:
@@ -72,14 +72,14 @@ struct PromptText {
   bool is_whole = false;  ///< whether the prompt already has begin tokens, as from a chat template
 };
 
-/// The --prompts value that stands for standard input.
+/// The value of --prompts that means standard input.
 inline constexpr const char* kStandardInput = "-";
 
-/// The prompts of the command line or of the files of --prompts. A text file has one prompt per
-/// line. A *.jsonl file has objects with the field "prompt": a text, or a list with one complete
-/// text (is_whole). Empty lines are ignored. Throws tessera::Error, with the line, for a file that
-/// cannot be read this way, and for a file without prompts. `input`: the contents of standard
-/// input, for --prompts -.
+/// Returns the prompts of the command line or of the files of --prompts. A text file has one prompt
+/// per line. A *.jsonl file has objects with the field "prompt": a text, or a list with one
+/// complete text (is_whole). Empty lines are ignored. Throws tessera::Error, with the line, for a
+/// file that cannot be read this way, and for a file without prompts. `input`: the contents of
+/// standard input, for --prompts -.
 std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input = "");
 
 }  // namespace llama

@@ -82,7 +82,7 @@ void declare_machine(CLI::App& app, GenerateOptions& o) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 }
 
-/// Rejects sampling flags with --perplexity, which draws no tokens.
+/// Throws Error for sampling flags with --perplexity, which samples no tokens.
 void check_used(const CLI::App& app, const GenerateOptions& o) {
   constexpr std::array kOfTexts{"--max-tokens", "--temperature",        "--top-k", "--top-p",
                                 "--min-p",      "--repetition-penalty", "--seed",  "--stop"};

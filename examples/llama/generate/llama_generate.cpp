@@ -57,7 +57,7 @@ class GrowingText {
     tokens_.push_back(token);
     return show(stops_.push(decoder_.push(token)));
   }
-  /// Returns the withheld text, if no further token follows.
+  /// Returns the withheld text. To be called after the last token.
   std::string finish() {
     const std::string before = stops_.push(decoder_.finish());
     return show(before + stops_.finish());
@@ -81,8 +81,8 @@ class GrowingText {
   StopStrings stops_;
 };
 
-/// Writes generated texts: a single text while it is generated; several texts, or JSON, after all
-/// texts have ended.
+/// Writes generated texts: a single text while it is generated, but several texts, or JSON, after
+/// all texts have ended.
 class TextWriter {
  public:
   /// Writes the prompt of a single text. Does nothing without texts.
@@ -93,7 +93,7 @@ class TextWriter {
     }
   }
 
-  /// Returns whether the text continues: no stop string was found, and the stream has not failed.
+  /// Adds a token. Returns whether the text continues: no stop string, and no failed stream.
   bool push(std::size_t index, std::int64_t token) {
     GrowingText& text = texts_[index];
     const std::string piece = text.push(token);
@@ -164,7 +164,7 @@ constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
 /// returns a warning, otherwise "".
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
   const std::int64_t most = config.max_positions;
-  // --max-tokens is checked before the cache is allocated. Its default is always accepted.
+  // --max-tokens is checked before the KV cache is allocated. The flag's default is always valid.
   const std::int64_t limit = most == 0 ? kMostTokensWithoutPositions : most;
   TESSERA_CHECK(max_tokens <= std::max(limit, SamplingOptions{}.max_tokens), "--max-tokens ",
                 max_tokens, " is more than the ", limit,
@@ -191,9 +191,9 @@ class PromptEncoder {
         begin_(text_begin(*tokenizer_, special_)) {}
 
   const data::TokenizerPtr& tokenizer() const { return tokenizer_; }
-  /// The tokens at each of which a generated text ends.
+  /// Returns the tokens that end a generated text.
   const Tokens& end_tokens() const { return special_.end; }
-  /// The tokens of a text, without begin tokens.
+  /// Returns the tokens of a text, without begin tokens.
   Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
   /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
   Tokens with_begin_tokens(const Tokens& tokens) const {
@@ -267,7 +267,7 @@ class Chooser {
           const TokenSink& sink)
       : sampler_(options, prompts), end_(end), sink_(sink), goes_on_(prompts.size(), true) {}
 
-  /// A finished text retains its row of the batch; its further tokens are dropped.
+  /// A finished text keeps its row of the batch tensor, and its further tokens are dropped.
   Tokens next(const at::Tensor& logits) {
     Tokens tokens = sampler_.next(logits);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -292,9 +292,8 @@ class Chooser {
   std::int64_t given_ = 0;
 };
 
-/// Broadcasts rank 0's tokens. The tokens are not computed on each rank, because the arithmetic of
-/// sampling may differ between hosts with different processors, and the ranks would not notice that
-/// their texts differ.
+/// Broadcasts rank 0's tokens. The ranks do not each sample, because the arithmetic of sampling may
+/// differ between processors, and the ranks would not notice that their texts differ.
 Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
   if (ranks == nullptr || ranks->size() == 1) {
     return own;
@@ -316,8 +315,8 @@ Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
 GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
                                const SamplingOptions& options, const Tokens& end,
                                const TokenSink& sink, comm::Communicator* ranks) {
-  // No gradients are recorded, because the cache would otherwise retain the autograd graph of every
-  // token.
+  // No gradients are recorded, because the key-value cache would otherwise retain the autograd
+  // graph of every token.
   const c10::NoGradGuard no_grad;
   const Batch batch(prompts);
   const c10::Device device = model.device();
@@ -341,7 +340,7 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
       break;
     }
     next.pop_back();
-    // From now on each call has one token per text; the cache has the earlier tokens.
+    // Each further forward gets one token per text; the KV cache has the earlier tokens.
     input = at::tensor(next, c10::kLong).unsqueeze(1).to(device);
   }
   times.decoding_s = seconds_since(start) - times.prompt_s;
@@ -351,7 +350,7 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
 
 // ---- Perplexity.
 
-/// The windows in which a text is read for its perplexity.
+/// The windows of tokens in which the perplexity of a text is computed.
 struct TextWindows {
   std::int64_t size = 0, stride = 0;  ///< size and stride of a window, in tokens
 };
@@ -377,12 +376,12 @@ struct TextLoss {
   double mean = 0;          ///< mean negative log likelihood, in nats; its exp is the perplexity
 };
 
-/// The loss of every token of a text except the first. The text is read in windows of `window`
+/// Returns the mean loss of all tokens but the first. The text is read in windows of `window`
 /// tokens that start `stride` tokens apart; the last window may be shorter. Each token is predicted
-/// once, in the first window that contains it as a target, from the preceding tokens of this
-/// window. With stride == window, a window's first prediction uses only one token of context; a
-/// smaller stride costs more, and gives each prediction at least window - stride tokens of context.
-/// Collective if logits are split over the vocabulary. Throws Error for fewer than two tokens.
+/// once, in the first window that has it as a target, from the window's preceding tokens. With
+/// stride == window, a window's first prediction uses only one token of context; a smaller stride
+/// costs more, and gives each prediction at least window - stride tokens of context. Collective if
+/// logits are split over the vocabulary. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
   const tensor_parallel::CrossEntropyOptions options{.reduction = tensor_parallel::Reduction::kSum};
   const c10::NoGradGuard no_grad;
@@ -393,7 +392,7 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
-  // The loss includes tokens [1, predicted); token 0 is never predicted.
+  // `sum` includes the losses of tokens [1, predicted). Token 0 is never predicted.
   std::int64_t predicted = 1;
   for (std::int64_t begin = 0; predicted <= last; begin += stride) {
     const std::int64_t end = std::min(begin + window, last);
@@ -420,8 +419,8 @@ DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& 
   return init_device_mesh(world, {o.tp}, {"tp"});
 }
 
-/// Freezes the weights, because generation has no backward. First runs one forward with gradients,
-/// because in its autograd graph the parallel styles detect gaps of the tensor-parallel plan.
+/// Freezes the weights, because generation has no backward. Runs one forward with gradients before,
+/// in whose autograd graph the parallel styles detect gaps of the tensor-parallel plan.
 void check_plan_and_freeze(Llama& model, const c10::Device& device) {
   const c10::AutoGradMode gradients(true);
   model(at::zeros({1, 1}, at::TensorOptions(c10::kLong).device(device)));
@@ -430,7 +429,7 @@ void check_plan_and_freeze(Llama& model, const c10::Device& device) {
 
 /// Loads the weights of options.model in the type options.dtype. Each rank loads only its own
 /// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
-/// that are split over the vocabulary, which the loss takes. Without, each rank gets all logits.
+/// that are split over the vocabulary, for the loss. Otherwise each rank gets all logits.
 /// Collective.
 std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& config,
                                   std::int64_t positions, const DeviceMesh& mesh,
@@ -452,7 +451,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   return model;
 }
 
-/// What is known of a run before the model is loaded.
+/// The facts of a run that are known before the model is loaded.
 struct Run {
   const GenerateOptions& options;
   Config config;
@@ -473,7 +472,7 @@ double per_second(std::int64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
-/// The prompts of a run: as the model's tokens, and as the printed texts.
+/// The prompts of a run: as tokens for the model, and as texts to print.
 struct Prompts {
   std::vector<Tokens> inputs;
   std::vector<GrowingText> texts;
@@ -556,7 +555,7 @@ int run_generate(std::vector<std::string> arguments) {
   try {
     (options.perplexity.empty() ? continue_prompts : measure_perplexity)(run);
   } catch (const c10::Error& error) {
-    // c10::Error is, for example, out of memory. what() would include the stack trace.
+    // A c10::Error is, for example, out of memory. Its what() would include the stack trace.
     fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
   return 0;

@@ -38,24 +38,24 @@ namespace llama {
 /// for options that llama_train rejects.
 tessera::planning::RunPlan plan_llama(TrainOptions& options,
                                       const std::optional<tessera::planning::Machine>& machine);
-/// The collectives of one kind on one group that a module causes in a step.
+/// The collectives of one kind, on one process group, that a module causes in a step.
 struct ModuleTraffic {
-  /// FQN; "model.layers.*.mlp" is all layers together; "" is outside the model.
+  /// The module's FQN. "model.layers.*.mlp" means all layers together; "" means outside the model.
   std::string module;
   bool backward = false;
   std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
   tessera::comm::Traffic traffic;
 };
-/// The collectives of rank 0 in the second step of the run, by module, in the order of the step.
+/// Returns the collectives of rank 0 in the run's second step, by module, in their order.
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
-/// A table of module traffic with one line per entry.
+/// Returns a table of the modules' collectives, one line per entry.
 std::string to_text(const std::vector<ModuleTraffic>& modules);
 /// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
 tessera::planning::Search search_llama(const TrainOptions& options,
                                        const tessera::planning::Machine& machine,
                                        std::int64_t gpus);
-/// A layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if the values
-/// are above 1.
+/// Returns a layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if
+/// the values are above 1.
 std::string flags_of(const tessera::planning::TrainingLayout& layout);
 /// Returns `options` changed to this training layout.
 TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
@@ -66,7 +66,7 @@ using planning::TrainingLayout;
 
 namespace {
 
-/// Advice on flags that reduce memory of a kind.
+/// Returns advice on flags that reduce the memory of one kind.
 std::string remedy(const TrainOptions& o, MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kParameters:
@@ -149,7 +149,7 @@ class TrafficByModule {
   }
 
  private:
-  /// Adds the collectives since the last event.
+  /// Adds the collectives since the last call of count() to the current module.
   void count() {
     const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
     for (const auto& [key, traffic] : counter_.since(last_)) {
@@ -271,7 +271,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .fixed_zero = is_given(o, "--zero") || o.reshard_last,
                            .fixed_accumulate = is_given(o, "--accumulate"),
                            .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
-                           // The search excludes degrees of --cp that llama_train rejects.
+                           // The search leaves out degrees of --cp that llama_train would reject.
                            .allows_cp =
                                [&](std::int64_t cp) {
                                  return o.seq % (2 * cp) == 0 && o.dropout == 0 &&
@@ -377,8 +377,8 @@ void write_file(const char* flag, const std::string& file, const std::string& te
   TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
-/// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module. The
-/// mesh in a plan has only dimensions above 1.
+/// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module.
+/// RunPlan::mesh has only the dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
                 const std::string& file) {
@@ -403,7 +403,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   write_file("--json", file, json.dump(1) + "\n");
 }
 
-/// With --search, searches layouts, prints the result, and sets the best layout in `options`.
+/// With --search, searches for the best parallel layout, prints it, and sets it in `options`.
 std::optional<planning::Search> search_if_asked(const PlanFlags& flags,
                                                 const std::optional<planning::Machine>& machine,
                                                 TrainOptions& options) {

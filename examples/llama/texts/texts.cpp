@@ -88,7 +88,7 @@ class CompressedStream : public ByteStream {
   std::vector<unsigned char> buffer_;
 };
 
-/// Decompresses gzip (RFC 1952). Consecutive members are one text, as in the gzip program.
+/// Decompresses gzip (RFC 1952). Consecutive gzip members are one text, as in the gzip program.
 class GzipStream final : public CompressedStream {
  public:
   explicit GzipStream(InputFile file) : CompressedStream(std::move(file)) {
@@ -120,7 +120,7 @@ class GzipStream final : public CompressedStream {
   }
 
  private:
-  /// Skips zeros after a member, as the gzip program does. Tapes and disk images add such zeros.
+  /// Skips zeros after a gzip member, as gzip does. Tapes and disk images add zeros.
   void skip_padding() {
     const auto member = std::ranges::find_if(input_, [](unsigned char c) { return c != 0; });
     input_ = input_.subspan(static_cast<std::size_t>(member - input_.begin()));
@@ -162,7 +162,7 @@ class ZstdStream final : public CompressedStream {
   std::size_t read(std::span<char> out) override {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
-      // has_more_ is true if the decoder still has output that did not fit into the previous
+      // has_more_ is true if the decoder still has output that did not fit into the last caller's
       // buffer.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
@@ -237,7 +237,7 @@ std::size_t cut_of(std::string_view text) {
   if (line_end > 0) {
     return line_end;
   }
-  // The start of a UTF-8 character near the end, if there is one.
+  // Returns the start of the last UTF-8 character, if that is one of the last 3 bytes.
   for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
       return i;
@@ -260,7 +260,7 @@ void DocumentReader::open() {
 /// earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // The unread bytes are moved to the beginning once per read of the file, not once per piece.
+    // Unread bytes move to the buffer's beginning at each read of the file, not for each Piece.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);
@@ -284,8 +284,8 @@ std::optional<Piece> DocumentReader::next_text() {
     return std::nullopt;
   }
   const bool begins = place_.offset == 0;
-  // cut_of() sees at most kPieceBytes + 1 bytes, so that the cut is independent of the buffer's
-  // contents.
+  // cut_of() gets at most kPieceBytes + 1 bytes, so that the cut does not depend on how much of the
+  // file the buffer has.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;
@@ -341,7 +341,7 @@ std::uint64_t DocumentReader::consumed() const {
 
 namespace {
 
-/// Removes files that occur again: a name and a pattern, or two patterns, may match one file.
+/// Removes repeated files: a name and a pattern, or two patterns, may match one file.
 std::vector<std::string> without_repeats(const std::vector<std::string>& files) {
   std::vector<std::string> once;
   std::set<std::filesystem::path> seen;

@@ -17,17 +17,17 @@ class ByteStream {
  public:
   virtual ~ByteStream() = default;
   /// Fills `out` and returns the number of bytes read, which is smaller than the size of `out` only
-  /// at the end of the file. Throws Error for damaged data, with the place in the file.
+  /// at the end of the file. Throws Error for damaged data; the message has the place in the file.
   virtual std::size_t read(std::span<char> out) = 0;
   /// The number of bytes read from the file, before decompression.
   virtual std::uint64_t consumed() const = 0;
 };
 
-/// Opens a regular file. The contents are decompressed if the first bytes identify gzip or zstd.
+/// Opens a regular file. The stream decompresses the file if its first bytes identify gzip or zstd.
 /// Throws Error if the file can't be opened.
 std::unique_ptr<ByteStream> open_stream(const std::string& path);
 
-/// The place where a piece of text begins.
+/// The place in the input files at which a piece of text begins.
 struct PiecePlace {
   std::size_t file = 0;      ///< index of the file
   std::uint64_t offset = 0;  ///< offset in the decompressed contents of the file
@@ -37,7 +37,7 @@ struct PiecePlace {
 /// A document, or a part of a long text file. Each piece is tokenized separately.
 struct Piece {
   PiecePlace place;
-  std::string text;  ///< a whole line if the file is JSONL
+  std::string text;  ///< the text; for a JSONL file, a whole line
   bool is_json = false;
   bool begins = true, ends = true;  ///< whether a document begins or ends in this piece of text
 };
@@ -59,8 +59,8 @@ class DocumentReader {
  public:
   /// `all_json`: treat all files as JSONL, whatever their names.
   DocumentReader(std::vector<std::string> files, bool all_json);
-  /// Returns the next piece, never empty, or nullopt at the end of the last file. Throws Error for
-  /// a file that can't be read, and for a JSONL line of more than kLineBytes.
+  /// Returns the next piece of text, never empty, or nullopt at the end of the last file. Throws
+  /// Error for a file that can't be read, and for a JSONL line of more than kLineBytes.
   std::optional<Piece> next();
   /// The number of bytes of the files, before decompression, that this reader has read.
   std::uint64_t consumed() const;

@@ -33,7 +33,7 @@ constexpr double kGiB = 1 << 30;
 /// cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
 constexpr double kReservedPerPlanned = 1.2;
 
-/// The number of bytes of this rank's device that a plan may use.
+/// Returns how many bytes of this rank's device a plan may use.
 std::int64_t own_room(const TrainOptions& o) {
   if (o.memory) {
     return static_cast<std::int64_t>(*o.memory * kGiB);
@@ -45,7 +45,7 @@ std::int64_t own_room(const TrainOptions& o) {
                                    kReservedPerPlanned);
 }
 
-/// A new folder, which the destructor removes.
+/// A new temporary folder, which the destructor removes.
 class ScratchFolder {
  public:
   ScratchFolder() {
@@ -66,8 +66,8 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
-/// The JSON of llama_plan for this run, on devices with `room` bytes. The plan uses any known
-/// machine, because the speed of the machine does not change which plans fit.
+/// Returns llama_plan's JSON for this run, on devices with `room` bytes. The plan is for an
+/// arbitrary GPU type, because the speed of the GPU does not change which plans fit.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
   const ScratchFolder scratch;
   const std::filesystem::path flags = scratch.path() / "run.toml",

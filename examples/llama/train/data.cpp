@@ -34,14 +34,14 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// The shards that the names and globs of a flag match: sorted, and each shard once.
+/// Returns the shards that the names and globs of a flag match: sorted, and each shard once.
 std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
   std::vector<std::string> files = list_files(flag, globs);
   std::ranges::sort(files);
   return files;
 }
 
-/// The shards of each source of tokens. Without --weights there is one source.
+/// Returns the shard files of each source of tokens. Without --weights there is one source.
 std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   if (options.weights.empty()) {
     return {shards_of("--tokens", options.tokens)};
@@ -64,8 +64,8 @@ data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
   return data::make_token_source(tokens);
 }
 
-/// The begin and end tokens that the model's files specify; without --model, the files in the
-/// folder of --config.
+/// Returns the begin and end tokens that the files of --model specify, or without --model the files
+/// in the folder of --config.
 SpecialTokens special_tokens(const TrainOptions& options, const Config& config) {
   const std::filesystem::path folder = options.model.empty()
                                            ? std::filesystem::path(options.config).parent_path()
@@ -80,7 +80,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   if (options.eos_token) {
     end = {*options.eos_token};
   } else {
-    // The default end token is the end token that llama_tokenize uses.
+    // By default, the end token is the one that llama_tokenize uses.
     const std::string file = tokenizer_file(options.tokenizer, options.model);
     if (!tokenizer && !file.empty()) {
       tokenizer = data::open_tokenizer(file);
@@ -107,8 +107,7 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // file names are checked first, so that a missing file
-                                           // is the first error
+    list_files("--jsonl", options.jsonl);  // throws first if a file is missing
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }
@@ -159,7 +158,7 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
   return sources;
 }
 
-/// The settings, other than the files, that samples depend on.
+/// Returns the settings, other than the files, on which samples depend.
 Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   Json result = Json::object();
   if (!edges.begin.empty()) {
@@ -179,7 +178,7 @@ Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   return result;
 }
 
-/// Samples of a planned run: zeros, enough for one step. A plan does not depend on token values.
+/// Zeros as the samples of a planned run, enough for one step. A plan depends on no token values.
 class ZeroSamples final : public data::SampleSource {
  public:
   explicit ZeroSamples(const TrainOptions& options) : options_(options) {}
@@ -209,7 +208,7 @@ TrainingData planned_data(const TrainOptions& options, const Config& config) {
   return data;
 }
 
-/// The loader of held-out data. `flag`: the name of the data in messages.
+/// Returns the loader of held-out data. `flag`: the flag that names the data, for messages.
 std::shared_ptr<const data::BatchLoader> held_out_loader(
     const char* flag, const TrainOptions& options, const Config& config,
     const data::BatchOptions& batches, const std::function<data::TokenSourcePtr()>& open) {
@@ -222,7 +221,7 @@ std::shared_ptr<const data::BatchLoader> held_out_loader(
   }
 }
 
-/// A file's fingerprint as JSON: {"name", "bytes", "sampled_crc32c"}.
+/// Returns a file's fingerprint as JSON: {"name", "bytes", "sampled_crc32c"}.
 Json to_json(const data::FileFingerprint& file) {
   return {{"name", file.name}, {"bytes", file.bytes}, {"sampled_crc32c", file.sum}};
 }
@@ -235,8 +234,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// The fingerprint of a tokenizer: to_json() of its file, with its further files as "beside". Null
-/// for "", which means the byte tokenizer.
+/// Returns the fingerprint of a tokenizer: to_json() of its file, with the tokenizer's other files
+/// as "beside". For "", the byte tokenizer, the result is null.
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};
@@ -290,7 +289,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   }
   TrainingData data;
   if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
-    // A new model accepts any tokenizer, because the model learns only the tokens of this text.
+    // A new model that is trained on texts only, without --tokens, accepts any tokenizer.
     const bool new_to_text = options.model.empty() && options.tokens.empty();
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
@@ -351,8 +350,8 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
 
 namespace {
 
-/// Removes entries from `now` that older programs did not save, and converts `saved` to the current
-/// format.
+/// Makes fingerprints comparable: removes entries from `now` that older programs did not save, and
+/// converts `saved` to the current format.
 void adapt_older_record(Json& saved, Json& now) {
   Json& samples = saved["samples"];
   samples = samples.is_null() ? Json::object() : samples;
@@ -371,8 +370,8 @@ void adapt_older_record(Json& saved, Json& now) {
 
 std::string data_change(Json saved, Json now) {
   adapt_older_record(saved, now);
-  // Only the fingerprints of text have the entry "tokenizer". All other entries of text and of
-  // token shards differ, so a comparison of entries would not help the user.
+  // Only fingerprints of text data have the entry "tokenizer". Fingerprints of text and of token
+  // shards have different entries, so comparing the entries would not help the user.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {
     return now.contains("tokenizer") ? "text instead of tokens" : "tokens instead of text";
   }
@@ -386,7 +385,7 @@ std::vector<std::string> held_out_files(const TrainOptions& options) {
                                    : options.eval_text;
 }
 
-/// The fingerprints of the data that this rank reads; "training" is null for a run without steps.
+/// Returns fingerprints of the data that this rank reads; "training" is null with --steps 0.
 Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
   return {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
           {"held-out", to_json(data::fingerprints(held_out_files(options)))}};

@@ -44,7 +44,7 @@ namespace {
 
 // ---- The folder of --output-dir.
 
-/// The name of a file that an earlier run has written to the folder; "" if there is none.
+/// Returns the name of a file that an earlier run has written to the folder; "" if there is none.
 std::string file_of_a_run(const std::filesystem::path& folder) {
   for (const char* name : {"config.toml", "metrics.jsonl", "run.json"}) {
     if (std::filesystem::exists(folder / name)) {
@@ -58,7 +58,7 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
 
-/// The flags in a config.toml except --resume, which may differ between starts of a run.
+/// Returns the flags in a config.toml except --resume, which may change when a run is restarted.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -77,8 +77,8 @@ bool has_flags(const std::filesystem::path& config, const std::string& text) {
          flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
 }
 
-/// Claims a folder for a new run. With --resume auto, the new run may repeat a run that ended
-/// before its first save.
+/// Claims a folder for a new run. With --resume auto (`may_begin_again`), the folder may be that of
+/// a run that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
@@ -95,7 +95,7 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
                     : "; give a new folder, or --resume to continue that run");
 }
 
-/// Claims the folder of --output-dir for this run, and writes the flags to config.toml, or for a
+/// Reserves the folder of --output-dir for this run, and writes the flags to config.toml, or for a
 /// resumed run to config-2.toml and so on. `goes_on`: whether a step was loaded. With --resume
 /// auto, a run that ended before its first save starts again with the same flags. Throws
 /// tessera::Error if the folder belongs to another run, including a run that starts at the same
@@ -123,9 +123,8 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
 
 // ---- Outputs.
 
-/// The files that --save-hf copies next to the weights: the files of --model, with the tokenizer of
-/// --tokenizer instead of the model's own. nullopt if neither flag is given: the folder's own files
-/// are unchanged.
+/// Returns the files that --save-hf copies next to the weights: the files of --model, but with the
+/// tokenizer of --tokenizer. nullopt without both flags: other files in the folder stay unchanged.
 std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOptions& o) {
   if (o.model.empty() && o.tokenizer.empty()) {
     return std::nullopt;
@@ -142,8 +141,8 @@ std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOp
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
-    // The tokenizer of --tokenizer replaces the model's tokenizer: the file gets its usual name,
-    // and other tokenizer files of the model are dropped.
+    // The tokenizer of --tokenizer replaces the model's tokenizer: its file gets the usual name,
+    // and all tokenizer files of the model are dropped.
     for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
       chosen.erase(form);
     }
@@ -153,7 +152,7 @@ std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOp
   return chosen;
 }
 
-/// The folder or name of the base model, for an export of adapters.
+/// Returns the folder or name of the base model, for an export of adapters.
 std::string base_model(const TrainOptions& options) {
   return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
                                : options.model;
@@ -179,7 +178,7 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   log.open(run.state.step);
 }
 
-/// A text about the attention kernel of this rank, so that the log shows a slow kernel before the
+/// Describes the attention kernel of this rank, so that the log shows a slow kernel before the
 /// first step.
 std::string attention_of_a_rank(const LlamaRun& run) {
   const TrainOptions& options = run.options;
@@ -197,7 +196,7 @@ std::string attention_of_a_rank(const LlamaRun& run) {
   return nn::to_string(kernel) + (options.deterministic ? ", deterministic" : "");
 }
 
-/// A text about how many parameters are trained; "" if all parameters are trained.
+/// Describes how many parameters are trained; "" if all parameters are trained.
 std::string trained_share(const Llama& model) {
   std::int64_t trained = 0;
   bool all = true;
@@ -293,8 +292,8 @@ void write_record(const LlamaRun& run) {
 
 // ---- Checkpoints.
 
-/// The flags, other than the model's config.json, on which a step and the optimizer's state depend:
-/// a JSON object of names and values, without flags that are off. Saved in checkpoints.
+/// Returns the flags on which a step and the optimizer's state depend, besides the model's
+/// config.json: a JSON object of names and values, without flags that are off. Checkpoints save it.
 Json fine_tuning_record(const TrainOptions& o) {
   Json record = Json::object();
   if (o.lora_rank > 0) {
@@ -314,7 +313,7 @@ Json fine_tuning_record(const TrainOptions& o) {
   return record;
 }
 
-/// The first of the given flags whose value differs between `saved` and `now`.
+/// Returns the first of `flags` whose value differs between `saved` and `now`.
 std::string change_of(const Json& saved, const Json& now,
                       std::initializer_list<const char*> flags) {
   for (const char* flag : flags) {
@@ -327,23 +326,23 @@ std::string change_of(const Json& saved, const Json& now,
   return "";
 }
 
-/// The first of --optimizer and --ema, which determine the optimizer's state, whose value has
-/// changed. Checkpoints of older programs have no --optimizer.
+/// Returns which of --optimizer and --ema has changed, --optimizer first. Both determine the
+/// optimizer's state. Checkpoints of older programs have no --optimizer.
 std::string optimizer_change(const Json& saved, const Json& now) {
   const std::string change =
       saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer"}) : "";
   return change.empty() ? change_of(saved, now, {"--ema"}) : change;
 }
 
-/// The JSON entries that each saved step contains. Reads a part of each data file.
+/// Returns JSON entries for the run's checkpoints. Reads a part of each data file.
 Json checkpoint_entries(const LlamaRun& run) {
   return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
           {"model", Json::parse(run.config.json)},
           {"fine_tuning", fine_tuning_record(run.options)}};
 }
 
-/// Checks the flags of a run that begins with --initial-load: other flags may differ, but the
-/// tensors must fit.
+/// Checks the flags of a run that begins with --initial-load: flags may differ from the
+/// checkpoint's if the tensors still fit.
 void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
                           const TrainOptions& options) {
   const std::string source = checkpoints.source().string();
@@ -360,8 +359,8 @@ void check_flags_of_begin(const Json& saved, const training::Checkpointer& check
                 "': ", of_optimizer, "; give the same, or --exclude optimizer");
 }
 
-/// Compares fine-tuning flags before tensors are loaded: with different adapters or another
-/// average, the load's error would be a list of missing names.
+/// Compares fine-tuning flags before tensors are loaded: with other adapters or another --ema, the
+/// error of loading would only list missing tensor names.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
   // Checkpoints of older programs lack the record of fine-tuning flags.
@@ -422,8 +421,8 @@ std::int64_t held_out_batches(const LlamaRun& run) {
   return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
 }
 
-/// The name of the first parameter, on any rank, with a value that is not finite; "" if there is
-/// none. Collective.
+/// Returns the name of the first parameter, on any rank, with a value that is not finite; "" if
+/// there is none. Collective.
 std::string nonfinite_parameter(LlamaRun& run) {
   std::string own;
   for (const auto& [name, slot] : run.model->named_slots()) {
@@ -436,7 +435,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
   return found == all.end() ? "" : *found;
 }
 
-/// The text of the evaluated tokens except the first token, which is not predicted.
+/// Returns the text of the evaluated tokens, without the first token, which is not predicted.
 std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
   std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
   run.data.eval_text->read(0, ids);
@@ -444,8 +443,8 @@ std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
   return run.data.tokenizer->decode(ids).substr(first);
 }
 
-/// The mean loss of the held-out data with the current weights; nullopt if `stop`, which is called
-/// after each batch, returns true. Collective.
+/// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
+/// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
   double counted = 0;  // number of targets with a loss per rank, if some are ignored
   const auto loss_of_batch = [&](std::int64_t i) {
@@ -552,7 +551,7 @@ struct RunParts {
                                         ///< step
 };
 
-/// Whether any rank received a signal; the log reports the signal once. Collective.
+/// Whether any rank received a signal, which the log reports once. Collective.
 bool stop_if_asked(const RunParts& parts) {
   const bool stopped = parts.signals != nullptr &&
                        training::stop_requested(parts.signals->received(), parts.run.mesh);
@@ -581,8 +580,8 @@ bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
     return true;
   }
   evaluate(parts);
-  // The call resets the memory counters, so that the memory of the evaluation is not counted in the
-  // next step.
+  // take_memory_use() resets the memory counters, so that the next step does not count the
+  // evaluation.
   observe::take_memory_use(options.device);
   metrics.eval_loss = parts.held_out;
   return parts.held_out.has_value();

@@ -22,16 +22,16 @@ int train(std::vector<std::string> arguments) {
   if (std::getenv("TESSERA_COUNT_MEMORY") != nullptr) {
     tessera::observe::count_tensor_memory();
   }
-  // Signal handlers are installed now, so that a signal during start-up is not lost. The handlers
-  // are never removed, so that a late signal does not kill a rank that has saved. Without
-  // --checkpoint, a signal ends the run immediately.
+  // Signal handlers are installed before start-up, so that a signal during start-up is not lost.
+  // The handlers are never removed, so that a late signal does not kill a rank that has saved.
+  // Without --checkpoint, a signal ends the run immediately.
   static auto& signals = *new std::optional<tessera::StopSignals>;
   if (!options.checkpoint.empty()) {
     signals.emplace();
   }
   llama::check_model(options);
-  // An exception that leaves this scope aborts the world, so that ranks waiting for this rank fail
-  // immediately instead of at the timeout.
+  // An exception that leaves this block aborts the world (comm::World), so that ranks waiting for
+  // this rank fail immediately instead of at the timeout.
   const tessera::comm::WorldScope scope(tessera::comm::world_from_environment(
       {.device = options.device, .backend = options.backend}));
   try {
@@ -39,7 +39,7 @@ int train(std::vector<std::string> arguments) {
     const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
     return finished ? 0 : tessera::kStoppedExitCode;
   } catch (const c10::Error& error) {
-    // c10::Error is, for example, out of memory. what() would include a long stack trace.
+    // A c10::Error is, for example, out of memory. Its what() would include a long stack trace.
     tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
 }

@@ -27,12 +27,12 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// A function that adds a check of the value to an option.
+/// A function that adds a check of the value to a command-line option.
 using Check = std::function<void(CLI::Option&)>;
 
-/// The runs that use a flag. A flag that is given for another run is an error.
+/// The runs that use a flag. Giving the flag for any other run is an error.
 struct Use {
-  bool (*when)(const O&) = nullptr;  ///< whether a run uses the flag; nullptr: every run does
+  bool (*when)(const O&) = nullptr;  ///< whether a run uses the flag; nullptr: always
   const char* where = "";            ///< text for messages: which runs use the flag
 };
 
@@ -48,7 +48,7 @@ struct Flag {
   const char* name;
   Member member;
   const char* value;     ///< the value's placeholder in --help: "FILE"; "": a switch
-  const char* standard;  ///< the default in words, "": none
+  const char* standard;  ///< the default in words, for --help; "": none
   const char* help;
   Check check{};
   Use use{};
@@ -62,7 +62,7 @@ struct Section {
   std::vector<Flag> flags;
 };
 
-/// The maximum degree of parallelism, so that products of degrees cannot overflow.
+/// The maximum degree of parallelism, so that multiplying degrees cannot overflow.
 constexpr std::int64_t kMaxDegree = 1'000'000;
 
 Check by(const CLI::Validator& validator) {
@@ -103,7 +103,7 @@ CLI::Validator degree_or_rest() {
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
-// A plan uses --memory, too, to say whether the run fits.
+// A planned run uses --memory too, to say whether the run fits.
 const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
 
@@ -220,7 +220,7 @@ std::vector<Section> make_table() {
          "Peak learning rate", at_least_0, {}, Form::kOne, true},
         {"betas", &O::betas, "B1,B2", "0.9,0.95",
          "AdamW's decay rates of its two means", decay, kAdam, Form::kComma},
-        // The minimum of --eps, because smaller values are subnormal in fp32.
+        // The minimum of --eps is 1.2e-38, because smaller values are subnormal in fp32.
         {"eps", &O::eps, "X", "1e-8",
          "AdamW's epsilon, which it adds to the root", by(number_between(1.2e-38, 1e38)), kAdam},
         {"moment-dtype", &O::moment_dtype, "T", "fp32",
@@ -360,8 +360,7 @@ void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
           CLI::Option& option = *app.add_option(name, o.*member, help_of(flag));
           option.option_text(flag.value);
           if (flag.form == Form::kRepeated) {
-            option.allow_extra_args(false);  // otherwise an unquoted glob would consume the
-                                             // arguments after it
+            option.allow_extra_args(false);  // a glob must not consume later arguments
           } else if (flag.form == Form::kComma) {
             option.delimiter(',');
           }
@@ -426,7 +425,7 @@ std::string flags_page() {
     for (const Flag& flag : section.flags) {
       const std::string name =
           (flag.form == Form::kNegated ? "--[no-]" : "--") + std::string(flag.name);
-      // A "|" in a value would end the table cell, so it is escaped.
+      // A "|" in a value is escaped, because it would end the cell of the Markdown table.
       const std::string value = CLI::detail::find_and_replace(flag.value, "|", "\\|");
       page += "| `" + name +
               (value.empty() || flag.value[0] == '[' || flag.value[0] == ' ' ? "" : " ") + value +
@@ -594,8 +593,8 @@ void check_metrics(const TrainOptions& o) {
                 "; name steps that the run makes");
 }
 
-// The input files that the flags name. They are taken from the command line, because the options of
-// a plan omit some inputs.
+// Returns the input files that the flags name. They come from the command line, because the options
+// of a planned run omit some files.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
@@ -630,7 +629,7 @@ std::vector<LeftOut> place_outputs(const CLI::App& app, TrainOptions& o) {
 void check_outputs(const TrainOptions& o) {
   std::vector<NamedFile> files = o.inputs;
   const std::string record = o.metrics.empty() ? "" : record_file(o).string();
-  // A resumed run writes config-2.toml or the next free name.
+  // A resumed run does not overwrite config.toml: it writes config-2.toml or the next free name.
   const bool writes_flags = !o.output_dir.empty() && !resumes(o);
   const std::string flags = writes_flags ? o.output_dir + "/config.toml" : "";
   for (const NamedFile& written : {NamedFile{"--output-dir", o.output_dir},
@@ -668,7 +667,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   }
 }
 
-/// The names and values of all flags that the run uses, given or not, for the report.
+/// Returns the names and values of all flags that the run uses, given or not, for the run's report.
 std::vector<std::pair<std::string, std::string>> list(const std::vector<ResolvedFlag>& flags) {
   std::vector<std::pair<std::string, std::string>> rows;
   for (const ResolvedFlag& flag : flags) {
@@ -734,7 +733,7 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
   return o;
 }
 
-/// A plan reads only a model's configuration.
+/// A planned run reads only a model's configuration.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
   o.planned = true;

@@ -37,8 +37,8 @@ struct TrainOptions {
 
   double dropout = 0;
   double z_loss = 0, label_smoothing = 0;
-  std::optional<std::int64_t> loss_chunks;  ///< chunks of the loss; not given: chosen by the size
-                                            ///< of the logits
+  std::optional<std::int64_t> loss_chunks;  ///< number of chunks of the loss; not given: depends on
+  ///< the size of the logits
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
   std::vector<double> betas{0.9, 0.95};  // the usual values for language models
@@ -73,11 +73,11 @@ struct TrainOptions {
   bool allow_math_attention = false, deterministic = false;
 
   std::string checkpoint, initial_load;
-  std::int64_t checkpoint_every = 0;  ///< steps between saves; 0: save at the end only
+  std::int64_t checkpoint_every = 0;  ///< save every this many steps; 0: at the end only
   std::string resume;                 ///< "": start a new run; "newest" or "auto": continue the run
   std::int64_t resume_step = -1;      ///< step to continue from; -1: the flag is not given
   bool async = true;
-  int keep = 0;  ///< number of steps to retain; 0: all
+  int keep = 0;  ///< number of checkpoints to retain; 0: all
   /// Parts of a checkpoint that are not loaded: "optimizer", "data".
   std::vector<std::string> exclude;
 
@@ -85,7 +85,7 @@ struct TrainOptions {
   std::string profile, profile_steps;
   bool verify = false;
   std::int64_t log_every = 10;
-  std::int64_t eval_every = 0;  ///< steps between evaluations; 0: evaluate at the end only
+  std::int64_t eval_every = 0;  ///< evaluate every this many steps; 0: at the end only
   std::string output_dir, tensorboard;
   std::string peak_flops;  ///< FLOP/s of a rank's device; "measure": measured; "": data-sheet value
 
@@ -100,30 +100,30 @@ struct TrainOptions {
 
   /// The name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
-  /// The values that must be equal on all ranks. Files may differ between hosts, so for files only
-  /// whether they are given must be equal.
+  /// The values that must be equal on all ranks. Files may differ between machines; for a file only
+  /// whether it is given must be equal.
   std::map<std::string, std::string> shared;
   std::vector<std::string> given;  ///< names of the flags that were given
   std::vector<NamedFile> inputs;   ///< the files that the flags name as inputs
-  /// All flags as text of a file for --config-file, which repeats the run with another
-  /// --output-dir.
+  /// All flags as text for --config-file; with this file and another --output-dir the run can be
+  /// repeated.
   std::string resolved;
 };
 
-/// The table of all flags in docs/programs/training.md.
+/// Returns the table of all flags for docs/programs/training.md.
 std::string flags_page();
 
-/// The path of run.json in a run with --metrics.
+/// Returns the path of run.json in a run with --metrics.
 std::filesystem::path record_file(const TrainOptions& options);
 
 /// Whether the run continues from its own checkpoints if it has saved some (--resume).
 bool resumes(const TrainOptions& options);
 
-/// Degrees of parallelism as the user would pass them: "--dp 2 x --tp 2". Degrees of 1 are omitted,
-/// unless all are 1.
+/// Returns degrees of parallelism as the user would pass them: "--dp 2 x --tp 2". Degrees of 1 are
+/// omitted, unless all are 1.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees);
 
-/// The first and last step in the text "A:B"; steps count from 1, as in the metrics. Throws
+/// Parses "A:B", the first and the last step; steps count from 1, as in the metrics. Throws
 /// tessera::Error for any other text.
 std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 
@@ -131,7 +131,7 @@ std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 /// ranks and without the contents of files.
 TrainOptions parse_train_options(std::vector<std::string> arguments);
 
-/// Replaces --dp -1 by the degree that results from the number of ranks. Throws tessera::Error if
+/// Replaces --dp -1 by the degree that follows from the number of ranks. Throws tessera::Error if
 /// there is no such degree.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 

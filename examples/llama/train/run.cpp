@@ -24,9 +24,9 @@ using namespace tessera;
 
 namespace {
 
-/// The FSDP options of the flags. With ZeRO-3, FSDP frees the gathered parameters after forward and
-/// gathers the parameters again for backward. With ZeRO-2, the parameters stay gathered until
-/// backward.
+/// Returns the FSDP options of the flags. With ZeRO-3, FSDP frees the gathered parameters after
+/// forward and gathers the parameters again for backward. With ZeRO-2, the parameters stay gathered
+/// until backward.
 fsdp::Options fsdp_options(const TrainOptions& o) {
   return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
                         .reduce_dtype = scalar_type(o.reduce_dtype)},
@@ -56,7 +56,7 @@ void choose_kernels(const TrainOptions& o) {
     // In deterministic mode, libtorch requires a cuBLAS workspace of fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // With the default setting, deterministic mode would fill all newly allocated memory.
+    // By default, deterministic mode fills all newly allocated memory, which takes time.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }
@@ -115,7 +115,7 @@ void convert_to_fp8(Llama& model, const TrainOptions& o) {
                 o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
 }
 
-/// Throws Error if this machine's GPU does not support fp8. A plan needs no GPU.
+/// Throws Error if this machine has a GPU without fp8 support. Planning a run needs no GPU.
 void check_gpu_of_fp8(const TrainOptions& o) {
   const int capability = o.device == "cuda" ? observe::compute_capability() : 0;
   TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
@@ -135,8 +135,8 @@ void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
                 "--freeze leaves no parameter to train; leave some out of its patterns");
 }
 
-/// Throws Error for an excessive --seq, before memory is allocated. A model may be trained beyond
-/// its positions, as in `transformers`.
+/// Throws Error for an excessive --seq, before memory is allocated. A model may be trained with
+/// sequences longer than its positions, as in `transformers`.
 void check_sequence(const TrainOptions& options, const Config& config) {
   constexpr std::int64_t kMostTokens = 1'000'000;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
@@ -218,8 +218,8 @@ std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& con
   return model;
 }
 
-/// Creates the model of the run for one rank, on the meta device, with parameters of the type in
-/// which the mesh computes.
+/// Creates the run's model for one rank, not parallelized, on the meta device, with parameters of
+/// the type in which the parallelized model computes.
 std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config) {
   std::shared_ptr<Llama> model = make_meta_model(options, config);
   for (const auto& [name, slot] : model->named_slots()) {
@@ -232,8 +232,8 @@ std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config&
 /// GPU busy; the logits of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
 constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
 
-/// Whether the loss is computed in chunks. Small logits are computed in one product, because the
-/// gradients of a single product are rounded only once. Only sizes decide, so that a plan makes the
+/// Whether the loss is computed in chunks. Small logits are computed in one matrix product, because
+/// its gradients are rounded only once. The choice depends on sizes only, so that a plan makes the
 /// same choice as the run.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
                           const tensor_parallel::LinearCrossEntropyOptions& head) {
@@ -245,16 +245,16 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
-/// The documents in the rows of a batch, with tensors on the device. Computed before the call of
-/// the model, so that the model need not read positions on the host.
+/// Returns the document boundaries in a batch. They are computed before the model's forward, so
+/// that the model does not wait for the device to read positions.
 nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
   return rows.host_positions.defined()
              ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
              : nullptr;
 }
 
-/// The loss of `rows`, computed in chunks of tokens if --loss-chunks or the size of the logits
-/// requires it. Collective with tp > 1.
+/// Returns the loss of `rows`, computed in chunks of tokens if --loss-chunks or the size of the
+/// logits requires it. Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
@@ -265,7 +265,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
     return model(rows.inputs, HeadLoss{targets, head, rows.positions, documents});
   }
-  // The loss accepts logits that are sharded over the vocabulary.
+  // cross_entropy() accepts logits that are sharded over the vocabulary.
   const at::Tensor logits =
       rows.positions.defined()
           ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions, documents)
@@ -273,8 +273,8 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   return tensor_parallel::cross_entropy(logits, targets, loss);
 }
 
-/// The parameter groups of the optimizer: with --decay-matrices-only two groups, with and without
-/// weight decay; otherwise one group.
+/// Returns the optimizer's parameter groups: with --decay-matrices-only two groups, with and
+/// without weight decay; otherwise one group.
 template <class Options>
 std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
                                                 const std::vector<nn::SlotPtr>& slots,
@@ -307,7 +307,7 @@ std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn:
   return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
 }
 
-/// The optimizer of the flags without the averaging of --ema.
+/// Returns the optimizer of the flags without the averaging of --ema.
 std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Llama& model) {
   if (o.optimizer == "sgd") {
     const optim::SgdOptions options{
@@ -320,7 +320,7 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
   const optim::MuonSplit split = optim::split_for_muon(
       model, model.config().tie_word_embeddings ? std::vector<std::string>{}
                                                 : std::vector<std::string>{"lm_head.weight"});
-  // Muon and the AdamW for other parameters use one learning rate, which is tuned for AdamW.
+  // Muon, and AdamW for the other parameters, use one learning rate, which is tuned for AdamW.
   const optim::MuonOptions options{.lr = o.lr,
                                    .weight_decay = o.weight_decay,
                                    .momentum = o.momentum,
@@ -338,7 +338,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Ll
   return std::make_unique<optim::Ema>(std::move(base), *o.ema);
 }
 
-/// The learning-rate schedule that --schedule and its further flags describe.
+/// Returns the learning-rate schedule that --schedule and its further flags describe.
 optim::LrSchedule make_schedule(const TrainOptions& o) {
   return optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
                             .warmup = o.warmup,
@@ -364,8 +364,8 @@ namespace {
 /// cost the same.
 constexpr double kProduct = 2;
 
-/// The stage of forward that uses a parameter: 0 for the embedding, one stage for each layer, and a
-/// last stage for the remaining parameters.
+/// Returns the stage of forward that uses a parameter: 0 for the embedding, 1 to N for the N
+/// layers, and N + 1 for the remaining parameters.
 std::int64_t stage_of(const std::string& name, const Config& config) {
   const std::string layers = "model.layers.";
   if (name.starts_with(layers)) {
@@ -378,7 +378,7 @@ bool is_trained(const nn::ParameterSlot& slot) {
   return slot.get().requires_grad();
 }
 
-/// The first stage with a trained parameter; backward ends there.
+/// Returns the first stage (stage_of) with a trained parameter; backward ends there.
 std::int64_t first_trained(const Llama& model) {
   std::int64_t first = 1 + model.config().num_hidden_layers;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -389,14 +389,14 @@ std::int64_t first_trained(const Llama& model) {
   return first;
 }
 
-/// Whether a product computes the gradient of its input. In the layer with the first trained
-/// weight, the result is true also for the few products before this weight.
+/// Whether the matrix products of a stage compute the gradient of their input. In the layer with
+/// the first trained weight, the result is true even for the few products before that weight.
 bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
 
-/// FLOPs per token of all products with weights. An embedding is a lookup without a product, unless
-/// it is also the head.
+/// FLOPs per token of all matrix products with weights. An embedding is a lookup without a matrix
+/// product, unless it is also the head.
 double products_of(const Llama& model, std::int64_t first) {
   const Config& config = model.config();
   double flops = 0;
@@ -413,8 +413,7 @@ double products_of(const Llama& model, std::int64_t first) {
   return flops;
 }
 
-/// FLOPs per token of attention: two products per layer in forward, and two products for each of
-/// these products in backward.
+/// FLOPs per token of attention: two matrix products per layer in forward, and four in backward.
 double attention_of(const Config& config, std::int64_t sequence, std::int64_t first) {
   const std::int64_t layers = config.num_hidden_layers;
   const auto with_gradient = static_cast<double>(layers - std::max<std::int64_t>(first - 1, 0));
@@ -440,15 +439,15 @@ observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
 
 namespace {
 
-/// Fills the weights even if a checkpoint replaces them later, because an optimizer requires filled
-/// parameters.
+/// Sets the weights even if a checkpoint replaces them later, because an optimizer requires
+/// initialized parameters.
 void fill_model(Llama& model, const TrainOptions& options, comm::World& world, bool loads) {
   if (options.model.empty() || loads) {
     nn::init_weights(model, options.seed);
   } else {
     nn::init_buffers(model);
     checkpoint::load_hugging_face(model, world, options.model);
-    // Initializes adapters, which the model's folder does not contain.
+    // Initializes the LoRA adapters, which the model's folder does not contain.
     nn::init_unfilled(model, options.seed);
   }
   nn::check_initialized(model);
@@ -459,7 +458,7 @@ void fill_model(Llama& model, const TrainOptions& options, comm::World& world, b
 std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
   std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
   fill_model(*model, run.options, *run.world, loads);
-  // Buffers (the rotary tables) are on the compute device, also with --offload.
+  // Buffers (the rotary tables) stay on the compute device, even with --offload.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
     slot->swap(slot->get().to(c10::Device(run.options.device)));
   }
@@ -519,7 +518,7 @@ data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) cons
 
 observe::StepMetrics LlamaRun::step() {
   meter_.begin();
-  // All micro-batches are copied to the device first, so that the host queues the step without
+  // All micro-batches are copied to the device first, so that the CPU queues the whole step without
   // waiting.
   const data::BatchLoader::Batch batch = own_rows(prefetch_->load(state.samples / options.batch));
   meter_.data_ready();
@@ -548,8 +547,8 @@ observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions
 
 }  // namespace
 
-/// The mesh and the one-rank model compute the training loss: the mean of the losses over all ranks
-/// must equal the loss on one rank.
+/// Both models, on the mesh and on one rank, compute the training loss: the mean of the losses over
+/// all ranks must equal the loss on one rank.
 std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
       run.data.loader
@@ -584,9 +583,9 @@ TrainOptions on_cpu(TrainOptions options) {
   return options;
 }
 
-/// A number that is equal for those ranks of a sequence that have equal sizes. The first and the
-/// last rank differ from other ranks: both make fewer calls, and the first rank has the most
-/// gradient terms. With a sliding window, all ranks differ.
+/// Returns a number that is equal for context-parallel ranks with equal work. The first and the
+/// last rank differ from all others: both make fewer calls, and the first rank adds the most
+/// gradients. With a sliding window, all ranks differ.
 std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
   if (window > 0) {
     return rank;
@@ -594,8 +593,8 @@ std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_
   return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
 }
 
-/// Sizes in which ranks differ: this rank's part of the batch and, with context parallelism, of the
-/// sequence.
+/// Returns sizes in which ranks differ: this rank's part of the batch and, with context
+/// parallelism, of the sequence.
 std::vector<std::int64_t> sizes_of(const LlamaRun& run,
                                    const std::vector<std::int64_t>& coordinate) {
   const TrainOptions& o = run.options;

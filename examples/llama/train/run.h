@@ -26,14 +26,14 @@ namespace llama {
 /// first use of a device.
 void choose_kernels(const TrainOptions& options);
 
-/// The configuration of --model or --config, cut to --layers layers. Throws tessera::Error, before
-/// memory is allocated, for a --seq above both a million tokens and the model's positions, and for
-/// heads that cannot be split over --tp.
+/// Returns the configuration of --model or --config, cut to --layers layers. Throws tessera::Error,
+/// before memory is allocated, for a --seq above both a million tokens and the model's positions,
+/// and for heads that cannot be split over --tp.
 Config model_config(const TrainOptions& options);
 
 /// Throws the errors of model_config(), and Error for --lora-targets and --freeze that don't fit
-/// the model. Needs no world: an error that all ranks have is found before the ranks connect, so
-/// that no rank reports a missing rank.
+/// the model. Needs no world (comm::World): such errors are found before the ranks connect, so that
+/// no rank reports a missing rank.
 void check_model(const TrainOptions& options);
 
 /// Replaces --ac auto by the least recomputation whose planned memory fits into --memory, or into
@@ -42,11 +42,11 @@ void check_model(const TrainOptions& options);
 /// with --ac auto.
 TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
 
-/// FLOPs per token of a training step. Gradients that are not computed are not counted: of weights
+/// Returns FLOPs per token of a step. Gradients that are not computed are not counted: of weights
 /// that --freeze or --lora-rank leaves untrained, and of inputs before the first trained weight.
 tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
-/// FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown. Measuring is
-/// collective over `world`.
+/// Returns the FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown.
+/// With --peak-flops measure, collective over `world`.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
 
 /// The tokens of a run, in batches.
@@ -58,7 +58,7 @@ struct TrainingData {
   tessera::data::TokenSourcePtr eval_text;  ///< tokens of --eval-text, whose bytes are counted for
                                             ///< the loss per byte
   std::shared_ptr<const tessera::data::BatchLoader>
-      eval_loader;  ///< nullptr without --eval-text or --eval-tokens
+      eval_loader;  ///< loads held-out data; nullptr without --eval-text or --eval-tokens
   nlohmann::json samples = nlohmann::json::object();  ///< the settings by which files are cut into
                                                       ///< samples
 };
@@ -67,41 +67,41 @@ struct TrainingData {
 /// fit the model.
 TrainingData open_training_data(const TrainOptions& options, const Config& config);
 
-/// The fingerprint of everything that samples depend on: files, tokenizer, tokens around texts,
-/// sizes. Saved in checkpoints. Reads a part of each file.
+/// Returns the fingerprint of everything that samples depend on: files, tokenizer, begin and end
+/// tokens, sizes. Checkpoints save it. Reads a part of each file.
 nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData& data);
 
-/// The first difference between a checkpoint's and a run's data, by their fingerprints; "" if there
-/// is none.
+/// Describes the first difference between the data fingerprints of a checkpoint and of a run; "" if
+/// there is none.
 std::string data_change(nlohmann::json saved, nlohmann::json now);
 
 /// Describes the first value of `now` that differs from `saved`, and its path:
-/// "files["t.bin"].bytes is 4 instead of 3"; "" if they are equal. `at`: the path of both values.
+/// "files["t.bin"].bytes is 4 instead of 3"; "" if both are equal. `at`: the path of both values.
 std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
                              const std::string& at = "");
 
 /// Throws tessera::Error unless all ranks have the same data, including the held-out text. The
-/// message has the first rank whose data differ from rank 0's, and the difference. Collective over
-/// `world`.
+/// message names the first rank whose data differ from rank 0's, and the difference. Collective
+/// over `world`.
 void check_same_data(const TrainOptions& options, const TrainingData& data,
                      tessera::comm::World& world);
 
 /// A run's data, model and optimizer, created from its flags. The constructor and all methods that
 /// compute are collective over `world`.
 struct LlamaRun {
-  /// Fills the model from --model or by --seed; `loads`: whether a checkpoint will replace the
+  /// Sets the weights from --model or by --seed; `loads`: whether a checkpoint will replace the
   /// values. Throws tessera::Error for wrong flags, files or data.
   LlamaRun(TrainOptions run_options, tessera::comm::WorldPtr run_world, bool loads = false);
 
   /// Runs the next step, and returns all its metrics except the throughput.
   tessera::observe::StepMetrics step();
-  /// The loss of micro-batch `i` of this rank's rows: the mean or, with loss.tokens, this rank's
-  /// share of a sum.
+  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean or, with loss.tokens,
+  /// this rank's share of a sum.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
-  /// The loss options of --label-smoothing and --z-loss.
+  /// Returns the loss options of --label-smoothing and --z-loss.
   tessera::tensor_parallel::CrossEntropyOptions loss_options() const;
-  /// The rows of a batch that this rank computes, on the rank's device.
+  /// Returns the sequences of a batch that this rank computes, on the rank's device.
   tessera::data::BatchLoader::Batch own_rows(tessera::data::BatchLoader::Batch batch) const;
   bool is_main() const { return world->rank() == 0; }
   bool uses_cuda() const { return options.device == "cuda"; }
@@ -113,7 +113,7 @@ struct LlamaRun {
   tessera::DeviceMesh data_ranks;   ///< 1-D mesh of the ranks with different tokens
   Config config;
   TrainingData data;
-  std::vector<tessera::data::RowRange> rows;  ///< this rank's rows of each batch, by micro-batch
+  std::vector<tessera::data::RowRange> rows;  ///< this rank's samples of each batch
   std::shared_ptr<Llama> model;
   std::unique_ptr<tessera::optim::Optimizer> optimizer;
   tessera::training::TrainState state;
@@ -129,13 +129,13 @@ struct LlamaRun {
 /// if the mesh's results differ from one rank's. Collective.
 std::string verify(LlamaRun& run);
 
-/// The run of `options` in a comm::fake_world of its ranks, or in a world on this CPU. The run
-/// reads only the model's configuration and writes nothing. Throws tessera::Error for options that
-/// llama_train rejects.
+/// Returns the run of `options` for planning, in a comm::fake_world of its ranks, or in a world on
+/// this CPU. The run reads only the model's configuration and writes nothing. Throws tessera::Error
+/// for options that llama_train rejects.
 tessera::planning::Run planned_run(const TrainOptions& options,
                                    const tessera::comm::WorldPtr& world);
 
-/// The LoRA options that --lora-rank and its further flags describe.
+/// Returns the LoRA options that --lora-rank and its further flags describe.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 
 /// Runs llama_train with all its outputs. `signals`: after a signal, the run finishes the current

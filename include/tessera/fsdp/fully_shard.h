@@ -19,19 +19,19 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// Makes `module` one FSDP unit: FSDP2's fully_shard. The parameters of `module` and of modules
-/// below it that belong to no unit yet are split over `mesh`, on dimension 0 as torch.chunk does
-/// unless the options say otherwise (a scalar is replicated). A unit's parameters are gathered
-/// together before forward and before backward and freed afterwards. Their gradients are
+/// Makes `module` one FSDP unit (FSDP2's fully_shard). Its parameters are those of `module` and of
+/// modules below that belong to no unit yet. They are split over `mesh`: on dimension 0 as by
+/// torch.chunk, unless the options say otherwise (scalars are replicated). A unit's parameters are
+/// gathered together before forward and before backward and freed afterwards. Their gradients are
 /// reduce-scattered together and averaged over `mesh`. Apply fully_shard bottom-up: blocks first,
 /// the root last. Call the root's forward as root(x), because root.forward(x) skips the hooks.
-/// Outside of forward and backward the slots contain the shards, even while a unit stays gathered.
+/// Outside of forward and backward the module's parameters are the shards, even while gathered.
 /// Parameters may be on the meta device.
 ///
-/// `mesh`: one dimension, which shards; or two dimensions, of which the first replicates and the
-/// second shards (HSDP: gradients are also all-reduced over the first). Parameters are moved to the
-/// mesh's device. If `mesh` is a slice of a larger mesh, parameters that tensor parallelism has put
-/// on another slice become distributed on both slices.
+/// `mesh`: one dimension, over which parameters are sharded. Or two dimensions (HSDP): replicas
+/// along the first, shards along the second; gradients are also all-reduced over the first.
+/// Parameters are moved to the mesh's device. If `mesh` is a slice of a larger mesh, parameters
+/// that tensor parallelism has put on another slice become distributed on both slices.
 ///
 /// Buffers are moved to the mesh's device as well, and so are the inputs of the root's forward,
 /// except meta and distributed tensors.
@@ -40,13 +40,13 @@ namespace tessera::fsdp {
 /// may run them for a root and the units below it. A parameter that a rank did not use counts as a
 /// zero gradient of this rank; a parameter that no rank used gets no gradient. docs/fsdp.md
 /// describes the order of events and the legal orders of calls. Throws Error, before anything is
-/// changed, for a mesh with other dimensions, options that contradict each other, a module that is
-/// already a unit, and a parameter that cannot be split as requested or is shared with a module
-/// outside.
+/// changed, for a mesh without one or two dimensions, options that contradict each other, a module
+/// that is already a unit, and a parameter that cannot be split as requested or is shared with a
+/// module outside of `module`.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
-/// Makes several modules one unit, which is gathered before the first of these modules runs and
-/// freed after the last of these modules has run. All of the modules must run in each forward, and
-/// none may be the root.
+/// Makes several modules one FSDP unit. The unit is gathered before the first of these modules runs
+/// and freed after the last of these modules has run. All of the modules must run in each forward,
+/// and none may be the root.
 void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& mesh,
                  const Options& options = {});
 
@@ -63,20 +63,20 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// throws Error for a bucket_cap_mb that is not positive.
 void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 
-/// The weight by which a rank multiplies the mean loss over its own `rows`, so that the gradients
-/// that FSDP averages over the ranks of `mesh` are those of the mean over all rows: rows * ranks /
-/// all rows. `mesh`: the root's mesh, with any number of dimensions. A rank without rows has no
-/// mean (libtorch returns NaN); give it a zero loss, such as y.sum() of a result without rows.
+/// Returns the weight rows * ranks / (rows of all ranks) for this rank's loss, the mean over its
+/// `rows` rows of the batch. FSDP's average over the ranks is then the gradient of the mean over
+/// all rows. `mesh`: the root module's mesh, with any number of dimensions. A rank without rows has
+/// no mean (libtorch returns NaN); give it a zero loss, such as y.sum() of a result without rows.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
-/// Collective, between the hosts. Throws Error on all ranks if a number of rows is negative or if
-/// no rank has rows.
+/// Collective; the ranks exchange CPU values only. Throws Error on all ranks if a number of rows is
+/// negative or if no rank has rows.
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
 /// A mesh of all ranks of `world` with one dimension, "dp", which is FSDP2's default. The world
 /// must be passed, because a process has no default world: its threads may be ranks of one or of
 /// several worlds. Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-/// A callable for a method, other than forward, that uses the parameters of a unit. A call behaves
+/// Calls a method, other than forward, that uses the parameters of an FSDP unit. A call behaves
 /// like forward: the parameters are unsharded during the call, and their gradients are reduced in
 /// the backward of the call. See register_forward_method.
 template <class M, class Method>
@@ -84,8 +84,8 @@ class ForwardMethod {
  public:
   ForwardMethod(M& module, Method method) : module_(&module), method_(method) {}
 
-  /// Calls the method with copies of the arguments and returns its result. Collective, with
-  /// gradients, like forward.
+  /// Calls the method with copies of the arguments and returns its result. Collective and
+  /// differentiable, like forward.
   template <class... Args>
   auto operator()(Args&&... args) const {
     const auto method = [this](auto&... values) { return (module_->*method_)(values...); };
@@ -145,19 +145,19 @@ class UnshardHandle {
   std::weak_ptr<Unit> unit_;
 };
 
-/// Gathers the parameters of the unit of `module` by hand, but not those of units below.
-/// Collective. Waits for the work that the compute lane has issued, which may write the shards.
-/// Does nothing if the parameters are already unsharded. If shards were written since the last
-/// gather, the next unshard, start_unshard, UnshardScope or forward gathers them again on all
-/// ranks; the hosts compare whether any rank has written. Throws Error for a module that is not a
-/// unit, for parameters that are still on the meta device, and if ranks gather different units.
+/// All-gathers the parameters of the unit of `module`, but not those of units below. Collective.
+/// First waits for the work issued on the compute stream, which may write the shards. Does nothing
+/// if the parameters are already unsharded. If shards were written since the last gather, the next
+/// unshard, start_unshard, UnshardScope or forward gathers them again on all ranks; the ranks
+/// compare CPU flags that tell whether any rank has written. Throws Error for a module that is not
+/// a unit, for parameters that are still on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
-/// unsharded. Before a backward, either all ranks must free a unit that may be unused, or none.
-/// Unsharded parameters are copies: if the program has written to an unsharded parameter since
-/// unshard, reshard throws Error after it has freed the parameters. A forward before reshard also
-/// throws Error for such a write, and does not free the parameters. Throws Error for a module that
-/// is not a unit.
+/// unsharded. Before a backward, a unit with Options::may_be_unused must be freed on all ranks or
+/// on none. Unsharded parameters are copies: if the program has written to an unsharded parameter
+/// since unshard, reshard throws Error after it has freed the parameters. A forward before reshard
+/// also throws Error for such a write, and does not free the parameters. Throws Error for a module
+/// that is not a unit.
 void reshard(nn::ModuleBase& module);
 /// Starts to gather the parameters of a unit, with the values that the shards have at this call.
 /// Forward, unshard or the returned handle waits for the gather. Collective. Throws the errors of
@@ -175,54 +175,54 @@ class UnshardScope {
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< nullptr if the slots already contained the unsharded parameters
+  std::shared_ptr<Unit> unit_;  ///< nullptr if the module already had its unsharded parameters
   bool was_unsharded_;  ///< whether the parameters were already gathered, for a later backward
 };
 
-// Settings that may change between iterations. Settings must be the same on every rank, like the
-// collectives that they control. A setting applies to the unit of `module` and, unless `recurse` is
-// false, to the units of modules below `module`. No setter is collective. Each setter throws Error,
-// before anything is changed, if there is no such unit.
+// The functions below change settings, also between iterations. Settings must be the same on every
+// rank, because settings control collectives. A setting applies to the unit of `module` and, unless
+// `recurse` is false, to the units of modules below `module`. No setter is collective. Each setter
+// throws Error, before anything is changed, if no such unit exists.
 
-/// True frees the parameters after forward (ZeRO-3); false keeps the parameters gathered for
+/// `reshard` true frees the parameters after forward (ZeRO-3); false keeps them gathered for
 /// backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// False: parameters stay gathered after backward, until reshard() or a later backward frees them.
-/// Use false for micro-batches if nothing writes to the parameters between them. After a write,
-/// such as an optimizer's step, the next forward gathers the parameters again.
+/// With `reshard` false, parameters stay gathered after backward, until reshard() or a later
+/// backward frees them. Use false if nothing writes to the parameters between micro-batches. After
+/// a write, such as an optimizer's step, the next forward gathers the parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
-/// False: backward reduces nothing, and each rank accumulates its unsharded gradients (in
+/// With `sync` false, backward reduces nothing: each rank adds up its unsharded gradients (in
 /// reduce_dtype) until the first backward with true reduces the sum. Until then `.grad` of a
 /// parameter can be dropped (zero_grad) but not read. This accumulates micro-batches at the cost of
 /// the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
-/// Under HSDP, false: backward sums gradients over the ranks that shard and stores the sums, in
-/// reduce_dtype. The next backward with true adds the stored sums to its own sums and then sums
-/// over the replicas. Micro-batches may use different parameters.
+/// With `all_reduce` false (HSDP), backward sums gradients over the shard dimension of the mesh
+/// only and stores the sums, in reduce_dtype. The next backward with true adds the stored sums to
+/// its own sums and then sums over the replicas. Micro-batches may use different parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
-/// False: the reductions of the next backwards may still be in progress when backward returns.
-/// Gradients are complete after a later backward with true. Until then `.grad` of a parameter whose
-/// reduction is in progress can be dropped (zero_grad) but not read. Use false for all
-/// micro-batches except the last. `module`: the root.
+/// With `last` false, reductions may still be in progress when a backward returns. Gradients are
+/// complete after a later backward with true. Until then `.grad` of a parameter whose reduction is
+/// in progress can be dropped (zero_grad) but not read. Use false for all micro-batches except the
+/// last. `module`: the root.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
-/// False: backward does not gather the parameters of the unit, because the gradients can be
-/// computed without them (an embedding, for example).
+/// With `unshard` false, backward does not gather the unit's parameters, for units whose gradients
+/// do not need the parameters (an embedding, for example).
 void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse = false);
-/// Sets the divisor of the summed gradients. Default: the number of ranks of the root's mesh; for
-/// parameters on ranks that are not all in that mesh, the number of ranks of the parameters' own
-/// mesh. Use 1 for a loss that every rank computes from the gathered features of all ranks. Throws
-/// Error for a factor that is not positive and finite.
+/// Sets the divisor of the summed gradients. Default: the number of ranks of the root's mesh, or of
+/// a parameter's own mesh if that mesh has ranks outside of the root's mesh. Use 1 for a loss that
+/// every rank computes from the gathered features of all ranks. Throws Error for a factor that is
+/// not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
-/// True: gradients are summed undivided and divided once, after the sum. This is the default for
-/// all types except fp16. With fp16, a part of the division precedes the sum, to avoid overflow;
-/// pass true if the hardware sums in a wider type, or if the gradients are small enough.
+/// With `force` true, gradients are summed undivided and divided once, after the sum. This is the
+/// default for all types except fp16. With fp16, a part of the division precedes the sum, to avoid
+/// overflow; pass true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
-/// True: units gather in the compute lane, where the collective itself overlaps computation (on
-/// CUDA, in NCCL's stream) until unshard waits for it. The gathered memory then belongs to the
-/// compute lane alone, so the next layer can use the memory at once. But a gather begins only after
-/// the computation that was issued before it, so only a gather that is started ahead overlaps.
-/// Takes effect at the next gather of each unit.
+/// With `async_op` true, units issue all-gathers on the compute stream. On CUDA the collective runs
+/// on NCCL's stream and overlaps computation until unshard waits for it. The gathered memory
+/// belongs to the compute stream alone, so the next layer can use the memory at once. But a gather
+/// starts only after the computation issued before it, so only a prefetched gather overlaps. Takes
+/// effect at the next gather of each unit.
 void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
 
 /// Changes the reduced gradients of a unit in place, before they are divided, for example to reduce
@@ -238,9 +238,9 @@ using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 ///   });
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse = true);
 
-/// Makes the gathers of the next forward wait for `event`, the end of the optimizer's update.
-/// Without this call the gathers wait for all work that was issued before the forward. Applies to
-/// one forward. `root`: the root module.
+/// Makes the all-gathers of the next forward wait for `event`, the end of the optimizer's update.
+/// Without this call the all-gathers wait for all work that was issued before the forward. Applies
+/// to one forward. `root`: the root module.
 ///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
 ///   optimizer.step();
 ///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));

@@ -19,7 +19,7 @@ namespace tessera::fsdp {
 /// The types of computation and communication. Sharded parameters, their gradients and the
 /// optimizer state keep the type with which the parameter was made.
 struct MixedPrecisionPolicy {
-  /// Type of all-gathers and computation; nullopt: unchanged.
+  /// The type of all-gathers and computation; default: the type of the parameter.
   std::optional<c10::ScalarType> param_dtype{};
   /// The type of gradient reductions; default: param_dtype.
   std::optional<c10::ScalarType> reduce_dtype{};
@@ -32,12 +32,12 @@ struct MixedPrecisionPolicy {
   bool restore_input_dtype = false;
 };
 
-// The functions in Options (PlacementFunction, MeshFunction) are called within fully_shard, once
-// for each parameter. The parameter may be on the meta device. The result must be the same on every
+// The functions in Options (PlacementFunction, MeshFunction) are called by fully_shard, once for
+// each parameter. The parameter may be on the meta device. The result must be the same on every
 // rank.
 
-/// Chooses the placement of a parameter (by its name within the unit) on the dimension that shards:
-/// Shard(d) for any dimension, or Replicate(). nullopt means Shard(0).
+/// Chooses the placement of a parameter (by its name within the unit) on the shard dimension of the
+/// mesh: Shard(d) for any dimension d, or Replicate(). nullopt means Shard(0).
 ///   options.shard_placement = [](const std::string& name, const at::Tensor& parameter) {
 ///     return name.ends_with("bias") ? std::optional<Placement>(Replicate{})
 ///                                   : std::optional<Placement>(Shard{parameter.dim() - 1});
@@ -54,28 +54,28 @@ using PlacementFunction =
 using MeshFunction =
     std::function<std::optional<DeviceMesh>(const std::string& name, const at::Tensor& parameter)>;
 
-/// Stores shards in host memory, and also gradients and the optimizer state. Parameters are
-/// gathered on the mesh's device.
+/// Stores shards, gradients and the optimizer state in CPU memory. Parameters are gathered on the
+/// mesh's device.
 struct OffloadPolicy {
   /// Whether to use page-locked memory if there is a CUDA device, so that copies overlap
   /// computation.
   bool pin_memory = true;
 };
 
-/// How a unit is sharded, gathered and reduced.
+/// How an FSDP unit is sharded, gathered and reduced.
 struct Options {
   MixedPrecisionPolicy mp_policy{};
-  /// Whether and how shards are stored in host memory. Default: shards are stored on the mesh's
+  /// Whether and how shards are stored in CPU memory. Default: shards are stored on the mesh's
   /// device.
   std::optional<OffloadPolicy> offload_policy{};
   /// True: free the gathered parameters after forward and gather them again in backward (ZeRO-3).
   /// False: keep the parameters gathered between forward and backward (ZeRO-2). Default: true,
-  /// except for a root without a post_forward_mesh_size.
+  /// except for a root unit without a post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
-  /// A number n. If n > 1: when the parameters are freed after forward, each of n neighbouring
-  /// ranks stores 1/n of the gathered parameters, so that backward gathers among these ranks only
-  /// (hpZ of ZeRO++; FSDP2's reshard_after_forward=n). n must divide the number of ranks that
-  /// shard. If n is 1 or the number of all ranks that shard, only the shards are stored.
+  /// A number n > 1 lets each of n neighbouring ranks store 1/n of the gathered parameters after
+  /// forward. Backward then gathers among these ranks only (hpZ of ZeRO++; FSDP2's
+  /// reshard_after_forward=n). n must divide the number of ranks in the shard dimension of the
+  /// mesh. If n is 1 or that number, only the shards are stored.
   std::int64_t post_forward_mesh_size = 1;
   /// True: some ranks may skip this unit in a forward (a branch, an expert). All ranks then gather
   /// the unit when the root's forward begins, or when a backward begins and the unit was freed. All
@@ -86,7 +86,7 @@ struct Options {
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters. Parameters with their own mesh are gathered and reduced
   /// over that mesh. If that mesh is a part of the unit's mesh, other parts of the unit's mesh have
-  /// other parameters, and norms of gradients count all of them. The sums of gradients are divided
+  /// other parameters, and gradient norms include all of these. The sums of gradients are divided
   /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
@@ -97,12 +97,12 @@ struct Options {
   /// otherwise an Error. The frozen parameters of such a unit are gathered for backward with the
   /// trainable parameters; a separate unit of frozen parameters would not be gathered.
   bool allow_mixed_frozen = false;
-  /// For replicate, and for HSDP with one rank in the dimension that shards: gradients are
-  /// all-reduced in buckets of at most this many MiB of parameters, and each larger parameter has
-  /// its own bucket (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the
-  /// gradients of earlier parameters, if the whole model is one unit whose parameters have no
-  /// hooks, and if no other model of FSDP takes part in the same backward. The program must then
-  /// not call collectives of the same process group in backward.
+  /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
+  /// buckets of at most this many MiB of parameters, and each larger parameter has its own bucket
+  /// (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the gradients of
+  /// earlier parameters, if the whole model is one unit without parameter hooks and no other FSDP
+  /// model takes part in the same backward. The program must then not call collectives of the same
+  /// process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
 

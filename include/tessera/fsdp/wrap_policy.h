@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// A module that may become a unit.
+/// A module that may become an FSDP unit.
 struct Candidate {
   const std::string& fqn;
   const nn::ModuleBase& module;
@@ -22,9 +22,9 @@ struct Candidate {
   const Options& root_options;
 };
 
-/// Decides whether a module becomes a unit: returns the unit's options, or nullopt. plan_units
-/// calls the policy once for each module, children first. The policy must return the same options
-/// on every rank.
+/// Decides whether a module becomes an FSDP unit. Returns the unit's options, or nullopt for no
+/// unit. plan_units calls the policy once for each module, children first. The policy must return
+/// the same options on every rank.
 ///   const fsdp::Policy policy =
 ///       [](const fsdp::Candidate& candidate) -> std::optional<fsdp::Options> {
 ///     if (!candidate.fqn.starts_with("block") || candidate.numel < 100) {
@@ -37,9 +37,9 @@ struct Candidate {
 ///   fsdp::apply_plan(*model, mesh, fsdp::plan_units(*model, policy));
 using Policy = std::function<std::optional<Options>(const Candidate& candidate)>;
 
-/// Chooses modules for which `predicate` is true, with the root's options.
+/// A policy that makes modules units if `predicate` is true, with the root's options.
 Policy wrap_if(std::function<bool(const Candidate&)> predicate);
-/// Chooses modules of class M, or of classes derived from M, with the root's options.
+/// A policy that makes modules of class M, or of derived classes, units with the root's options.
 template <class M>
 Policy wrap_class() {
   return wrap_if([](const Candidate& candidate) {
@@ -50,7 +50,7 @@ Policy wrap_class() {
 /// with the root's options. plan_units throws Error for a pattern that matches no FQN.
 Policy wrap_named(std::string pattern);
 
-/// One unit of a wrap plan.
+/// One FSDP unit of a WrapPlan.
 struct PlannedUnit {
   std::string fqn;  ///< the FQN of the unit's module; "" is the root
   Options options;
@@ -62,12 +62,12 @@ struct PlannedUnit {
 /// The units of a model in the order in which they are applied: children first, the root last.
 using WrapPlan = std::vector<PlannedUnit>;
 
-/// The units that `policy` chooses. The root always becomes a unit, with `root_options`. Each
-/// parameter is in the lowest unit that contains all modules that share the parameter. Modules that
-/// are units already, and modules below such modules, are left out. Changes nothing and does not
-/// communicate. Throws Error for a unit with both frozen and trainable parameters (unless
-/// Options::allow_mixed_frozen is set), for a module that cannot be a unit, and for a parameter
-/// that is shared with a module outside of `root`.
+/// Returns the FSDP units that `policy` chooses. The root always becomes a unit, with
+/// `root_options`. Each parameter is in the lowest unit that contains all modules that share the
+/// parameter. Modules that are units already, and modules below such modules, are left out. Changes
+/// nothing and does not communicate. Throws Error for a unit with both frozen and trainable
+/// parameters (unless Options::allow_mixed_frozen is set), for a module that cannot be a unit, and
+/// for a parameter that is shared with a module outside of `root`.
 WrapPlan plan_units(const nn::ModuleBase& root, const Policy& policy,
                     const Options& root_options = {});
 

@@ -54,7 +54,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   AdamW(const nn::ModuleBase& module, AdamWOptions options);
 
  private:
-  /// The learning rate of a group as a tensor on a device, and as a number on the host.
+  /// The learning rate of a group as a tensor on a device, and as a number in CPU memory.
   struct Rate {
     std::size_t group;
     double value;
@@ -80,8 +80,8 @@ struct SgdOptions {
 };
 
 /// Stochastic gradient descent over local shards, with fused kernel calls and fp32 updates of
-/// narrower parameters as in AdamW. torch.optim.SGD without dampening. State: "momentum_buffer" if
-/// a group has momentum.
+/// narrower parameters as in AdamW. Like torch.optim.SGD without dampening. State:
+/// "momentum_buffer" if a group has momentum.
 ///
 /// step() is collective under the same conditions as step() of AdamW, and throws the same Errors.
 class Sgd : public GroupedOptimizer<SgdOptions> {

@@ -24,18 +24,17 @@ struct NormOptions {
   /// meshes of the parameters, which must contain all other root meshes. Must be set if no rank
   /// knows all meshes, for example if each pipeline stage has its own mesh.
   DeviceMesh over = {};
-  /// Mesh dimensions along which slices of the mesh have different parameters instead of copies:
-  /// "pp" for pipeline stages on mesh["dp"] of (pp, dp), "ep" for experts on mesh["edp"] of (ep,
-  /// edp). A parameter on such a slice is counted at every coordinate of these dimensions, and only
-  /// at coordinate 0 of the other dimensions that the slice does not have. The names are dimension
-  /// names of `over` or of the mesh that was sliced; an unknown name is an Error, on every rank.
-  /// Not needed for FSDP's parameters with their own mesh (Options::parameter_mesh), whose slots
-  /// record the mesh.
+  /// Names of mesh dimensions along which submeshes have different parameters, not copies: "pp" for
+  /// pipeline stages on mesh["dp"] of a mesh (pp, dp), "ep" for experts on mesh["edp"] of (ep,
+  /// edp). Such a parameter counts at every coordinate of these dimensions, but only at coordinate
+  /// 0 of other dimensions that the submesh does not have. Names are looked up in `over` and in the
+  /// root meshes; an unknown name is an Error on every rank. For FSDP's Options::parameter_mesh no
+  /// name is needed.
   std::vector<std::string> distinct_along = {};
 };
 
-/// The norm of all gradients together. Each element of the global tensors is counted once, by one
-/// of the ranks that store the element. An infinite or NaN value on any rank makes the norm
+/// Returns the norm of all gradients together. Each element of the global tensors is counted once,
+/// by one of the ranks that store the element. An infinite or NaN value on any rank makes the norm
 /// infinite or NaN on every rank. Gradients may be plain (the same on every rank) or distributed on
 /// any meshes of one world; pending sums are reduced first. Parameters without a gradient count as
 /// zeros.
@@ -72,12 +71,12 @@ ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_no
 
 namespace detail {
 
-/// Text that names the non-finite gradients: "rank 1 brought what is not finite to the reduction of
-/// parameter 'head.bias'". For a parameter without FSDP, whose source rank is not known: "not
-/// finite on rank 0 is that of parameter 'head.weight'". "" if all gradients are finite. FSDP saves
-/// the smallest gradient of each unit from the step's last reduction for this text. The result is
-/// the same on every rank. Collective like grad_norm(). Waits for the device, so call
-/// describe_nonfinite() only for a step that has failed.
+/// Returns a text that names the non-finite gradients: "rank 1 brought what is not finite to the
+/// reduction of parameter 'head.bias'". For a parameter without FSDP, whose source rank is not
+/// known: "not finite on rank 0 is that of parameter 'head.weight'". "" if all gradients are
+/// finite. FSDP saves the smallest gradient of each unit from the step's last reduction for this
+/// text. The result is the same on every rank. Collective like grad_norm(). Waits for the device,
+/// so call describe_nonfinite() only for a step that has failed.
 std::string describe_nonfinite(const std::vector<nn::SlotPtr>& parameters,
                                const NormOptions& options = {});
 

@@ -89,23 +89,23 @@ class GradScaler {
   /// the optimizer stepped, which is the same on every rank. If neither clip_grad_norm_ nor
   /// unscale_ was called before, step() calls grad_norm() with `options`, and is then collective
   /// like grad_norm(). With pipeline stages, whose ranks must skip the same steps, set
-  /// NormOptions::over in the first of these calls. Throws Error, on every rank, if the scale would
-  /// fall below min_scale; the scale is then unchanged. Throws Error if a parameter with a gradient
-  /// was not among those clipped or unscaled.
+  /// NormOptions::over in the first call of each step. Throws Error, on every rank, if the scale
+  /// would fall below min_scale; the scale is then unchanged. Throws Error if a parameter with a
+  /// gradient was not clipped or unscaled before.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// The result of clip_and_step().
   struct ClippedStep {
     at::Tensor norm;  ///< the gradient norm before clipping, as clip_grad_norm_ returns it
-    /// Whether the optimizer stepped, as returned by step. Without scaling on a GPU always true,
-    /// because the host does not wait for the norm.
+    /// Whether the optimizer updated the parameters, as step() returns. Always true on a GPU
+    /// without scaling, because the CPU does not wait for the norm.
     bool stepped;
   };
-  /// Combines clip_grad_norm_ and step. If the scaler is not enabled, this saves a pass over the
-  /// gradients: the optimizer multiplies them while it reads them (optim::clip_factor). The
+  /// Clips the gradients and steps. If the scaler is not enabled, the optimizer multiplies the
+  /// gradients while it reads them (optim::clip_factor), which saves a pass over the gradients. The
   /// gradients' values are unspecified afterwards. Throws Error, before anything is changed, if the
-  /// optimizer updates a parameter with a gradient that is not among `parameters`.
-  /// `before_step` is called with the norm before the optimizer steps, but not if the step is
-  /// skipped. If `before_step` throws, the parameters are unchanged.
+  /// optimizer updates a parameter with a gradient that is not among `parameters`. `before_step` is
+  /// called with the norm before the optimizer steps, but not if the step is skipped. If
+  /// `before_step` throws, the parameters are unchanged.
   ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
                             double max_norm, const NormOptions& options = {},
                             const std::function<void(const at::Tensor& norm)>& before_step = {});

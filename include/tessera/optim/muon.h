@@ -37,18 +37,18 @@ struct MuonOptions {
 };
 
 /// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
-/// momentum, approximated by five Newton-Schulz steps. Use it for the matrices of hidden layers,
+/// momentum, approximated by five Newton-Schulz steps. Use Muon for the matrices of hidden layers,
 /// and AdamW for embeddings, the head, norms and biases (see split_for_muon and OptimizerList).
 /// Like torch.optim.Muon, but for any sharding on any mesh, with the result of one process.
 ///
-/// Each matrix is assigned to one rank of its mesh, replicas included, so that the matrix is
-/// orthogonalised once and the work is balanced. One all-to-all sends each matrix, in
+/// Each matrix is assigned to one rank of its mesh, so that the matrix is orthogonalised only once
+/// (even if it has replicas) and the work is balanced. One all-to-all sends each matrix, in
 /// compute_dtype, to its rank; a second all-to-all returns the shards. State: "momentum_buffer".
 ///
 /// step(): collective over the meshes of distributed matrices that require a gradient. If a matrix
 /// has a gradient on some ranks only, the gradients of the other ranks are treated as zeros. The
-/// hosts exchange one byte for each matrix to detect this. A matrix without a gradient on every
-/// rank is skipped. Thread safety: one thread at a time.
+/// ranks exchange one byte for each matrix, between CPUs, to detect such matrices. A matrix without
+/// a gradient on every rank is skipped. Thread safety: one thread at a time.
 class Muon : public GroupedOptimizer<MuonOptions> {
  public:
   /// Throws Error for invalid options and for parameters that are not 2-D.

@@ -26,10 +26,10 @@ struct StateTensor {
   at::Tensor tensor;
 };
 
-/// The interface of an optimizer that training loops use. An optimizer refers to slots instead of
-/// tensors. An optimizer may therefore be constructed before or after tensor parallelism and FSDP
-/// are applied. Thread safety: one thread at a time. To write an optimizer, see GroupedOptimizer in
-/// slot_optimizer.h.
+/// The interface of an optimizer that training loops use. An optimizer refers to parameter slots
+/// (nn::ParameterSlot), not tensors. It may thus be made before or after tensor parallelism and
+/// FSDP are applied. Thread safety: one thread at a time. To write an optimizer, see
+/// GroupedOptimizer in slot_optimizer.h.
 class Optimizer : tessera::detail::NoCopy {
  public:
   virtual ~Optimizer() = default;
@@ -46,10 +46,10 @@ class Optimizer : tessera::detail::NoCopy {
     update(gradient_factor);
   }
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
-  /// plain, 0-d, and equal on every rank. Each product is rounded to the type of the gradient, as
-  /// in clip_grad_norm_(). The host does not wait for the factor. If the factor is not finite,
-  /// AdamW for parameters in fp32, and each optimizer of this library for parameters on a CPU,
-  /// changes neither parameters nor state. An Ema updates its averages even then.
+  /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to its own type, as in
+  /// clip_grad_norm_(). The host does not wait for the factor. If the factor is not finite, AdamW
+  /// for parameters in fp32, and each optimizer of this library for parameters on a CPU, changes
+  /// neither parameters nor state. An Ema still updates its averages.
   void step(const at::Tensor& gradient_factor) {
     check_copies();
     update_scaled(gradient_factor);
@@ -77,13 +77,13 @@ class Optimizer : tessera::detail::NoCopy {
   bool compared_ = false;
 };
 
-/// The state tensors of an optimizer, with names that begin with the FQN of the parameter:
+/// Returns the state tensors of an optimizer, with names that begin with the FQN of the parameter:
 /// "model.norm.weight.exp_avg". Not collective. Throws Error if the optimizer has a parameter that
 /// is not in `module` or below it.
 std::vector<std::pair<std::string, at::Tensor>> named_state(Optimizer& optimizer,
                                                             const nn::ModuleBase& module);
 
-/// The slots of all parameters of `module` and of the modules below it, in order of registration.
+/// Returns the parameter slots (nn::ParameterSlot) of `module` and of all its submodules.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 
 /// Combines several optimizers, each with its own parameters:
@@ -111,10 +111,10 @@ class OptimizerList : public Optimizer {
 
 /// An optimizer that also maintains an exponential moving average of the trainable parameters
 /// (Polyak & Juditsky 1992): after each step of `inner`, average = decay * average + (1 - decay) *
-/// parameter. The average starts with the values of the parameters before the first step, unless a
-/// load has filled the average. Each rank stores the average of its local shards, in fp32 for
-/// shards of a narrower type. The average is part of the optimizer state, under the name "ema".
-/// Checkpoints therefore save the average, and a resumed run continues with the saved average. No
+/// parameter. The average starts with the parameters before the first step, or with the averages of
+/// a loaded checkpoint. Each rank stores the average of its local shards, in fp32 for shards of a
+/// narrower type. The average is part of the optimizer state, under the name "ema". Checkpoints
+/// therefore save the average, and a resumed run continues with the saved average. No
 /// communication.
 class Ema final : public Optimizer {
  public:
@@ -153,8 +153,8 @@ class Ema final : public Optimizer {
 /// How the learning rate changes after the warm-up.
 enum class Schedule : std::uint8_t { kConstant, kLinear, kCosine, kWsd };
 
-/// The schedule with a name: accepts "constant", "linear", "cosine" or "wsd"; throws Error for
-/// anything else.
+/// Returns the schedule for the name "constant", "linear", "cosine" or "wsd". Throws Error for any
+/// other name.
 Schedule parse_schedule(std::string_view name);
 
 /// Options of LrSchedule.
@@ -162,7 +162,7 @@ struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
   std::int64_t warmup = 0;  ///< length of the warm-up in steps
   std::int64_t steps = 0;   ///< steps of the whole run; required unless the schedule is constant
-  /// The last part of the run in which a kWsd rate falls, as a fraction of the steps.
+  /// The length of the decay at the end of a kWsd schedule, as a fraction of `steps`.
   double decay_ratio = 0.2;
   double min_factor = 0;  ///< final rate, as a fraction of the full rate
 };
@@ -182,7 +182,7 @@ class LrSchedule {
   /// Throws Error for negative steps and for fractions outside [0, 1]. A warm-up of at least
   /// `steps` never ends.
   explicit LrSchedule(const LrScheduleOptions& options);
-  /// The factor at a step, a pure function. At and beyond step N, the end of the run, the factor is
+  /// Returns the factor at a step. At and beyond step N, the end of the run, the factor is
   /// min_factor, unless the schedule is constant or in the warm-up. Throws Error for a step below
   /// 0, and if LrScheduleOptions::steps is missing for a schedule that is not constant.
   double factor(std::int64_t step) const;

@@ -26,13 +26,13 @@ struct Group {
 struct ShardUpdate;
 struct GradientFactor;
 
-/// Local shards that one call of update_batch() updates. The i-th tensors of all lists are for the
-/// same shard.
+/// Local shards that one call of update_batch() updates. The i-th tensors of all lists belong to
+/// the same shard.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< the state tensors: one list for each state name
-  std::vector<at::Tensor> steps;                ///< step counters with the number of this step,
-                                                ///< from 1; empty if steps are not counted
+  std::vector<at::Tensor> steps;                ///< step counters: the number of this step, from 1;
+  ///< empty if steps are not counted
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If adjacent shards of
   /// several parameters are joined to one tensor, this is the index of the first parameter.
   std::vector<std::size_t> shards = {};
@@ -43,8 +43,8 @@ struct Batch {
 };
 
 /// Base class of optimizers with state for local shards. A step checks the local shard and gradient
-/// of each slot, creates missing state, joins shards that are adjacent in memory, sorts the shards
-/// into batches by type and device, and calls update_batch() for each batch. The state of a
+/// of each parameter, creates missing state, joins shards that are adjacent in memory, sorts the
+/// shards into batches by type and device, and calls update_batch() for each batch. The state of a
 /// parameter is created at the parameter's first step, in fp32 if the parameter is narrower. FSDP
 /// places the shards of a unit adjacently in memory, and the optimizer does the same with their
 /// state.
@@ -58,8 +58,8 @@ class SlotOptimizer : public Optimizer {
  protected:
   /// `groups`: the parameters of each group. `state_names`: names of state tensors, each of the
   /// shard's sizes. `counts_steps`: whether the state also has a counter "step". Throws Error for a
-  /// slot in two groups, for a null slot, and if there are no parameters. Repeated slots within a
-  /// group (tied weights) count once.
+  /// parameter in two groups, for a null pointer, and if there are no parameters. Parameters that a
+  /// group has twice (tied weights) count once.
   SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups, std::vector<std::string> state_names,
                 bool counts_steps);
 
@@ -100,8 +100,8 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// Identifies the last value of `step` that was read, and the steps since that read: states
-    /// with equal `history` have equal `step`.
+    /// A hash of the last value of `step` that was read and of all later steps. States with equal
+    /// `history` have equal `step`.
     std::uint64_t history = 0;
     std::uint32_t writes = 0;  ///< the version of `step` that `history` corresponds to
   };
@@ -140,7 +140,7 @@ class SlotOptimizer : public Optimizer {
   bool counts_steps_;
 };
 
-/// The former name of SlotOptimizer.
+/// The deprecated former name of SlotOptimizer.
 using BatchedOptimizer
     [[deprecated("leave it out: GroupedOptimizer<Options> updates in batches")]] = SlotOptimizer;
 

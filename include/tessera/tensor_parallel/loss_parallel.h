@@ -11,12 +11,12 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// How cross_entropy reduces the losses of the rows.
+/// How cross_entropy reduces the losses of the tokens (the rows of the logits).
 enum class Reduction { kMean, kSum, kNone };
 
 /// Options of cross_entropy.
 struct CrossEntropyOptions {
-  /// Rows with this target have no loss and no gradient.
+  /// Tokens with this target have no loss and no gradient.
   std::int64_t ignore_index = -100;
   Reduction reduction = Reduction::kMean;
   /// The divisor of kMean, a tensor with one number. If undefined, the divisor is the number of
@@ -30,12 +30,12 @@ struct CrossEntropyOptions {
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
-  /// Adds z_loss * log(sum of exp(logits))^2 to the loss of each row (PaLM, section 5).
+  /// Adds z_loss * log(sum of exp(logits))^2 to the loss of each token (PaLM, section 5).
   double z_loss = 0;
 };
 
-/// Cross-entropy in fp32 (fp64 for fp64 logits). Megatron-LM's vocab-parallel cross-entropy: the
-/// full logits are never gathered.
+/// Cross-entropy in fp32 (fp64 for fp64 logits). The full logits are never gathered, as in
+/// Megatron-LM's vocab-parallel cross-entropy.
 ///
 /// `logits`: (tokens, vocabulary), plain or distributed on a mesh of any dimensions. The vocabulary
 /// may be sharded over some mesh dimensions and the tokens over others, even unevenly. `targets`:
@@ -58,10 +58,10 @@ struct CrossEntropyOptions {
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
-/// The number of targets that are not ignored, averaged over the ranks of `mesh`, the data-parallel
-/// dimensions: one fp64 number above 0, for CrossEntropyOptions::tokens. fully_shard's mean of the
-/// gradients is then the mean over all tokens. For micro-batches pass the targets of all
-/// micro-batches, and add the losses. Collective over `mesh`. Not differentiable.
+/// Returns the number of targets that are not ignored, averaged over the ranks of `mesh`, the
+/// data-parallel dimensions: one fp64 number above 0, for CrossEntropyOptions::tokens.
+/// fully_shard's mean of the gradients is then the mean over all tokens. For micro-batches pass the
+/// targets of all micro-batches, and add the losses. Collective over `mesh`. Not differentiable.
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
                            std::int64_t ignore_index = -100);
 
@@ -78,10 +78,10 @@ struct LinearCrossEntropyOptions {
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 
-/// Computes cross_entropy of the logits hidden weight^T: the head of a language model and its loss,
-/// computed for one chunk of tokens at a time, so that the full logits never exist. Forward also
-/// computes the gradients of a chunk while its logits exist, and backward scales them. Liger
-/// Kernel's fused linear cross entropy (Hsu et al. 2024), torchtitan's chunked loss.
+/// Computes cross_entropy of the logits `hidden` * `weight`^T, the head of a language model and its
+/// loss. One chunk of tokens is computed at a time, so that the full logits never exist. Forward
+/// also computes the gradients of a chunk while its logits exist, and backward scales these
+/// gradients. Like Liger Kernel's fused linear cross entropy (Hsu et al. 2024).
 ///
 /// `hidden`: (tokens, features). `weight`: (vocabulary, features). `hidden` and `weight` are both
 /// plain, or both distributed on one mesh. The weight is replicated, or its vocabulary is sharded
@@ -91,7 +91,7 @@ struct LinearCrossEntropyOptions {
 ///
 /// Memory of a rank in addition to the arguments: the logits of one chunk; with gradients also the
 /// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32
-/// if the weight has a half type, and rounded to this type once, in backward. Except on CUDA, such
+/// if the weight is fp16 or bf16, and rounded to this type once, in backward. Except on CUDA, such
 /// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of its logits.
 /// Collective like cross_entropy, with two small all-reduces for each chunk. Differentiable by
 /// `hidden` and `weight`. The gradient of `hidden` is Partial over a dimension that shards the
@@ -104,9 +104,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});
 
-/// Like the other linear_cross_entropy(), with a module instead of its weight. The hooks of the
-/// module run: tensor parallelism prepares `hidden`, and fully_shard gathers the weight and reduces
-/// its gradient. Throws Error for a module with a bias.
+/// Like linear_cross_entropy() with a weight, for an nn::Linear. The hooks of the module run:
+/// tensor parallelism prepares `hidden`, and fully_shard gathers the weight and reduces its
+/// gradient. Throws Error for a module with a bias.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// Applies a tensor-parallel plan on a 1-D mesh. Call parallelize_module() before fully_shard.
+/// Applies a tensor-parallel plan on a 1-D mesh. Call parallelize_module() before fully_shard. Like
 /// PyTorch's parallelize_module.
 ///
 /// Parameters become distributed with the placements of their styles. Parameters without a style

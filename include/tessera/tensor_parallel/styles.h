@@ -44,10 +44,10 @@ class ParallelStyle {
   virtual ~ParallelStyle() = default;
   /// The style's name for messages, such as "colwise_parallel".
   virtual std::string name() const = 0;
-  /// The placements of parameters of `module` or of modules below it. The list is empty for a style
-  /// that does not place parameters. If a module below `module` has its own plan entry for a
-  /// parameter, that entry takes precedence. Does not change the module. Throws Error for a module
-  /// to which the style is not applicable.
+  /// Returns the placements of parameters of `module` or of modules below it. The list is empty for
+  /// a style that does not place parameters. If a module below `module` has its own plan entry for
+  /// a parameter, that entry takes precedence. Does not change the module. Throws Error for a
+  /// module to which the style is not applicable.
   virtual std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const = 0;
   /// Throws Error if `module` cannot be split over `mesh`. Does not change the module. Called after
@@ -78,9 +78,9 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 //   rank's part. A distributed argument has its own placement.
 // * output_layouts: the placement of the first tensor of the result.
 // * regather: only the shard of a split input is saved, and backward gathers the input again, once
-//   for all products that share the gather (Korthikanti et al. 2022). For nn::Linear and
-//   nn::FusedLinear with a column-wise style. The option must be set both in the style that gathers
-//   and in the styles of the products; otherwise the gathered input is saved. In activation
+//   for all matrix products of this input (Korthikanti et al. 2022). For nn::Linear and
+//   nn::FusedLinear with a column-wise style. The option must be set in the style that gathers and
+//   in the styles of the Linears; otherwise the gathered input is saved. In activation
 //   checkpointing, backward takes the gathered input from the recomputation. Backward with
 //   create_graph throws Error.
 // * use_local_output: the result is the plain local tensor instead of the distributed one. For a
@@ -102,17 +102,17 @@ struct ColwiseOptions {
   std::int64_t heads = 0;
   bool regather = true;
 };
-/// Creates the column-wise style for Linear and Embedding (ColwiseOptions). PyTorch's
+/// Creates the column-wise style for Linear and Embedding (ColwiseOptions). Like PyTorch's
 /// ColwiseParallel.
 StylePtr colwise_parallel(ColwiseOptions options = {});
 
-/// Options of replicated_heads_parallel(), for an nn::Linear with fewer heads than ranks: the keys
-/// or values of grouped-query attention. colwise_parallel() would split single heads. The number of
-/// ranks must be a multiple of `heads`. The parameters are replicated. Each head is computed on
-/// ranks / heads consecutive ranks: the ranks with its queries, if colwise_parallel() splits the
-/// queries. The result is Shard(-1) with ranks * (features / heads) features, as if each rank had a
-/// separate head. The gradients of the parameters are sums over the ranks. Megatron-LM's tensor
-/// parallelism with fewer query groups than ranks.
+/// Options of replicated_heads_parallel(), for an nn::Linear with fewer heads than ranks, such as
+/// the keys or values of grouped-query attention. colwise_parallel() would split single heads. The
+/// number of ranks must be a multiple of `heads`. The parameters are replicated. Each head is
+/// computed on ranks / heads consecutive ranks: the ranks with its queries, if colwise_parallel()
+/// splits the queries. The result is Shard(-1) with ranks * (features / heads) features, as if each
+/// rank had a separate head. The gradients of the parameters are sums over the ranks. Like
+/// Megatron-LM with fewer query groups than ranks.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
@@ -136,7 +136,7 @@ struct FusedColwiseOptions {
   bool use_local_output = false;
   bool regather = true;
 };
-/// Creates the column-wise style for fused projections (FusedColwiseOptions). MLX's
+/// Creates the column-wise style for fused projections (FusedColwiseOptions). Like MLX's
 /// shard_linear(..., segments).
 StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 
@@ -153,7 +153,7 @@ struct RowwiseOptions {
   /// Number of heads in the input features of a Linear; see ColwiseOptions::heads.
   std::int64_t heads = 0;
 };
-/// Creates the row-wise style for Linear and Embedding (RowwiseOptions). PyTorch's RowwiseParallel.
+/// Creates the row-wise style (RowwiseOptions), which is like PyTorch's RowwiseParallel.
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
 /// Options of sequence_parallel(), for norms and dropout on activations that are sharded along the
@@ -163,13 +163,13 @@ struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
 };
-/// Creates the style for norms and dropout under sequence parallelism (SequenceOptions). PyTorch's
-/// SequenceParallel.
+/// Creates the style for norms and dropout under sequence parallelism (SequenceOptions). Like
+/// PyTorch's SequenceParallel.
 StylePtr sequence_parallel(SequenceOptions options = {});
 
 /// Options of replicate_parallel(), which replicates parameters, input and output of a module,
 /// without sequence parallelism. Parameters of modules below the module are included, unless
-/// another entry of the plan names these modules. torchtitan's NoParallel. A split input is
+/// another entry of the plan names these modules. Like torchtitan's NoParallel. A split input is
 /// gathered. A norm over the features of each head needs no style, or needs sequence_parallel()
 /// with the dimension of the heads.
 struct ReplicateOptions {
@@ -178,7 +178,7 @@ struct ReplicateOptions {
 /// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// Options of place_parameters(), for a module's own parameters without those of modules below: a
+/// Options of place_parameters(), for the parameters of a module, but not of modules below it: a
 /// class token, registers, positions or a LayerScale of a container, or a module inside an
 /// nn::Hooked. Parameters that `placements` does not name are replicated. Inputs are not converted.
 /// The gradients equal those of one rank.
@@ -188,7 +188,7 @@ struct PlaceOptions {
 };
 /// Creates the style that gives a module's own parameters their placements (PlaceOptions).
 /// parallelize_module throws Error for a name that the module does not have, and for a module
-/// without own parameters. PyTorch's distribute_module with a partition_fn.
+/// without own parameters. Like PyTorch's distribute_module with partition_fn.
 StylePtr place_parameters(PlaceOptions options = {});
 
 /// Options of prepare_module_input(), for any module. For each tensor among the arguments of
@@ -201,7 +201,7 @@ struct PrepareModuleInputOptions {
   bool use_local_output = false;
   bool regather = true;
 };
-/// Creates the style that redistributes the inputs of a module (PrepareModuleInputOptions).
+/// Creates the style that redistributes the inputs of a module (PrepareModuleInputOptions). Like
 /// PyTorch's PrepareModuleInput.
 StylePtr prepare_module_input(PrepareModuleInputOptions options);
 
@@ -213,7 +213,7 @@ struct PrepareModuleOutputOptions {
   std::vector<std::optional<Placement>> desired_output_layouts{};
   bool use_local_output = false;
 };
-/// Creates the style that redistributes the outputs of a module (PrepareModuleOutputOptions).
+/// Creates the style that redistributes the outputs of a module (PrepareModuleOutputOptions). Like
 /// PyTorch's PrepareModuleOutput.
 StylePtr prepare_module_output(PrepareModuleOutputOptions options);
 
@@ -228,7 +228,7 @@ struct PrepareModuleInputOutputOptions {
   bool use_local_output = false;
 };
 /// Creates the style that redistributes the inputs and outputs of a module
-/// (PrepareModuleInputOutputOptions). PyTorch's PrepareModuleInputOutput.
+/// (PrepareModuleInputOutputOptions). Like PyTorch's PrepareModuleInputOutput.
 StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 
 /// For your own parallel styles: returns `tensor`, from a call of `module`, as a distributed tensor

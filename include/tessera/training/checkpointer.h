@@ -33,28 +33,28 @@ struct RunNames {
 /// `world`. Collective.
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
-/// Whether `own` is true on any rank of the mesh; the result is the same on all ranks. After each
-/// step, pass StopSignals::received(), or whether a time limit has passed. Collective over `mesh`,
-/// between the hosts, without waiting for a device.
+/// Returns whether `own` is true on any rank of the mesh. To be called after each step, with
+/// StopSignals::received(), or with whether a time limit has passed. Collective over `mesh`,
+/// between CPUs, without waiting for a GPU.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
-/// Whether a run continues from the newest step in its folder.
+/// Whether a run continues from the newest checkpoint in its folder.
 enum class Resume : std::uint8_t {
-  kNever,   ///< start a new run; a folder with steps is an error
-  kNewest,  ///< continue the run; a folder without steps is an error
-  kAuto,    ///< continue the run, or start a new run if the folder has no steps
+  kNever,   ///< start a new run; a folder with checkpoints is an error
+  kNewest,  ///< continue the run; a folder without checkpoints is an error
+  kAuto,    ///< continue the run, or start a new run if there is no checkpoint
 };
 
-/// Options of a Checkpointer: where a run starts, and which steps it saves.
+/// Options of a Checkpointer: from which state a run starts, and after which steps it saves.
 struct CheckpointOptions {
-  std::filesystem::path folder = {};  ///< folder of the run's steps; empty: nothing is saved
+  std::filesystem::path folder = {};  ///< folder of the run's checkpoints; empty: nothing is saved
   std::int64_t every = 0;             ///< save every this many steps; 0: save at the end only
   std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
   bool async = true;                  ///< whether to save from a copy while training continues
-  int keep = 0;  ///< number of newest steps to retain, at least 2; 0: retain all
+  int keep = 0;                       ///< number of checkpoints to retain, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< continue from this step instead of the newest; -1: not set
-  /// The initial state of a new run: a step of another run, or a folder of steps.
+  /// The checkpoint from which a new run starts, or a folder of checkpoints of another run.
   std::filesystem::path initial_load = {};
   /// Parts of a checkpoint that are not loaded: "optimizer", "data". A run that continues from its
   /// own steps loads all parts, also if it once began with `initial_load`.
@@ -91,13 +91,13 @@ class Checkpointer : tessera::detail::NoCopy {
   Checkpointer(CheckpointOptions options, comm::WorldPtr world);
   ~Checkpointer();
 
-  /// Whether there is a step to load. Otherwise the program initializes the state.
+  /// Whether there is a saved step to load. Otherwise the program initializes the state.
   bool loads() const { return !source_.empty(); }
   /// Whether the step to load belongs to this run (and not to `initial_load`).
   bool resumes() const { return resumes_; }
   /// Whether `part`, "optimizer" or "data", is not loaded.
   bool excludes(const char* part) const;
-  /// The folder of the step that the run starts from; empty for a new run.
+  /// The folder of the checkpoint from which the run starts; empty for a new run.
   const std::filesystem::path& source() const { return source_; }
   /// The number of the step that load() loaded, as the run that saved the step counted.
   std::int64_t loaded_step() const { return loaded_; }
@@ -108,7 +108,7 @@ class Checkpointer : tessera::detail::NoCopy {
   /// the folder can't be written, or if another process has locked the folder. Call make_folder()
   /// on rank 0; not collective.
   void make_folder();
-  /// Reads the entries of the step that load() will load, for checks before tensors are read. The
+  /// Returns the non-tensor entries of the checkpoint that load() will load, for early checks. The
   /// result includes the entries that the program passed to after_step().
   Json peek(const TrainState& state);
   /// Loads the step into `state`. For a step of this run, also restores the random number state. If
@@ -117,7 +117,7 @@ class Checkpointer : tessera::detail::NoCopy {
   /// step, and for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
 
-  /// Throws the Error that load() throws for a step that another program saved with other entries.
+  /// Throws the Error that load() throws for a checkpoint with other entries, of another program.
   [[noreturn]] void fail_as_foreign() const;
 
   /// Saves the state after every `every` steps, after the last step, and if the run is `stopped`; a
@@ -155,10 +155,10 @@ class Checkpointer : tessera::detail::NoCopy {
   bool resumes_ = false;
   std::string run_id_;        ///< the run_id of all steps in the folder of this run
   std::int64_t newest_ = -1;  ///< the step of source() in the run's own folder
-  /// Damaged steps after source(), which the first save withdraws.
+  /// Numbers of damaged checkpoints after source(), which the first save removes.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the descriptor of the folder's lock file
-  std::int64_t loaded_ = -1;  ///< the value of loaded_step()
+  std::int64_t loaded_ = -1;  ///< the step that load() loaded; -1: none
   std::int64_t saved_ = -1;   ///< the step that was saved or loaded last
   checkpoint::SaveFuture pending_;
   std::exception_ptr unsaved_;  ///< the error with which the last step's save failed

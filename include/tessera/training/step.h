@@ -29,7 +29,7 @@ struct TrainState {
   /// The loss scaling of fp16; off by default.
   optim::GradScaler scaler = optim::GradScaler({.enabled = false});
   std::int64_t step = 0;     ///< number of optimizer steps so far
-  std::int64_t samples = 0;  ///< number of samples of these steps, over all ranks
+  std::int64_t samples = 0;  ///< number of samples of all steps so far, over all ranks
 };
 
 /// Options of step().
@@ -82,7 +82,7 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 /// The norm is over the gradients of all model parameters, and of other parameters that the
 /// optimizer updates. All gradients are dropped, also if step() throws; a step that throws is not
 /// counted. After a loss or norm that is not finite, parameters on a CPU are unchanged. On a GPU,
-/// where the host waits only once per step, they have already been updated: load a checkpoint.
+/// where the CPU waits only once per step, parameters are already updated: load a checkpoint.
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 

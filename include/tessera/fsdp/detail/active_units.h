@@ -12,8 +12,8 @@ namespace tessera::fsdp {
 
 class Unit;
 
-/// The units of a model, looked up once. For code that often asks which unit runs, such as a log of
-/// all operators.
+/// Finds the FSDP units of a model once. Serves code that often asks which unit is running, such as
+/// a log of all operators.
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);
