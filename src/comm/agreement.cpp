@@ -21,26 +21,26 @@
 namespace tessera::comm {
 namespace {
 
-/// A tensor over host memory that the caller owns. A factory function would make a tensor without
-/// memory in a MetaDevice scope, so none is used.
+/// Wraps the caller's memory in a tensor. In a MetaDevice scope, a factory function such as
+/// at::tensor() would make a tensor without memory.
 at::Tensor over(const std::int64_t* values, std::size_t count) {
   return at::from_blob(const_cast<std::int64_t*>(values), {static_cast<std::int64_t>(count)},
                        at::kLong);
 }
 
-/// The device through which a group on `device` sends values: the CPU for meta tensors, which have
-/// no memory (meta_world); otherwise `device`.
+/// The device of the tensors that are sent: the CPU if `device` is "meta", because meta tensors
+/// have no memory (meta_world()); otherwise `device`.
 c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// `own` padded with zeros to `length` bytes and to a multiple of 8 bytes, on `device`. The bytes
-/// are sent as 8-byte numbers, which NCCL moves in wide accesses.
+/// The text `own` as a tensor on `device`, padded with zeros to `length` bytes and to a multiple of
+/// 8. The bytes are sent as 8-byte numbers, which NCCL copies faster than single bytes.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
-  // The copy is needed on a CPU, too, because the bytes belong to `own`, which is destroyed when
-  // this function returns.
+  // The bytes belong to `own`, which is destroyed at return. So the bytes are copied, even if
+  // `device` is a CPU.
   own.resize(static_cast<std::size_t>(count * kWidth));
   return at::from_blob(own.data(), {count}, at::kLong)
       .to(carrier(device), at::kLong, /*non_blocking=*/false, /*copy=*/true);
@@ -52,10 +52,9 @@ std::string to_text(const at::Tensor& numbers, std::int64_t length) {
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
 }
 
-/// The reduction of the values `own` of all ranks. A value has 4 bytes and not 8, because each
-/// factorisation of a batch calls this function.
+/// Reduces the values `own` of all ranks.
 int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
-  // The value is copied on a CPU as well, because all_reduce writes to the tensor.
+  // The value is copied, even on a CPU, because all_reduce() writes to the tensor.
   const at::Tensor number =
       at::from_blob(&own, {1}, at::kInt)
           .to(carrier(device), at::kInt, /*non_blocking=*/false, /*copy=*/true);
@@ -63,7 +62,7 @@ int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
   return number.cpu().const_data_ptr<int>()[0];
 }
 
-/// The message of the exception that `work` throws, in one line; empty if it throws none.
+/// Runs `work` and returns the message of its exception in one line; empty if it throws none.
 std::string message_of(const std::function<void()>& work) {
   std::string message;
   try {
@@ -101,8 +100,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Each rank sets flags at its own position in the list: one flag for its presence, and one flag for
-// each bit of its values.
+// Each rank sets flags in its own part of the list, which any_rank() merges: one flag for its
+// presence, and one flag for each bit of its values.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;
@@ -188,7 +187,7 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work) {
-  // The work runs before the guard is set, in the caller's dispatch state.
+  // `work` runs before autograd is excluded, because it needs the caller's dispatch state.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A rank without a failure sends a number greater than any rank, so the minimum is the first rank

@@ -1,6 +1,6 @@
-// The back ends for collectives, except NCCL's, which is in libtessera_cuda.so
-// (cuda/cuda_backend.h). A world chooses a back end for each group (rendezvous/store_world.cpp) and
-// wraps it (checked/checked_communicator.h).
+// The back ends for collectives, except NCCL, which is in libtessera_cuda.so (cuda/cuda_backend.h).
+// A world chooses a back end for each group (rendezvous/store_world.cpp) and wraps it
+// (checked/checked_communicator.h).
 
 #pragma once
 
@@ -17,36 +17,36 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A group of one rank. A collective copies its input, or does nothing.
+/// Makes a process group of one rank. A collective copies its input, or does nothing.
 CommunicatorPtr make_solo_communicator();
 
-/// A group of `size` ranks of which only `rank` exists. The data of this rank is used as the data
-/// of all ranks. `start` returns the Work of a call. Without `start`, or if `start` returns
-/// nullptr, the call is complete when the collective returns.
+/// The argument of make_loopback_communicator(), which makes a group of `size` ranks of which only
+/// `rank` exists: its data is used for all ranks. The function returns a collective's Work, or
+/// nullptr if the collective is complete when the call returns.
 using LoopbackStart = std::function<WorkPtr(const char* collective, std::int64_t bytes)>;
 CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start);
 
-/// Collectives of CPU tensors through shared memory. Collective; returns nullptr on every rank if
-/// one of the ranks cannot reach the memory (because it is on another host or in another container)
+/// Makes a group for CPU tensors that uses shared memory. Collective. Returns nullptr on every rank
+/// if a rank cannot map the memory (because the rank is on another machine or in another container)
 /// or has TESSERA_SHM=0. Only this group may use `store`.
 ///
 /// A call writes this rank's data to the shared memory and returns; Work::wait() reads the data of
 /// the other ranks. A call first waits until the previous call is complete.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
-/// The operator of c10d for `op`. NCCL implements all operators, Gloo all except the average.
+/// Returns c10d's operator for `op`. NCCL implements all operators, Gloo all except the average.
 detail::GroupReduceOp to_c10d(ReduceOp op);
 
-/// Gloo over TCP between the ranks of `group`, for CPU tensors. Only this group may use `store`;
-/// the other ranks reach this host at `address`. Collective. Reduce-scatter is an all-to-all and a
+/// Makes a group for CPU tensors that uses Gloo over TCP. Only this group may use `store`. The
+/// other ranks reach this machine at `address`. Collective. Reduce-scatter is an all-to-all and a
 /// local sum, because libtorch's own implementation costs a whole all-reduce.
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Collectives of CUDA tensors through `host`, a communicator of CPU tensors; for ranks that share
-/// a GPU, which NCCL does not support. A call copies its inputs to pinned memory, and therefore
-/// waits for the current stream. Work::wait() copies the results back, on the stream that is then
-/// current.
+/// Makes a group for CUDA tensors that uses `host`, a communicator of CPU tensors. It is for ranks
+/// that share a GPU, which NCCL does not support. A call copies its inputs to pinned memory, and
+/// therefore waits for the current stream. Work::wait() copies the results back, on the stream that
+/// is then current.
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
 /// The Work of a collective that was complete when its call returned.

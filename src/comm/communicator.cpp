@@ -19,8 +19,8 @@ namespace {
        "'; choose another backend in WorldOptions");
 }
 
-/// The Work of a packed collective: wait() copies the result into the tensors. `packed` has as many
-/// rows as each tensor; each of its rows contains the tensors' rows, one after another.
+/// The Work of a collective on packed tensors: wait() copies the result from `packed` into the
+/// tensors. Row r of the matrix `packed` contains row r of each tensor, one after another.
 class UnpackingWork final : public Work {
  public:
   UnpackingWork(WorkPtr work, at::Tensor packed, std::vector<at::Tensor> tensors)
@@ -39,7 +39,7 @@ class UnpackingWork final : public Work {
       rows.copy_(packed_.narrow(1, offset, rows.size(1)));
       offset += rows.size(1);
     }
-    // Releases the tensors, because a Work that has been waited for must not keep memory alive.
+    // The tensors are released, because a Work must not keep memory alive after wait().
     packed_.reset();
     tensors_.clear();
   }
@@ -51,8 +51,8 @@ class UnpackingWork final : public Work {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Cuts each of the contiguous tensors into `rows` equal rows and joins the tensors' rows: (rows,
-/// columns of all tensors).
+/// Views each contiguous tensor as a matrix of `rows` rows, and joins the matrices along the
+/// columns.
 at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) {
   std::vector<at::Tensor> cut;
   for (const at::Tensor& tensor : tensors) {
@@ -107,7 +107,7 @@ at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& 
   return at::empty({numel}, options);
 }
 
-// Exchanges the flags on the host and in place, because from_blob() shares the caller's bytes.
+// Reduces the flags on the CPU and in place, because from_blob() shares the caller's bytes.
 void Communicator::any_rank(std::span<std::uint8_t> flags) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto numel = static_cast<std::int64_t>(flags.size());

@@ -1,5 +1,5 @@
-// The beginning of every message about a collective. Messages name world ranks, which are the ranks
-// that a launcher shows, never ranks within the group.
+// Texts for messages about a collective. Messages name world ranks, as a launcher does, and never
+// ranks within the group.
 
 #include "group_info.h"
 

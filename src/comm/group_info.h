@@ -1,4 +1,4 @@
-// The identity of a process group. Messages need it before the group's Communicator exists.
+// The name and ranks of a process group. Messages need them before the group's Communicator exists.
 
 #pragma once
 
@@ -16,30 +16,28 @@ namespace tessera::comm {
 
 class GroupWatch;
 
-/// A group's identity, for its communicator's work and messages.
+/// The name, ranks and time-out of a process group, for its Communicator.
 struct GroupInfo {
   std::string name;
   std::vector<int> ranks;  ///< world ranks in group order
   int rank = 0;            ///< this rank's index in the group
   std::chrono::milliseconds timeout{};
-  /// Records the calls of the group; nullptr for a group of one rank or of fake ranks.
+  /// Records the calls of the group; nullptr for a group of one rank or in a fake world.
   std::shared_ptr<GroupWatch> watch{};
-  int ranks_here = 1;  ///< number of ranks of the world on this host
+  int ranks_here = 1;  ///< number of ranks of the world on this machine
 
   int world_rank() const { return ranks[static_cast<std::size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-/// The beginning of each message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank
-/// 1".
+/// The beginning of a message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank 1".
 std::string describe(const GroupInfo& group, const char* collective);
 /// A call with its purpose as text: "all_gather for unit 'head'". `purpose` may be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
-/// The end of a message about a call on a group of a world that has ended.
+/// The end of a message about a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// The FNV-1a hash of a text, continuing from the hash `before`. The hash is equal in every
-/// process.
+/// The FNV-1a hash of a text, continuing from the hash `before`. It is the same in every process.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// The ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);

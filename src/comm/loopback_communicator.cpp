@@ -1,6 +1,5 @@
-// Collectives without other ranks: a group of one rank, and groups in which only this rank exists
-// (fake_world). Results have the sizes that real ranks would give, so that plans and traffic counts
-// equal those of a real group.
+// Collectives without other ranks: a group of one rank, and the groups of fake_world(), in which
+// only this rank exists. Sizes of results and traffic counts are those of a real group.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -15,8 +14,7 @@
 namespace tessera::comm {
 namespace {
 
-/// A group without other ranks: a group of size 1, or a larger group of which only this rank
-/// exists.
+/// A group of one rank, or a larger group of which only this rank exists.
 class LoopbackCommunicator final : public Communicator {
  public:
   LoopbackCommunicator(int rank, int size, LoopbackStart start)
@@ -26,7 +24,7 @@ class LoopbackCommunicator final : public Communicator {
     return all_gather_group({output}, {input});
   }
 
-  // A reduction over ranks that do not exist leaves this rank's term unchanged.
+  // The other ranks do not exist, so this rank's data is the result.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp) override {
     return started("all_reduce", {tensor});
   }
@@ -40,7 +38,7 @@ class LoopbackCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (has_values(inputs[i])) {
-        // Every row of the output is this rank's data; copy_ broadcasts the data over the rows.
+        // Each row, the data of one rank, is this rank's data; copy_ broadcasts over the rows.
         outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
       }
     }
@@ -59,11 +57,11 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // A plan is made for NCCL, which averages while it reduces.
+  // During planning (FakeMode), the group behaves like NCCL, which averages while it reduces.
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
-  // Without other ranks no tensor is packed and no call is compared.
+  // Without other ranks, tensors need no packing and calls need no comparison.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
@@ -99,9 +97,9 @@ class LoopbackCommunicator final : public Communicator {
   std::string name() const override { return size() == 1 ? "solo" : "loopback"; }
 
  private:
-  /// Whether to copy the data that stand in for the data of other ranks. In a plan, floating-point
-  /// tensors have no values, and the plan would count the copy as an operator of the step. In a
-  /// group of one rank, the copy is a real operator.
+  /// Whether to copy this rank's data in place of other ranks' data. In a FakeMode (planning),
+  /// floating-point tensors have no values, and the copy would be counted as an operator of the
+  /// step. In a group of one rank, the copy is a real operator.
   bool has_values(const at::Tensor& tensor) const {
     return size() == 1 || !detail::is_included(detail::kFakeModeKey) ||
            !(tensor.is_floating_point() || tensor.is_complex());

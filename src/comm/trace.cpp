@@ -1,5 +1,5 @@
-// The counters of a rank's collectives, written by CheckedCommunicator. A lock protects them,
-// because forward and backward run on different threads.
+// Counts the collectives of a rank, for CheckedCommunicator. A lock protects the counters, because
+// forward and backward run on different threads.
 
 #include "tessera/comm/trace.h"
 
@@ -15,14 +15,14 @@ std::string short_name(const std::string& name) {
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
 
-/// The purpose of a call that starts now in this thread; see CollectiveCall::purpose.
+/// The purpose of a collective that this thread starts now; see CollectiveCall::purpose.
 std::string purpose_of_call(const std::string& purpose) {
   if (!purpose.empty()) {
     return purpose;
   }
   std::string text(CallerScope::current());
-  // In backward the operator alone does not show which gradient needs the call, so autograd's node
-  // is added.
+  // In backward, autograd's node is added: the operator's name alone does not show which gradient
+  // needs the collective.
   const std::string node = tessera::detail::running_node();
   if (node.empty()) {
     return text;
@@ -43,7 +43,7 @@ void TrafficCounter::record(const std::string& group, const char* collective, st
   Traffic& entry = table_[{group, collective}];
   ++entry.calls;
   entry.bytes += bytes;
-  // The call's text is made only if there is a recorder.
+  // Without a CallRecorder, no CollectiveCall is made.
   if (!lists_.empty()) {
     const CollectiveCall call{group, collective, bytes, purpose_of_call(purpose)};
     for (auto* list : lists_) {
@@ -64,13 +64,12 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     entry.calls -= before.calls;
     entry.bytes -= before.bytes;
   }
-  // A group that was not used since `earlier` is omitted.
+  // Entries without calls since `earlier` are omitted.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
   return now;
 }
 
-/// The counter stores a pointer to the list; the destructor removes the pointer under the same
-/// lock.
+/// The counter stores a pointer to `calls_`, which the destructor removes under the same lock.
 CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
   const std::lock_guard lock(counter_.mutex_);
   counter_.lists_.push_back(&calls_);

@@ -1,5 +1,5 @@
-// torch.ops.tessera: operators for using the library from Python. Meshes are identified by numbers;
-// the world is set up from the standard environment variables.
+// torch.ops.tessera: operators that make the library usable from Python. Meshes are identified by
+// numbers. The standard environment variables configure the process group.
 
 #include <torch/library.h>
 
@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-/// The meshes of this process. Never destroyed, because tensors may outlive other objects at exit.
+/// The meshes of this process. They are never destroyed: tensors may outlive other objects at exit.
 struct Meshes {
   static Meshes& instance() {
     static auto* meshes = new Meshes;
@@ -43,8 +43,8 @@ struct Meshes {
   }
 
  private:
-  /// The world of a device type, created when its first mesh is made. The caller must have locked
-  /// the mutex.
+  /// The process groups' world for a device type, created when the first mesh is made. The caller
+  /// must have locked the mutex.
   const comm::WorldPtr& world(const std::string& device) {
     auto& made = worlds[device];
     if (!made) {
@@ -87,7 +87,7 @@ std::vector<std::string> placements(const at::Tensor& tensor) {
   return texts;
 }
 
-/// Sets the implicit replication of this thread permanently; returns the previous value.
+/// Sets this thread's ReplicationScope permanently; returns the previous value.
 bool set_replication(bool replicate) {
   thread_local std::optional<ReplicationScope> scope;
   const bool before = plain_tensors_are_replicated();

@@ -16,9 +16,9 @@
 namespace tessera::planning {
 namespace {
 
-/// The known machines. FLOP/s are for dense products, link rates for one direction. The network is
-/// that of the vendor's own eight-GPU machine with one network card per GPU. All machines have the
-/// default shares, which were measured on an H200.
+/// The known machines. FLOP/s are for dense matrix products, link rates for one direction. The
+/// network is that of the vendor's eight-GPU machine with one network card per GPU. All machines
+/// have the default shares, which were measured on an H200.
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
     const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
@@ -52,8 +52,7 @@ const std::vector<Machine>& presets() {
   return list;
 }
 
-/// The upper limit of bytes and rates, above any real machine, so that differences and products of
-/// the values stay finite.
+/// The upper limit of values in bytes. It is above any real machine, and keeps computations finite.
 constexpr double kMostBytes = 1e18;
 constexpr std::uint64_t kMostFileBytes = 1 << 20;
 constexpr std::int64_t kMostOfANode = 1 << 20;
@@ -82,7 +81,7 @@ constexpr std::array kFields{
     Field{"fp8_share", &Machine::fp8_share},
     Field{"multiprocessors", &Machine::multiprocessors},
     Field{"collective_multiprocessors", &Machine::collective_multiprocessors}};
-/// Fields for which 0 is a valid value, in addition to latencies.
+/// Fields of Machine for which 0 is a valid value. Latencies may be 0, too.
 constexpr std::array<std::string_view, 5> kMayBeZero{
     "reserved_bytes", "flops_fp8", "fp8_share", "multiprocessors", "collective_multiprocessors"};
 

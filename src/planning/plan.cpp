@@ -1,4 +1,4 @@
-// Runs a rank's real step in a fake world; a memory log and a schedule observe the step.
+// Runs a rank's step in a comm::fake_world, and records memory (MemoryLog) and time (Schedule).
 #include "tessera/planning/plan.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/detail/memory.h"
@@ -31,8 +31,8 @@ namespace {
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// Maps a rank's coordinate in the root mesh to its coordinate in the rank's submesh with the
-/// dimensions of `mesh`. A flattened dimension consists of several dimensions of the root mesh.
+/// Maps a rank's coordinate in the root mesh to its coordinate in the submesh with the dimensions
+/// of `mesh`. A flattened dimension of `mesh` consists of several dimensions of the root mesh.
 class Submesh {
  public:
   Submesh(const DeviceMesh& mesh, const MeshShape& root) : weights_(mesh.shape().ndim()) {
@@ -65,8 +65,8 @@ class Submesh {
     return mesh.ranks()[static_cast<std::size_t>(mesh.shape().index(at))];
   }
 
-  /// Records by how much the coordinate in the submesh changes with one step along the root
-  /// dimension `dim`.
+  /// Stores the weight of a root dimension: if the root coordinates `begin` and `end` differ by 1
+  /// in one root dimension only, the submesh coordinate `dim` differs by `steps`.
   void note(int dim, std::int64_t steps, const Coordinate& begin, const Coordinate& end) {
     Coordinate difference(begin.size());
     std::ranges::transform(end, begin, difference.begin(), std::minus<>());
@@ -88,8 +88,8 @@ struct Place {
   Submesh submesh;
 };
 
-/// One Place for each distinct layout and size: parameters with equal layout and size have equal
-/// shard sizes on every rank.
+/// Returns one Place for each distinct layout and size, because parameters with equal layout and
+/// size have equal shard sizes on every rank.
 std::vector<Place> places_of(const Run& run) {
   std::vector<Place> places;
   std::set<std::tuple<const void*, const void*, Coordinate>> seen;
@@ -106,8 +106,8 @@ std::vector<Place> places_of(const Run& run) {
   return places;
 }
 
-/// Groups ranks by the sizes of their shards and by Run::sizes, in the order of the first rank of
-/// each group.
+/// Groups ranks by the sizes of their shards and by Run::sizes. Kinds are sorted by their first
+/// rank.
 std::vector<RankKind> kinds_of(const Run& run) {
   std::map<std::vector<std::int64_t>, RankKind> by_sizes;
   const MeshShape& root = run.mesh.shape();
@@ -137,7 +137,7 @@ std::vector<RankKind> kinds_of(const Run& run) {
 /// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// The streams of the planned rank, which pass all work to the schedule.
+/// Streams that pass all calls to the Schedule, which simulates them.
 class PlannedStreams final : public comm::Streams {
  public:
   explicit PlannedStreams(Schedule& schedule) : schedule_(schedule) {}
@@ -167,8 +167,8 @@ class HostStreamsScope {
   ~HostStreamsScope() { comm::set_host_streams(nullptr); }
 };
 
-/// While this object exists, libtorch uses one thread, because a plan really computes only small
-/// integer operators.
+/// While this object exists, libtorch uses one thread: in a FakeMode only small integer operators
+/// are really computed.
 class OneThread {
  public:
   OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
@@ -180,14 +180,14 @@ class OneThread {
   int before_;
 };
 
-/// Tells the log which blocks are parameters, so that parameters are not counted as activations.
+/// Tells `log` which memory is of parameters, so that it is not counted as activations.
 void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
     log.assign_parameter(local_tensor(slot->persistent()));
   }
 }
 
-/// The plan of one rank, and the kinds of all ranks.
+/// The result of plan_one(): the plan of one rank, and the kinds of all ranks.
 struct PlannedRank {
   RankPlan plan;
   std::vector<RankKind> kinds;
@@ -214,7 +214,7 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   }
   const fsdp::ActiveUnits units(*run.model);
   const auto where = [&] { return units.text(); };
-  // The first step allocates the optimizer's state; the second step is representative.
+  // The first step allocates the optimizer's state, so only the second step is representative.
   log.begin_step(where);
   run.step();
   assign_parameters(log, *run.model);
@@ -271,8 +271,8 @@ RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const Plan
 
 namespace {
 
-/// Throws Error unless the first and last rank of a kind have equal steps. For example, the last
-/// rank's step differs if the batch is not evenly divisible.
+/// Throws Error unless the first and last rank of a kind have equal memory peaks and traffic. They
+/// differ, for example, if the batch is not evenly divisible.
 void check_kind(const RankPlan& plan, const RankPlan& last) {
   const auto traffic = [](const RankPlan& rank) { return comm::total(rank.metrics.comm); };
   const auto text = [&](const RankPlan& rank) {

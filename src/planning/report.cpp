@@ -19,12 +19,12 @@ namespace tessera::planning {
 
 namespace {
 
-/// A size for tables: "61.2 GiB".
+/// Formats a size for tables: "61.2 GiB".
 std::string size_text(std::int64_t bytes) {
   return observe::bytes_text(static_cast<double>(bytes));
 }
 
-/// A time for tables: "14.982 s", or "1.802 ms" for short times.
+/// Formats a time for tables: "14.982 s", or "1.802 ms" for short times.
 std::string seconds_text(double seconds) {
   return seconds < 0.01 && seconds > 0 ? fmt::format("{:.3f} ms", 1e3 * seconds)
                                        : fmt::format("{:.3f} s", seconds);
@@ -36,7 +36,7 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-/// The text of a table column that is empty unless some layout needs the column.
+/// Formats the cell of a column that is shown only if a layout needs the column; "" if not `shown`.
 std::string column(bool shown, const std::string& text) {
   return shown ? fmt::format(" {:>4}", text) : "";
 }
@@ -175,7 +175,7 @@ Json json_of(const StepTime& time) {
   return rows;
 }
 
-/// The maximum memory in each moment of a step as JSON, in the order of the step.
+/// The memory peak in each part of a step (MomentMemory) as JSON, in the order of the step.
 Json json_of_moments(const observe::StepMemory& memory) {
   Json moments = Json::array();
   for (const observe::MomentMemory& moment : memory.moments) {
@@ -190,7 +190,7 @@ Json json_of_moments(const observe::StepMemory& memory) {
   return moments;
 }
 
-/// The spans of a step as JSON, by row. Each span is [what, begin, end].
+/// The time intervals of a step as JSON, by row of the time chart. Each is [what, begin, end].
 Json json_of_spans(const StepTime& time) {
   Json rows = Json::object();
   for (const Span& span : time.spans) {
@@ -252,7 +252,7 @@ std::string comm_text(const RankPlan& rank) {
   return rank.metrics.comm.empty() ? "" : text;
 }
 
-/// A table of the operators that take the most time.
+/// Formats a table of the operators that take the most time.
 std::string operators_text(const StepTime& time) {
   constexpr std::size_t kLines = 8;
   std::vector<Use> uses = longest_first(time);
@@ -284,7 +284,7 @@ std::string time_text(const RankPlan& rank) {
   return text + operators_text(*rank.time);
 }
 
-/// A rate for tables: "989 TFLOP/s", "4.8 TB/s", "50 GB/s".
+/// Formats a rate for tables: "989 TFLOP/s", "4.8 TB/s", "50 GB/s".
 std::string rate_text(double rate, const char* unit) {
   constexpr std::array kPrefixes{"", "k", "M", "G", "T"};
   std::size_t thousands = 0;
@@ -294,7 +294,7 @@ std::string rate_text(double rate, const char* unit) {
   return fmt::format("{:.4g} {}{}", rate, kPrefixes[thousands], unit);
 }
 
-/// Text on where the shares of a machine were measured, and which assumptions were not measured.
+/// Says where a machine's `..._share` values were measured, and what was not measured.
 std::string sources_text(const Machine& machine) {
   const std::string fp8 = machine.flops_fp8 > 0 && machine.fp8_share == 0
                               ? ", products in 8 bits (planned as fast as in 16 bits)"
@@ -312,7 +312,7 @@ std::string sources_text(const Machine& machine) {
       machine.shares_from, fp8, taken);
 }
 
-/// Text on the assumptions behind the predicted times.
+/// Says on which assumptions the predicted times are based.
 std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
   return fmt::format(
              "Predicted, not measured. A {}: products at {:.0f} %, attention at {:.0f} % (heads of "
@@ -327,8 +327,7 @@ std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
          sources_text(machine);
 }
 
-/// Advice on what reduces memory of this kind: the program's advice, or general advice if the
-/// program gives none.
+/// Advice on how to reduce memory of this kind: the program's advice, or else general advice.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
   if (plan.options.remedy) {
     return plan.options.remedy(kind);

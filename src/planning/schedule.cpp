@@ -1,5 +1,4 @@
-// Simulates the timing of the planned step, which issues operators, collectives and waits in the
-// order of a real step.
+// Simulates when the operators, collectives and waits of a training step begin and end.
 
 #include "schedule.h"
 #include "tessera/observe/detail/memory.h"
@@ -17,7 +16,7 @@ using kernels::FakeCall;
 
 namespace {
 
-/// The FLOPs of the backward of flash attention, relative to forward: backward has five products,
+/// The FLOPs of flash attention's backward, relative to forward: backward has five matrix products,
 /// forward has two.
 constexpr double kAttentionBackward = 2.5;
 
@@ -25,26 +24,25 @@ double size_of(const at::Tensor& tensor, std::int64_t dim) {
   return static_cast<double>(tensor.size(dim));
 }
 
-/// FLOPs of two products over the attention scores. Any mask is assumed to leave half of the
-/// scores.
+/// FLOPs of attention's two matrix products. Any mask is assumed to leave half of the scores.
 double attention_flops(const at::Tensor& query, const at::Tensor& key, bool masked) {
   return (masked ? 2.0 : 4.0) * size_of(query, 0) * size_of(query, 1) * size_of(query, 2) *
          size_of(key, 2) * size_of(query, 3);
 }
 
-/// FLOPs of a convolution. `small`: the result of the convolution or, for a transposed convolution,
-/// the input. Each weight of a channel is multiplied once per element of the channel.
+/// FLOPs of a convolution. `small`: the result or, for a transposed convolution, the input. Each
+/// element of `small` takes weight.numel() / weight.size(0) multiplications.
 double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
   return 2.0 * static_cast<double>(small.numel()) * static_cast<double>(weight.numel()) /
          size_of(weight, 0);
 }
 
-/// Whether an operator writes its first tensor without reading this tensor.
+/// Whether an operator writes its first argument without reading it.
 bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
 }
 
-/// The bytes of memory that a tensor uses. An expanded dimension repeats memory and is not counted.
+/// The bytes of memory that a tensor uses. A dimension with stride 0 (expand) uses no more memory.
 double bytes_of(const at::Tensor& tensor) {
   auto bytes = static_cast<double>(tensor.element_size());
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -67,8 +65,8 @@ double bytes_of(const FakeCall& call) {
   return bytes;
 }
 
-/// The name of an operator for the report. A plan computes on a CPU, where flash attention has
-/// another name than on a GPU.
+/// The operator's name in messages. A plan runs on a CPU, where flash attention has another name
+/// than on a GPU.
 std::string name_on(bool gpu, std::string name) {
   constexpr std::string_view kOnCpu = "_for_cpu";
   if (const std::size_t at = name.find(kOnCpu); gpu && at != std::string::npos) {
@@ -77,14 +75,13 @@ std::string name_on(bool gpu, std::string name) {
   return name;
 }
 
-/// The number of a group's ranks that are on the same node as the group's first rank.
+/// The number of a group's ranks that are on the machine of its first rank.
 std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) {
   const std::int64_t node = ranks.front() / per_node;
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
 }
 
-/// The bytes that a collective sends over a rank's link in a ring of `n` ranks, divided by the
-/// bytes of the rank's input.
+/// The bytes that each rank sends in a ring of `n` ranks, divided by the bytes of the rank's input.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -99,14 +96,14 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// The first factor of a matrix product or of attention. The type of this factor determines the
-/// rate. The first input of an addmm is the sum, which may be wider than the factors.
+/// The first matrix of a matrix product or of attention. Its element type determines the FLOP/s.
+/// The first input of addmm is not a matrix of the product, but is added to it.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
 
-/// The rate, in FLOP/s, of a matrix product or of attention. The second input of attention is the
-/// key in forward and the query in backward, with the sizes (batch, heads, tokens, head size).
+/// The FLOP/s of a matrix product or of attention. The second input of attention is the key in
+/// forward and the query in backward, with sizes (batch, heads, tokens, head size).
 double flops_rate(const Machine& machine, const FakeCall& call) {
   const c10::ScalarType type = first_factor(call).scalar_type();
   return is_attention(call.name) ? machine.attention_flops(type, call.inputs[1].size(-1))
@@ -206,9 +203,8 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   now += seconds;
 }
 
-/// The seconds by which an operator is slower because collectives overlap with a part of its
-/// `seconds`. The compute lane never goes back, so collectives that ended before `begin` are
-/// erased.
+/// The seconds by which an operator is slower because collectives run at the same time. Collectives
+/// that ended before `begin` are erased, because later operators begin later.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
   if (machine_->multiprocessors <= taken) {  // the number of multiprocessors is unknown
@@ -228,8 +224,7 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // Each rank of a node has its own network card, so a group has as many rings as it has ranks on a
-  // node.
+  // Each rank has its own network card, so a group uses as many rings as it has ranks on a machine.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);
@@ -252,7 +247,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   }
   const Moment end{network, call.group};
   if (!has_lanes_) {
-    wait(current_, end);  // Without lanes, as on a CPU, the ranks transfer the bytes themselves.
+    wait(current_, end);  // On a CPU, the caller transfers the bytes itself.
   }
   return std::make_shared<Transfer>(*this, end);
 }

@@ -1,5 +1,5 @@
-// Simulates the timing of a step. Each lane of a device, and the network of each process group, is
-// a clock that advances with the work issued to it.
+// Simulates when the work of a training step runs. Each stream of a device, and the network of each
+// process group, has a clock that advances with the work issued to it.
 
 #pragma once
 
@@ -21,34 +21,34 @@
 
 namespace tessera::planning {
 
-/// Computes the times of a step's operators and collectives. The host is assumed to run ahead of
-/// the device, as for large models. An operator takes the time for its FLOPs or its bytes at the
-/// machine's rates, whichever is longer; a collective takes the time for its bytes on the slowest
-/// link of a ring. A collective overlaps with everything except collectives of its own group. On a
-/// GPU, a collective takes multiprocessors from the products and the attention that overlap with
-/// the collective.
+/// Computes the times of a step's operators and collectives. The CPU is assumed to run ahead of the
+/// GPU, as for large models. An operator takes the time for its FLOPs or its bytes at the machine's
+/// rates, whichever is longer. A collective takes the time for its bytes on the slowest link of a
+/// ring. Collectives overlap with everything except collectives of the same process group. On a
+/// GPU, a collective takes multiprocessors from matrix products and attention that run at the same
+/// time.
 class Schedule {
  public:
-  /// Without a machine, no times are computed. Without lanes, as on a CPU, all work, including
-  /// collectives, runs in the order of issue.
+  /// Without a machine, no times are computed. `lanes`: whether the device has several streams. If
+  /// not, as on a CPU, all work, including collectives, runs in the order of issue.
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
-  /// Adds an operator. `phase`: the phase in which the operator was called.
+  /// Adds an operator that was called in the given phase, such as forward.
   void run(const kernels::FakeCall& call, observe::MemoryPhase phase);
   comm::WorkPtr start(const comm::FakeCollective& call);
-  /// Discards the times of the previous step.
+  /// Begins a step, and discards the times of the previous step.
   void begin_step();
   StepTime time() const;
 
-  // The methods below have the meaning of the methods of comm::Streams.
+  // The methods below are like those of comm::Streams.
   void enter(comm::Lane lane) { current_ = lane; }
   void leave() { current_ = comm::Lane::kCompute; }
   comm::StreamEventPtr record(comm::Lane which) const;
   void wait(comm::Lane which, const comm::StreamEventPtr& event);
 
  private:
-  /// A point in time, and the mesh dimension of the last collective that was waited for before it.
+  /// A point in time, and the mesh dimension of the last collective that was waited for before.
   struct Moment {
     double time = 0;
     std::string cause;
@@ -68,9 +68,8 @@ class Schedule {
   bool has_lanes_;
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
-  std::map<std::string, double> networks_;  ///< the time at which the network of each group becomes
-                                            ///< free
-  /// Begin and end of the collectives that the compute lane has not passed, by begin.
+  std::map<std::string, double> networks_;  ///< when the network of each process group becomes free
+  /// Begin and end of collectives that may overlap with later operators, sorted by begin.
   std::multimap<double, double> transfers_;
   double began_ = 0;
   StepTime step_;

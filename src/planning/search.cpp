@@ -1,4 +1,4 @@
-// Tries layouts in increasing order of memory. If a layout does not fit, larger ones are skipped.
+// Tries training layouts by increasing memory; skips layouts larger than one that does not fit.
 #include "tessera/planning/search.h"
 #include "tessera/observe/detail/memory.h"
 
@@ -20,11 +20,10 @@
 namespace tessera::planning {
 namespace {
 
-/// The kinds of activation checkpointing and, below, the ZeRO stages, each in increasing order of
-/// memory.
+/// Kinds of activation checkpointing and (kZero) ZeRO stages, each in increasing order of memory.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
-/// The context-parallel degrees to try for long sequences, or if nothing else fits.
+/// The context-parallel degrees to try for long sequences, or if no other layout fits.
 constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
 constexpr std::int64_t kLongSequence = 16384;
 
@@ -32,9 +31,8 @@ std::int64_t most_tp(const SearchSpace& s) {
   return s.fixed_tp ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
-/// The meshes with the given degrees of parallelism. If `accumulate` is not the first number of
-/// micro-batches, returns only meshes whose ranks can divide their samples into `accumulate`
-/// micro-batches.
+/// Returns the possible meshes (dp and tp) for given `cp` and `accumulate` micro-batches. If
+/// `accumulate` is not s.first.accumulate, `accumulate` must divide each rank's samples.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed_tp ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
@@ -56,17 +54,17 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
   return meshes;
 }
 
-/// Layouts of a mesh that do not fit, as pairs of indices into kActivations and kZero.
+/// Layouts that need too much memory, as pairs of indices into kActivations and kZero.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// Tries the layouts of one mesh, in increasing order of memory.
+/// Tries the layouts of one mesh (activation checkpointing, ZeRO), in increasing order of memory.
 class MeshSearch {
  public:
-  /// `too_large`: layouts that are known not to fit.
+  /// `too_large`: layouts that are known not to fit into the memory.
   MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
       : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
 
-  /// Estimates the layouts. Returns the layouts that do not fit.
+  /// Estimates the layouts. Returns the layouts that do not fit into the memory.
   TooLarge run() {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
@@ -175,8 +173,8 @@ std::int64_t least_peak(const Search& search) {
   return peak(*std::ranges::min_element(search.found, {}, peak));
 }
 
-/// Marks the layouts on the frontier. `found` is sorted by time; a layout that fits is on the
-/// frontier if it takes less memory than all faster layouts.
+/// Sets FoundLayout::frontier. `found` is sorted by time, so a layout that fits is on the frontier
+/// if it takes less memory than all layouts before it.
 void mark_frontier(std::vector<FoundLayout>& found) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (FoundLayout& each : found) {
@@ -213,7 +211,7 @@ bool Search::has_accumulation() const {
 
 namespace {
 
-/// Tries the meshes of one search in order.
+/// Runs a search: tries meshes, then more micro-batches, then context parallelism.
 class LayoutSearch {
  public:
   explicit LayoutSearch(const SearchSpace& space) : search_{.space = space} {}
@@ -257,14 +255,14 @@ class LayoutSearch {
     }
   }
 
-  /// Doubles the number of micro-batches as long as a layout may still fit.
+  /// Doubles the number of micro-batches while no layout fits, but a layout may still fit later.
   void try_micro_batches() {
     const SearchSpace& s = search_.space;
     std::int64_t floor = 0;
     for (std::int64_t n = 2; n <= s.batch && !fits() && floor <= s.machine.room(); n *= 2) {
       const std::int64_t before = least_peak(search_);
       try_meshes(s.first.cp, n);
-      // Each doubling halves the micro-batches' memory, so the next doubling can save at most as
+      // Each doubling halves the memory of a micro-batch, so the next doubling saves at most as
       // much as the last doubling.
       floor = least_peak(search_) - (before - least_peak(search_));
     }
@@ -284,9 +282,9 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // For each tp: the layouts that do not fit. A layout that does not fit without context
-  // parallelism does not fit with it either, because context parallelism adds masks and other
-  // ranks' keys and values to the same number of tokens per rank.
+  // For each tp: the layouts that do not fit into the memory. They do not fit with context
+  // parallelism either, which adds masks and other ranks' keys and values to the same number of
+  // tokens per rank.
   std::map<std::int64_t, TooLarge> too_large_;
 };
 
@@ -311,12 +309,12 @@ Search search(const SearchSpace& space) {
 
 namespace {
 
-/// The numbers of layers of the two plans from which a model is extrapolated. The first and last
-/// layers differ from the others, because FSDP prefetches and keeps the last unit gathered. Two
-/// additional layers cover patterns that alternate between layers.
+/// A model's estimate is extrapolated from plans with 4 and 6 layers. The first and last layers
+/// differ, because FSDP prefetches and keeps the last unit gathered. The plans differ by two
+/// layers, because layers may alternate.
 constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
 
-/// The name of a moment in which `number` replaces the layer number, if the moment is in a layer.
+/// Replaces the layer number n in a name such as "model.layers.3" by `number`(n).
 template <class Number>
 std::string renumbered(const std::string& name, const LayeredModel& model, const Number& number) {
   constexpr std::string_view kDigits = "-0123456789";
@@ -331,15 +329,14 @@ std::string renumbered(const std::string& name, const LayeredModel& model, const
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// The name of a moment in which layers of the second half are counted from the end: -1 is the last
-/// layer.
+/// Returns `name` with layer numbers of the second half counted from the end: -1 is the last layer.
 std::string key_of(const std::string& name, const LayeredModel& model) {
   return renumbered(name, model, [&](std::int64_t layer) {
     return layer < model.layers / 2 ? layer : layer - model.layers;
   });
 }
 
-/// Converts a result of key_of() back to the name of the moment.
+/// Converts a result of key_of() back to the name with the real layer number.
 std::string moment_of(const std::string& key, const LayeredModel& model) {
   return renumbered(key, model,
                     [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });
@@ -361,7 +358,7 @@ double exposed(const StepTime& time) {
   return sum;
 }
 
-/// Extrapolates two plans with few layers to the whole model.
+/// Extrapolates from plans with 4 and 6 layers to all layers of the model.
 Estimate of_layers(const RankPlan& few, const RankPlan& more, const LayeredModel& model) {
   const auto grown = [&](double with_few, double with_more) {
     const double each = (with_more - with_few) / (kMoreLayers - kFewLayers);

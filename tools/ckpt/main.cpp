@@ -1,6 +1,6 @@
 // tessera-ckpt: describes, verifies and compares sharded checkpoints, without ranks. Exit codes: 1
-// if `verify` finds a fault or `diff` finds a difference; 2 if the command line or a checkpoint is
-// wrong; otherwise 0.
+// if `verify` finds a fault or `diff` finds a difference; 2 if the command line is wrong or a
+// checkpoint cannot be read; otherwise 0.
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Prints each warning of the libraries on one line.
+/// Prints each warning of libtorch or Tessera on one line.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
@@ -37,7 +37,7 @@ struct Arguments {
   std::string other;  ///< the second step of `diff`
 };
 
-/// A callback that, on a terminal, shows progress on one line that is overwritten.
+/// Returns a callback that shows progress on one line of a terminal; empty without a terminal.
 Progress shown_progress() {
   if (isatty(STDERR_FILENO) == 0) {
     return {};
@@ -115,8 +115,7 @@ int run(int argc, char** argv) {
 }  // namespace tessera::checkpoint
 
 int main(int argc, char** argv) {
-  // With SIGXFSZ ignored, exceeding the file-size limit is a write error with a message and not a
-  // signal.
+  // With SIGXFSZ ignored, a file above the size limit is a write error with a message.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return tessera::checkpoint::run(argc, argv);

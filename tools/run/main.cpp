@@ -1,5 +1,5 @@
-// tessera-run: starts the ranks of a job on this machine and ends them together. A single thread
-// waits only in poll(), so that it notices the end of a rank immediately even if the reader of its
+// tessera-run: starts the ranks of a job on this machine and ends them together. Its only thread
+// waits only in poll(), so that it notices the end of a rank immediately, even if the reader of its
 // output is slow.
 
 #include <fcntl.h>
@@ -36,12 +36,11 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 constexpr auto kTermTime = 1000ms;  ///< time from SIGTERM to SIGKILL after a failure
-/// Interval of the checks whether a rank handles a signal by now.
+/// A signal is delivered once the rank has a handler, which is checked at this interval.
 constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split
-constexpr std::size_t kFull = 1 << 20;  ///< bytes buffered for a slow reader; beyond it the ranks
-                                        ///< wait
+constexpr std::size_t kFull = 1 << 20;  ///< most bytes buffered for a slow reader; then ranks wait
 constexpr auto kHelp =
     R"(Usage: tessera-run --nproc N [OPTIONS] [--] PROGRAM ARGS...
        tessera-run --explain DIR
@@ -58,7 +57,7 @@ void check_errno(bool ok, const std::string& what) {
   TESSERA_CHECK(ok, what, ": ", strerror(errno));
 }
 
-/// An output stream of the launcher.
+/// stdout or stderr of tessera-run. `pending`: text that has not been written yet.
 struct Sink {
   int fd;
   std::string pending = {};
@@ -66,8 +65,8 @@ struct Sink {
 
   void flush() {
     for (pollfd ready{fd, POLLOUT, 0}; !pending.empty() && poll(&ready, 1, 0) > 0;) {
-      // At most PIPE_BUF bytes are written, because a ready pipe accepts so many bytes without
-      // blocking. `size` is 0 if there is no newline in these bytes.
+      // At most PIPE_BUF bytes are written, because a ready pipe accepts PIPE_BUF bytes without
+      // blocking. `size` is 0 if these bytes contain no newline.
       const std::size_t size = pending.rfind('\n', PIPE_BUF - 1) + 1;
       const auto written =
           write(fd, pending.data(), size ? size : std::min<std::size_t>(pending.size(), PIPE_BUF));
@@ -80,7 +79,7 @@ struct Sink {
   }
 };
 
-/// A pipe from a rank, whose lines are written to a sink.
+/// A pipe with the output of a rank. Its lines get a prefix and are written to `sink`.
 struct Source {
   int fd = -1;
   Sink* sink = nullptr;
@@ -130,8 +129,8 @@ struct Rank {
                      : detail::concat("was killed by SIG", sigabbrev_np(WTERMSIG(*status)), " (",
                                       strsignal(WTERMSIG(*status)), ")");
   }
-  /// Whether the process of the rank has a handler for the signal. Without a handler, SIGUSR1 would
-  /// kill the process.
+  /// Whether the rank's process has a handler for the signal. Without a handler, SIGUSR1 would kill
+  /// the process.
   bool handles(int signal) const {
     std::ifstream file(detail::concat("/proc/", pid, "/status"));
     std::string line;
@@ -184,7 +183,7 @@ class Job {
  private:
   void take_over_signals() {
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, the kernel would drop exit codes
+    signal(SIGCHLD, SIG_DFL);  // with SIGCHLD ignored, the kernel would drop exit codes
     sigset_t set;
     sigemptyset(&set);
     for (const int number : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
@@ -199,8 +198,8 @@ class Job {
   }
 
   void start_ranks() {
-    // The socket is bound now, so that no other process can take the port before the store of rank
-    // 0 uses the port.
+    // The socket is bound before rank 0 starts, so that no other process can take the port of rank
+    // 0's store.
     const int store = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {}};
     socklen_t size = sizeof address;
@@ -228,9 +227,9 @@ class Job {
     close(store);
   }
 
-  /// Runs in the child after fork. Allocating memory is safe, because the launcher has one thread.
+  /// Runs in the child after fork(). Allocating memory is safe: tessera-run has only one thread.
   [[noreturn]] void become(int rank, int store, int port, int out, int err) {
-    setpgid(0, 0);  // the rank and what it starts are one process group
+    setpgid(0, 0);  // the rank and its child processes are one process group
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const auto set = [](const char* name, const auto& value) {
       setenv(name, detail::concat(value).c_str(), 1);
@@ -248,7 +247,7 @@ class Job {
     if (const char* threads = getenv("OMP_NUM_THREADS"); threads == nullptr || *threads == '\0') {
       set("OMP_NUM_THREADS", std::max(1, count / nproc_));
     }
-    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // the launcher may be a rank of another job
+    unsetenv("TORCHELASTIC_USE_AGENT_STORE");  // tessera-run may itself run under torchrun
     unsetenv("TORCHELASTIC_RESTART_COUNT");
     set("TESSERA_STORE_FD", rank == 0 ? std::to_string(store) : "");
     if (rank == 0) {
@@ -256,7 +255,7 @@ class Job {
     } else {
       dup2(out, STDOUT_FILENO);
     }
-    if (rank != 0 || isatty(STDIN_FILENO)) {  // a background process group cannot read a terminal
+    if (rank != 0 || isatty(STDIN_FILENO)) {  // a background process cannot read a terminal
       dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
     }
     dup2(err, STDERR_FILENO);
@@ -317,7 +316,7 @@ class Job {
       return;
     }
     rank.status = status;
-    kill(-rank.pid, SIGKILL);  // Ends the processes that the rank left behind, which would keep the
+    kill(-rank.pid, SIGKILL);  // kills processes that the rank left behind, which would keep the
                                // process group's id in use
     if (rank.failed() && !is_ending_) {
       failed_.push_back(&rank);
@@ -336,8 +335,8 @@ class Job {
       say("killing the ranks that have not ended");
       end_ranks(SIGKILL);
     } else if (!failed_.empty() && !is_ending_) {
-      // If several ranks have failed since the last check, a rank that was killed is reported as
-      // the cause.
+      // Of ranks that have failed since the last check, one that was killed by a signal is reported
+      // as the cause.
       std::ranges::stable_partition(failed_, &Rank::killed);
       Rank& cause = *failed_.front();
       cause.err.read_rest();
@@ -365,7 +364,7 @@ class Job {
     return any_stopped && !any_failed               ? kStoppedExitCode
            : stop_signal_ != 0                      ? 128 + stop_signal_
            : !failed_.empty()                       ? failed_.front()->exit_code()
-           : out_.error != 0 && out_.error != EPIPE ? 1  // an output failed, for example because of
+           : out_.error != 0 && out_.error != EPIPE ? 1  // writing failed, for example because of
                                                          // a full disk
                                                     : 0;
   }
@@ -390,9 +389,8 @@ class Job {
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< ranks in a deque, so that pointers to them stay valid
-  std::vector<Rank*> failed_;  ///< ranks that failed before all were told to end, in order of their
-                               ///< end
+  std::deque<Rank> ranks_;     ///< a deque, so that pointers to ranks stay valid
+  std::vector<Rank*> failed_;  ///< ranks that failed before end_ranks() was called, in order
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;
 };
@@ -432,7 +430,7 @@ int run(int argc, char** argv) {
                   given[name], " is not a number from ", least, " to ", most);
     return value;
   };
-  number("--timeout", 0.001, 1e6);  // --timeout is also a limit within the ranks
+  number("--timeout", 0.001, 1e6);  // only checked here; the ranks read TESSERA_TIMEOUT
   number("--watchdog", 0, 1e6);
   for (const auto& [name, variable] :
        {std::pair("--timeout", "TESSERA_TIMEOUT"), std::pair("--watchdog", "TESSERA_WATCHDOG"),
@@ -447,8 +445,8 @@ int run(int argc, char** argv) {
 }  // namespace tessera::run
 
 int main(int argc, char** argv) {
-  // A standard stream that is closed is opened, because otherwise the next pipe would get its
-  // number. open() takes the lowest free number.
+  // Closed standard streams are opened, because otherwise a pipe would get their number: the kernel
+  // uses the lowest free number.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) < 0) {
       [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);

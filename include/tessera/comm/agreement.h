@@ -12,20 +12,20 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-// All functions of this header are collective over `group` and return the same on every rank.
+// All functions of this header are collective over `group` and return the same value on every rank.
 // `device` is the device of the group's tensors. Ranks are numbered as in the group. All functions
 // throw PeerError.
 
 /// Whether `own` is true on any rank. One all-reduce of one number.
 bool any_rank(Communicator& group, c10::Device device, bool own);
 
-/// The text of each rank, which may contain any bytes. Two all-gathers: first the lengths, then the
-/// texts, padded to the longest.
+/// Returns the text of each rank, which may contain any bytes. Two all-gathers: first the lengths,
+/// then the texts, padded to the longest.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);
 
-/// The texts of all ranks if some texts differ; empty if all texts are equal. The hosts exchange
-/// hashes, and texts only if the hashes differ. Waits for no device and counts no traffic.
+/// The texts of all ranks if some texts differ; empty if all texts are equal. Hashes are exchanged
+/// between CPUs, and texts only if the hashes differ. Waits for no GPU work and counts no traffic.
 std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own);
 
 /// Runs `work`, which must not communicate. If `work` throws on any rank, every rank throws an

@@ -23,10 +23,10 @@ struct TensorOptions;
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A collective failed because of another rank, which died, gave up or did not call in time. Among
-/// the errors of several ranks, the cause is the error that is not a PeerError. On CUDA the device
-/// may still run the collective after the error, and write to memory of the collective that has
-/// been freed: end the process, or abort the group and synchronize the device before further work.
+/// The error of a collective that failed because another rank died, aborted or did not call in
+/// time. The cause is the error of another rank that is not a PeerError. On CUDA the device may
+/// still run the collective, and write to freed memory. So end the process, or abort the group and
+/// synchronize the device.
 class PeerError : public Error {
  public:
   using Error::Error;
@@ -39,9 +39,9 @@ class Work {
   /// Returns when the results may be read. On a CPU the caller blocks; on CUDA the current stream
   /// waits and the caller does not. Throws PeerError.
   virtual void wait() = 0;
-  /// Called after wait(). Returns a function that returns whether the device has finished the
-  /// collective, or an empty function if the device has finished. The watchdog calls the function
-  /// from its own thread. The function should not own tensors.
+  /// After wait(), returns a function that tells whether the device has finished the collective;
+  /// empty if the device has finished already. The watchdog's thread calls the function, which
+  /// should not own tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
 /// A shared pointer to a running collective.
@@ -50,15 +50,15 @@ using WorkPtr = std::shared_ptr<Work>;
 /// The collectives of one process group, for one of the ranks of the group. Every call is
 /// collective: all ranks of the group make the same calls in the same order. Tensors are contiguous
 /// and on the group's device. Calls are asynchronous: keep the tensors alive and unchanged until
-/// Work::wait(). If another rank dies, gives up or does not call in time, the call or wait() throws
+/// Work::wait(). If another rank dies, aborts or does not call in time, the call or wait() throws
 /// PeerError. An invalid argument throws Error. Sizes are numbers of elements.
 ///
 /// Gradient: none. Collectives act below autograd (dtensor/ has the differentiable operations).
 /// Thread safety: one thread at a time.
 ///
-/// To write a back end, derive from this class. A collective that it does not override throws
-/// Error. Pass its groups to a mesh with DeviceMesh::from_groups(). The following back end
-/// simulates all ranks of a group in one rank (compiled and run by CommunicatorExample in
+/// To write a back end, derive from this class. A collective that the derived class does not
+/// override throws Error. Pass its objects to a mesh with DeviceMesh::from_groups(). The following
+/// back end simulates all ranks of a group in one rank (compiled and run by CommunicatorExample in
 /// tests/comm/communicator_example_test.cpp):
 ///
 ///   class Done final : public comm::Work {
@@ -121,10 +121,10 @@ class Communicator {
   /// Returns when all ranks have called barrier().
   virtual void barrier();
   /// Sets each flag to 1 if the flag is 1 on any rank. A flag is a byte with the value 0 or 1. All
-  /// ranks pass the same number of flags. The hosts exchange the flags: the call waits for no
-  /// device and counts no traffic. The default implementation all-reduces a CPU tensor.
+  /// ranks pass the same number of flags. The flags are exchanged between CPUs, so the call waits
+  /// for no GPU work and counts no traffic. The default implementation all-reduces a CPU tensor.
   virtual void any_rank(std::span<std::uint8_t> flags);
-  /// Sets the purpose of the next calls for messages, such as "unit 'layers.3'"; "" for none. Not
+  /// Sets a text that says in messages what the next calls are for, such as "unit 'layers.3'". Not
   /// collective, but all ranks must pass the same text. The shared-memory back end compares the
   /// purpose in each call. Other back ends compare the purpose in agree_on_calls() and, with
   /// TESSERA_DEBUG=1, by a small collective before each all-gather and reduce-scatter.
@@ -133,11 +133,11 @@ class Communicator {
   /// Whether each call throws Error if ranks call different collectives, or collectives for
   /// different purposes.
   virtual bool compares_calls() const { return false; }
-  /// Compares the calls with a purpose that the ranks have made since the last comparison. If the
-  /// calls differ, every rank throws Error with the first calls that differ and their ranks. The
+  /// Compares the ranks' collectives with a purpose (set_purpose()) since the last comparison. If
+  /// they differ, every rank throws Error with the first calls that differ and their ranks. The
   /// group stays usable. `local_error`: the message of an error on this rank, reported to the other
-  /// ranks as this rank's last call; "" for none. Collective, between the hosts: waits for no
-  /// device and counts no traffic. Does nothing in a group for which compares_calls() is true.
+  /// ranks as this rank's last call; "" for none. Collective between CPUs: waits for no GPU work
+  /// and counts no traffic. Does nothing in a group for which compares_calls() is true.
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}
@@ -146,9 +146,9 @@ class Communicator {
   /// Whether the device runs the collectives in the order of their calls, so that wait() blocks no
   /// thread (NCCL). With other back ends all ranks must call wait() in the same order.
   virtual bool keeps_order_on_device() const { return false; }
-  /// Ends the group after its last call; no method may be called afterwards. NCCL's communicator is
-  /// closed together with all of its ranks. If some rank does not call shutdown() within
-  /// `patience`, the communicator is aborted and PeerError is thrown.
+  /// Closes the group; no method may be called afterwards. An NCCL communicator is closed on all
+  /// ranks together. If some rank does not call shutdown() within `patience`, the NCCL communicator
+  /// is aborted and PeerError is thrown.
   virtual void shutdown([[maybe_unused]] std::chrono::milliseconds patience) {}
   /// Whether collectives may be called with meta tensors, which have no values. True in a group
   /// whose other ranks do not exist (fake_world), where the calls are only counted.

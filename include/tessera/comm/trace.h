@@ -14,13 +14,13 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Counts of the calls of one kind of collective on one group.
+/// Counts of the calls of one kind of collective in one process group.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs
 };
-/// Traffic by group and collective. Key: {group name, collective}, for example {"tp",
-/// "all_gather"}.
+/// The traffic of each process group and collective. Key: {group name, collective}, for example
+/// {"tp", "all_gather"}.
 using TrafficTable = std::map<std::pair<std::string, std::string>, Traffic>;
 
 /// A single collective of one rank.
@@ -29,8 +29,8 @@ struct CollectiveCall {
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
   /// The purpose of the group (PurposeScope). If the group has no purpose: the operator that needs
-  /// the call (CallerScope), in backward with the autograd node ("aten::mm in MmBackward0"). "" if
-  /// unknown.
+  /// the collective (CallerScope), in backward with the autograd node ("aten::mm in MmBackward0").
+  /// "" if unknown.
   std::string purpose;
 };
 
@@ -73,7 +73,7 @@ class CallRecorder {
 };
 
 /// While this object exists, `name` is the caller, such as an operator, of the collectives that
-/// this thread starts. The innermost scope counts. `name` must live as long as the scope.
+/// this thread starts. The innermost scope applies. `name` must live as long as the scope.
 class CallerScope {
  public:
   explicit CallerScope(std::string_view name) : outer_(name_) {

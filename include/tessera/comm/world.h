@@ -21,7 +21,7 @@ namespace tessera::comm {
 /// The device and the back end of the ranks of a world, and the time limits for waiting.
 struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
-  std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within hosts
+  std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within a machine
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// A rank that waits longer than this for other ranks prints one line on stderr, with the ranks
   /// that have not arrived and what those ranks do; 0: no lines.
@@ -36,34 +36,34 @@ class World {
   virtual ~World() = default;
   virtual int rank() const = 0;  ///< this rank's number in the world, from 0
   virtual int size() const = 0;
-  virtual int local_rank() const = 0;  ///< this rank's number among the ranks of its host, from 0
+  virtual int local_rank() const = 0;  ///< this rank's number on its machine, from 0
   virtual const WorldOptions& options() const = 0;
   /// The counter of all collectives of this rank.
   virtual TrafficCounter& traffic() = 0;
-  /// The group of `ranks` (world ranks, in group order) with the name `name` in messages and
-  /// traces. The first call is collective over exactly these ranks; later calls with the same ranks
-  /// and name return the same group. A group of one rank does not communicate. Throws PeerError.
-  /// Throws Error if `ranks` contains ranks that are not in the world or lacks this rank.
+  /// Returns the process group of `ranks` (world ranks, in group order); messages call it `name`.
+  /// The first call is collective over exactly these ranks; later calls with the same ranks and
+  /// name return the same group. A group of one rank does not communicate. Throws PeerError. Throws
+  /// Error if `ranks` contains ranks that are not in the world or lacks this rank.
   virtual CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) = 0;
   /// Tells the world that a step of the program has ended, for messages such as "rank 1 ended after
   /// step 20".
   virtual void set_step([[maybe_unused]] std::int64_t step) {}
-  /// Makes ranks that wait for this rank fail soon instead of at the time-out. To be called when a
+  /// Makes ranks that wait for this rank fail soon instead of at the time-out. Call abort() when a
   /// rank ends with an exception.
   virtual void abort() {}
   /// The index of this rank's GPU; -1 with device "cpu". A new thread of the program uses GPU 0
   /// until it sets another one; the library allocates on this rank's GPU on every thread.
   virtual int device_index() const { return -1; }
-  /// Ends the world on this rank when all work of the rank is done. Groups end in the reverse order
-  /// of their creation; an NCCL group ends together on all of its ranks. Meshes, tensors and Works
-  /// may outlive the world, but group() and collectives then throw Error. A second call, or a call
-  /// after abort(), does nothing. Throws PeerError if a rank of an NCCL group does not call
-  /// shutdown(); the world has then ended as well.
+  /// Closes the world's groups on this rank; called when the rank's work is done. Groups close in
+  /// the reverse order of their creation; an NCCL group closes on all of its ranks together.
+  /// Meshes, tensors and Works may outlive the world, but group() and collectives then throw Error.
+  /// A second call, or a call after abort(), does nothing. Throws PeerError if a rank of an NCCL
+  /// group does not call shutdown(); the groups are then closed as well.
   virtual void shutdown() {}
-  /// Like group(), but a group for CPU tensors on any device of the world. The traffic of the group
-  /// is not counted. The result is never a group that group() returns, so that one thread may use a
-  /// host group while another thread uses the groups of group(). The default implementation is for
-  /// worlds whose groups are on the CPU.
+  /// Like group(), but the group is for CPU tensors, even if the world's device is a GPU. Its
+  /// traffic is not counted. The result is never a group that group() returns, so that one thread
+  /// may use a host group while another thread uses the groups of group(). The default
+  /// implementation is for worlds whose groups are on the CPU.
   virtual CommunicatorPtr host_group(const std::vector<int>& ranks, const std::string& name) {
     return group(ranks, name);
   }
@@ -71,8 +71,8 @@ class World {
 /// A shared pointer to a world, which several meshes may use.
 using WorldPtr = std::shared_ptr<World>;
 
-/// Ends a world at the end of a scope: by shutdown(), or by abort() if an exception leaves the
-/// scope. An NCCL world that was made on the main thread without a WorldScope is ended when main()
+/// Calls shutdown() of a World at the end of a scope, or abort() if an exception leaves the scope.
+/// For an NCCL world made on the main thread without a WorldScope, shutdown() runs when main()
 /// returns, but then waits only briefly for the other ranks.
 class WorldScope : tessera::detail::NoCopy {
  public:
@@ -88,37 +88,37 @@ class WorldScope : tessera::detail::NoCopy {
   int exceptions_;  ///< number of active exceptions when the scope began
 };
 
-/// The world that the launcher describes by environment variables: RANK, WORLD_SIZE, LOCAL_RANK,
-/// MASTER_ADDR and MASTER_PORT (tessera-run, torchrun), or the variables of Slurm or Open MPI.
-/// Without such variables, a world of one rank. Collective. After the call the process ignores
-/// SIGPIPE, unless the process has a handler for SIGPIPE. The death of another rank is then an
-/// error and does not end this process. Throws Error if variables contradict each other, the port
-/// is in use, or a rank does not arrive within the time-out.
+/// Makes the World that the launcher describes by environment variables: RANK, WORLD_SIZE,
+/// LOCAL_RANK, MASTER_ADDR and MASTER_PORT (tessera-run, torchrun), or the variables of Slurm or
+/// Open MPI. Without such variables, a world of one rank. Collective. After the call the process
+/// ignores SIGPIPE, unless the process has a handler for SIGPIPE. The death of another rank is then
+/// an error and does not end this process. Throws Error if variables contradict each other, the
+/// port is in use, or a rank does not arrive within the time-out.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
 /// Sends `count` bytes from rank 0 to all ranks: on rank 0 `bytes` is read, on other ranks written.
 using Broadcast = std::function<void(void* bytes, std::size_t count)>;
 
-/// The world of `size` ranks that another library has started; this process, or this thread, is
-/// `rank`. Rank 0 opens a store on a free port, and `broadcast` is called once on each rank, to
-/// send the store's address. Rank 0's store listens on all interfaces of its host until the process
-/// ends. world_from_mpi and world_from_process_group call this function. Collective over the ranks,
-/// which must pass equal options. Time-outs and SIGPIPE are as in world_from_environment. Throws
-/// Error on all ranks if rank 0 cannot open the store, and for a rank that is not below `size`.
-/// Throws PeerError if this rank cannot reach the store of rank 0.
+/// Makes the World of `size` ranks that another library has started; this process, or this thread,
+/// is `rank`. Rank 0 opens a c10d store on a free port, and `broadcast` is called once on each
+/// rank, to send the store's address. The store listens on all network interfaces of rank 0 until
+/// the process ends. world_from_mpi and world_from_process_group call this function. Collective
+/// over the ranks, which must pass equal options. Time-outs and SIGPIPE are as in
+/// world_from_environment. Throws Error on all ranks if rank 0 cannot open the store, and for a
+/// rank that is not below `size`. Throws PeerError if this rank cannot reach the store of rank 0.
 WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
                               const WorldOptions& options = {});
 
-/// The worlds of `size` ranks in this process; element r is for the thread that is rank r.
+/// Makes the Worlds of `size` ranks in this process; element r is for the thread that is rank r.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
-/// A world whose other ranks do not exist: collectives return at once, with results of the right
-/// sizes that use this rank's data for every rank. For planning and for counting traffic.
+/// Makes a World whose other ranks do not exist: collectives return at once, with results of the
+/// right sizes that use this rank's data for every rank. It serves planning and counting traffic.
 WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on
 /// standard error, with the rank and the message and without libtorch's stack, and ends the process
-/// with status 1 at once, so that ranks that wait for this rank end, too. Other objects of main()
+/// with status 1 at once, so that ranks that wait for this rank end, too. Objects outside `body`
 /// are not destroyed. Ignores SIGXFSZ: a file above the size limit is an error.
 ///
 ///   int main() {

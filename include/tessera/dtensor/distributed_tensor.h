@@ -37,8 +37,8 @@ class DistributedTensor {
   explicit DistributedTensor(at::Tensor tensor);
 
   /// A distributed tensor whose local tensor on this rank is `local`. Both share memory. `sizes`:
-  /// the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes between
-  /// the hosts, which is collective. With `sizes`, from_local() is not collective, except with
+  /// the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes in CPU
+  /// memory, which is collective. With `sizes`, from_local() is not collective, except with
   /// TESSERA_DEBUG=1, which compares sizes, type and placements between ranks. Throws Error if
   /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
   /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,

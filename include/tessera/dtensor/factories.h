@@ -14,10 +14,10 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-// Factories of distributed tensors with global `sizes`. Each rank makes its own shard, without
-// communication. The device is that of the mesh, unless `options` set another device (meta). The
-// terms of a Partial tensor reduce to the requested values. The functions throw Error for a
-// placement that the sizes do not permit. The results are leaves; set requires_grad in the options.
+// Factories of distributed tensors with global `sizes`. Each rank makes its shard without
+// communication, on the mesh's device unless `options` set another device (meta). The terms of a
+// Partial tensor reduce to the requested values. The functions throw Error for a placement that the
+// sizes do not permit. The results are leaves; set requires_grad in the options.
 
 /// A distributed tensor with uninitialised values.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
@@ -37,7 +37,7 @@ DistributedTensor full(std::vector<std::int64_t> sizes, const at::Scalar& value,
 DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step,
                          const DeviceMesh& mesh, const Placements& placements,
                          at::TensorOptions options = {});
-/// Random numbers, uniform in [0, 1). The global tensor is bit-equal on every mesh (random.h).
+/// Random numbers, uniform in [0, 1). The global tensor is bit-equal on every mesh; see RandomKey.
 DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
 /// Standard normal random numbers; otherwise like rand().

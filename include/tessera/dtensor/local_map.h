@@ -28,7 +28,7 @@ struct LocalMapOptions {
   /// an argument is an Error.
   bool redistribute_inputs = false;
   /// The global sizes of each result. If the list is empty, the ranks exchange the sizes of sharded
-  /// results, as in from_local.
+  /// results, as DistributedTensor::from_local does.
   std::vector<std::vector<std::int64_t>> out_sizes{};
 };
 

@@ -14,12 +14,12 @@ TESSERA_API_BEGIN
 namespace tessera {
 
 /// Intercepts operators between autograd and their kernels, on one thread and in the backwards of
-/// this thread, which run on another thread with CUDA. Only operators that make new tensors from
-/// tensors are intercepted. An operator that writes to an argument, returns a view, has no tensor
-/// argument, or is composed of other operators is not intercepted. PyTorch's TorchDispatchMode.
+/// that thread. Only operators that make new tensors from tensors are intercepted. An operator that
+/// writes to an argument, returns a view, has no tensor argument, or is composed of other operators
+/// is not intercepted. PyTorch's TorchDispatchMode.
 class OperatorMode {
  public:
-  /// The operator of a call.
+  /// An intercepted operator.
   struct Operator {
     const std::string& name;    ///< the operator's name, for example "aten::sum.dim_IntList"
     bool draws_random = false;  ///< whether the operator draws random numbers
@@ -27,12 +27,12 @@ class OperatorMode {
   using Results = std::vector<c10::IValue>;
 
   virtual ~OperatorMode() = default;
-  /// Called for each intercepted operator on plain and distributed tensors, and for synchronous
-  /// redistributions, as operator "tessera::redistribute". `run` runs the operator and returns its
-  /// results. call() may return other results of the same kinds. Operators that `run` calls on
-  /// local tensors are not intercepted. If the operator is collective, then `run` is collective:
-  /// either all ranks call `run`, or no rank does. The operator throws the exceptions of `run` and
-  /// of call().
+  /// The library calls this function for each intercepted operator on plain and distributed
+  /// tensors, and for synchronous redistributions, as operator "tessera::redistribute". `run` runs
+  /// the operator and returns its results. call() may return other results of the same kinds.
+  /// Operators that `run` calls on local tensors are not intercepted. If the operator is
+  /// collective, then either all ranks call `run`, or no rank does. The operator throws the
+  /// exceptions of `run` and of call().
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 

@@ -21,7 +21,7 @@ namespace tessera {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// For a fused tensor (nn::FusedLinear): its parts, which together have all rows. Each part draws
+  /// The parts of a fused tensor (nn::FusedLinear), which together have all rows. Each part draws
   /// from its own stream instead of `stream`. The parts must stay valid during the call that gets
   /// the key.
   std::span<const RandomPart> parts{};
@@ -55,8 +55,8 @@ void manual_seed(std::uint64_t seed);
 /// This rank's position in its sequence of random operators. set_random_state() with the returned
 /// state repeats the numbers drawn after this call.
 RandomState random_state();
-/// Restores a state that random_state() returned. Later operators repeat the numbers that were
-/// drawn after that call.
+/// Sets this rank's position to a state that random_state() returned. Random operators then repeat
+/// the numbers that were drawn after that call of random_state().
 void set_random_state(RandomState state);
 
 namespace detail {
@@ -67,8 +67,8 @@ class RandomRegionScope;
 /// part `index` of `count` equal parts along dimension 0. Data-parallel ranks then draw the numbers
 /// that a single rank draws for the full batch. BatchPart(0, 1) declares that the tensors are the
 /// full batch. In the scope, plain tensors also use the seed of manual_seed(). The forward of a
-/// module with fully_shard does all this for its rows; use BatchPart in such a forward only if the
-/// library cannot know the rows. An inner scope replaces an outer scope.
+/// module with fully_shard does all this itself; BatchPart is needed there only if the library
+/// cannot know which rows of the batch the rank has. An inner scope replaces an outer scope.
 class BatchPart : tessera::detail::NoCopy {
  public:
   BatchPart(std::int64_t index, std::int64_t count);

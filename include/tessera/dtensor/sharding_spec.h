@@ -38,7 +38,7 @@ std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
 
 namespace detail {
 
-/// The type of the function object is_distributed.
+/// The type of `is_distributed`, which is a function object.
 struct IsDistributed {
   bool operator()(const at::Tensor& tensor) const;
 };
@@ -50,9 +50,9 @@ struct IsDistributed {
 /// functions at::is_distributed and at::Tensor::is_distributed are unrelated, and return false for
 /// every tensor.
 inline constexpr detail::IsDistributed is_distributed{};
-/// The spec of a distributed tensor. Throws Error for a plain tensor.
+/// The mesh and layout of a distributed tensor. Throws Error for a plain tensor.
 const ShardingSpec& sharding_spec(const at::Tensor& tensor);
-/// The local tensor of a distributed tensor, without autograd; a plain tensor is returned itself.
+/// The local tensor of a distributed tensor, without autograd; returns a plain tensor unchanged.
 /// Not collective.
 const at::Tensor& local_tensor(const at::Tensor& tensor);
 

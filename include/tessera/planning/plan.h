@@ -26,14 +26,14 @@ namespace tessera::planning {
 
 /// A time interval of a step, in seconds from the step's begin.
 struct Span {
-  /// The row of the span in a time chart: "operators" or "waiting" for the compute lane, or the
-  /// mesh dimension of a collective.
+  /// The row of the interval in a time chart: "operators" or "waiting" for the compute stream, or
+  /// the mesh dimension of a collective.
   std::string row;
   std::string what;  ///< the phase of the operators, the cause of the waiting, or the collective
   double begin = 0, end = 0;
 };
 
-/// The sum over all calls of one operator in a step, in any lane.
+/// The sum over all calls of one operator in a step, on any stream.
 struct OperatorUse {
   std::int64_t calls = 0;
   double bytes = 0;  ///< bytes that the operator's tensors read and write
@@ -44,13 +44,12 @@ struct OperatorUse {
 /// The time of a step, in seconds.
 struct StepTime {
   double total = 0;
-  double compute = 0;  ///< time of operators in the compute lane, without waiting
-  /// How long the compute lane waits for collectives, by mesh dimension.
+  double compute = 0;  ///< time of operators on the compute stream, without waiting
+  /// How long the compute stream waits for collectives, by mesh dimension.
   std::map<std::string, double> exposed;
   std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
   double flops = 0;         ///< FLOPs of all matrix products, including recomputation
-  std::vector<Span> spans;  ///< the step's intervals; operators of a phase without a gap form one
-                            ///< span
+  std::vector<Span> spans;  ///< the step's intervals; operators of a phase without gaps form one
   std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
@@ -60,36 +59,33 @@ struct Run {
   std::shared_ptr<nn::ModuleBase> model{};
   DeviceMesh mesh{};             ///< the mesh of all ranks
   std::function<void()> step{};  ///< runs one training step, including the optimizer step
-  /// Sizes of a mesh coordinate's rank, other than shard sizes, in which ranks may differ: for
-  /// example the length of the rank's part of each sequence. Empty: no other sizes differ.
+  /// Returns sizes other than shard sizes in which the rank at `coordinate` may differ, for example
+  /// the length of its part of each sequence. Empty: PlanOptions::sizes is used.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
 };
-/// Creates this rank's run in a world, which is a fake world (comm::fake_world) during planning.
+/// A function that makes this rank's Run. During planning, `world` is a comm::fake_world.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
-/// Options of plan().
+/// Options of plan() and plan_run().
 struct PlanOptions {
   std::optional<Machine> machine{};  ///< the machine to plan for; without one, no time is estimated
-  /// The device of the planned training: "cpu" or "cuda". During planning, all tensors are on the
-  /// CPU.
+  /// The device of the training run: "cpu" or "cuda". During planning, all tensors are on the CPU.
   std::string device = "cpu";
-  bool offload = false;  ///< with a GPU: whether shards, gradients and optimizer state are in host
-                         ///< memory
-  std::int64_t tokens = 0;             ///< tokens (or samples) per step over all ranks
+  bool offload = false;     ///< whether shards, gradients and optimizer state are in CPU memory
+  std::int64_t tokens = 0;  ///< tokens (or samples) per step over all ranks
   c10::ScalarType type = c10::kFloat;  ///< type of the matrix products, for their peak FLOP/s
-  /// The model's FLOPs per token, for MFU. If zero, MFU uses the FLOPs of the matrix products in
-  /// the step, including recomputation.
+  /// The model's FLOPs per token, for model FLOPs utilization (MFU). If zero, MFU uses the FLOPs of
+  /// the step's matrix products, including recomputation.
   observe::ModelFlops flops{};
   /// A function that returns advice on how to reduce memory of a kind, for a plan that does not
   /// fit. Empty: general advice is given.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Sizes of a mesh coordinate's rank, other than shard sizes, in which ranks may differ: for
-  /// example the rows of the rank's batch. Used if Run::sizes is empty. If both functions are
-  /// empty, plan_run() also plans the last rank of each kind, and throws Error if the last rank's
-  /// result differs from the first rank's.
+  /// Like Run::sizes, and used if Run::sizes is empty: for example, the number of samples of the
+  /// rank at `coordinate`. If both functions are empty, plan_run() also plans the last rank of each
+  /// kind, and throws Error if it differs from the first rank.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
-  /// Results of operators whose sizes depend on values, by operator name. For an even routing to
-  /// experts:
+  /// Results of operators whose output sizes depend on values, by operator name. For experts that
+  /// get equal numbers of tokens:
   ///   {{"aten::nonzero", [](const kernels::FakeCall& call) -> std::vector<at::Tensor> {
   ///     return {at::arange(call.inputs[0].size(0) / kExperts).unsqueeze(1)};
   ///   }}}
@@ -98,25 +94,25 @@ struct PlanOptions {
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
 };
 
-/// A kind of rank: ranks whose tensors all have the same sizes. One rank of a kind is planned.
+/// Ranks whose tensors all have the same sizes. Only one rank of each kind is planned.
 struct RankKind {
   int first = 0;           ///< the first rank of the kind
   int last = 0;            ///< the last rank of the kind
   std::int64_t count = 0;  ///< the number of ranks of the kind
 };
 
-/// The planned step of a rank of one kind.
+/// The memory and time of a training step on one rank, which stands for all ranks of a kind.
 struct RankPlan {
   RankKind kind{};
   std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the kind's first rank
   observe::StepMemory memory{};
   std::optional<StepTime> time{};  ///< the step's time; only with a machine
-  /// The planned metrics: comm and, with a machine, step_time_s, tokens_per_s, tflops and mfu.
+  /// The estimated metrics: comm and, with a machine, step_time_s, tokens_per_s, tflops and mfu.
   /// Other fields are not set.
   observe::StepMetrics metrics{};
 };
 
-/// The planned step of all ranks of a training run.
+/// The memory and time of a training step, for all ranks of a run.
 struct RunPlan {
   PlanOptions options{};
   MeshShape mesh{};
@@ -124,20 +120,20 @@ struct RunPlan {
 
   /// The rank with the highest memory peak.
   const RankPlan& largest() const;
-  /// Whether tensors of this kind are in host memory instead of device memory.
+  /// Whether tensors of this kind are in CPU memory instead of device memory.
   bool on_host(observe::MemoryKind kind) const;
   /// Whether the rank with the highest peak fits a device of the machine; true without a machine.
   bool fits() const;
 };
 
-/// Plans the second step of a training run: plans one rank of each kind, one after the other, in a
-/// comm::fake_world and a kernels::FakeMode, with reserved memory only. Run one plan at a time per
-/// process. Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
+/// Estimates memory and time of a run's second step. Runs the steps of one rank of each RankKind in
+/// a comm::fake_world and a kernels::FakeMode, without real memory. One plan at a time per process.
+/// Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
-/// Plans only the given rank; otherwise like plan_run().
+/// Estimates memory and time on the given rank only; otherwise like plan_run().
 RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
-/// Computes tokens_per_s, tflops and mfu from step_time_s. `products` is the FLOPs of one rank's
-/// matrix products, used if the options have no model FLOPs.
+/// Computes tokens_per_s, tflops and mfu from step_time_s. `products`: the FLOPs of one rank's
+/// matrix products, used if `options` has no model FLOPs.
 void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
                const PlanOptions& options);
 
@@ -153,10 +149,10 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,
 
 }  // namespace detail
 
-/// plan_run() for a model and its training step. `factory(mesh)` creates the model on the meta
-/// device (nn::MetaDevice), parallelizes it and returns a std::shared_ptr. `step(model, optimizer,
-/// mesh)` runs one step: forward, loss, backward, clipping, the optimizer's step and zero_grad().
-/// Tensors that the step creates have no values.
+/// Calls plan_run() for a model and its training step. `factory(mesh)` creates the model on the
+/// meta device (nn::MetaDevice), parallelizes it and returns a std::shared_ptr. `step(model,
+/// optimizer, mesh)` runs one step: forward, loss, backward, clipping, the optimizer's step and
+/// zero_grad(). Tensors that the step creates have no values.
 ///
 ///   const MeshShape mesh({2, 2}, {"dp", "tp"});
 ///   const planning::PlanOptions options{.machine = planning::machine_of("h100")};

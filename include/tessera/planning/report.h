@@ -21,14 +21,14 @@ namespace tessera::planning {
 std::string to_json(const RunPlan& plan, const std::optional<Search>& search = std::nullopt);
 /// The tables of a plan as text, and advice if the plan does not fit.
 std::string to_text(const RunPlan& plan);
-/// A search as a table with one row per estimated layout, in which the layouts on the frontier are
-/// marked. The refused layouts follow, with the reason.
+/// A search as a table with one row per estimated layout; `*` marks FoundLayout::frontier. The
+/// refused layouts follow, with the reason.
 std::string to_text(const Search& search);
 /// One line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors can
 /// have of a h200."; "" without a machine.
 std::string verdict(const RunPlan& plan);
-/// One line per large part of the memory peak, largest part first, with advice on how to reduce
-/// this part.
+/// Returns a line for each large part of the memory peak, largest first, with advice on how to
+/// reduce the part.
 std::vector<std::string> advice(const RunPlan& plan);
 
 }  // namespace tessera::planning

@@ -22,20 +22,20 @@ struct Estimate {
   observe::StepMetrics metrics{};
 };
 
-/// The equal layers of a model.
+/// The layers of a model that have equal sizes.
 struct LayeredModel {
   std::int64_t layers = 0;  ///< number of equal layers; 0: the model has none
   std::string container{};  ///< FQN of the module that contains the layers: "model.layers"
 };
 
-/// Estimates a training run on a machine from two plans with few layers: memory and time grow
-/// linearly with the number of equal layers. A model with few or unequal layers is planned as a
-/// whole. `plan_of(layers)` returns the first rank's plan of the model with that many layers (0:
-/// all layers). `options` are the options for the whole model.
+/// Estimates a run's memory and time from two plans with few layers: memory and time grow linearly
+/// with the number of equal layers. A model with few or unequal layers is planned as a whole.
+/// `plan_of(layers)` returns the first rank's plan of the model with that many layers (0: all
+/// layers). `options` are the options for the whole model.
 Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
                   const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
-/// How a training run is split over ranks: the result of a search.
+/// How a training run is split over ranks.
 struct TrainingLayout {
   std::int64_t dp = 1;          ///< number of ranks that shard parameters, without replicas
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
@@ -46,7 +46,7 @@ struct TrainingLayout {
   std::int64_t accumulate = 1;  ///< number of micro-batches per step
 };
 
-/// The training run to lay out, and the values that a search may choose.
+/// The input of search(): the training run, and the values that the search may choose.
 struct SearchSpace {
   std::int64_t ranks = 0;
   Machine machine{};
@@ -54,7 +54,7 @@ struct SearchSpace {
   std::int64_t batch = 1;     ///< samples per step, over all ranks
   std::int64_t sequence = 0;  ///< tokens per sample; 0: samples are not sequences
   std::int64_t blocks = 0;    ///< number of equal blocks of the model; 0: no layout splits them
-  TrainingLayout first{};     ///< the fixed values, and the start values of cp and accumulate
+  TrainingLayout first{};     ///< fixed values, and start values of cp and accumulate
   bool fixed_dp = false, fixed_tp = false, fixed_cp = false, fixed_ac = false, fixed_zero = false,
        fixed_accumulate = false;
   /// Whether the model can be split over `tp` ranks. Empty: the model can be split over any number
@@ -62,11 +62,11 @@ struct SearchSpace {
   std::function<bool(std::int64_t tp)> allows_tp{};
   std::function<bool(std::int64_t cp)>
       allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: never
-  /// Returns the estimate of the first rank for a layout. If the function throws Error, the layout
-  /// is refused.
+  /// Returns the estimate of the first rank for a layout. A layout for which it throws Error is
+  /// refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
   std::string batch_name = "batch";  ///< the batch option's name in messages
-  /// Returns the text for a layout in messages. If the function is empty, name_of() is used.
+  /// Returns the name of a layout in messages. If the function is empty, name_of() is used.
   std::function<std::string(const TrainingLayout& layout)> text{};
 };
 
@@ -111,8 +111,8 @@ std::string name_of(const TrainingLayout& layout);
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
-/// Returns a function for SearchSpace::estimate that estimates a layout on `ranks` with plans.
-/// `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
+/// Returns a function for SearchSpace::estimate that calls estimate() for a layout on `ranks`
+/// ranks. `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
 /// `options` are the options for the whole model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,

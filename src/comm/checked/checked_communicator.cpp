@@ -1,6 +1,5 @@
-// The wrapper of every group of a world, which checks arguments and counts calls. Therefore back
-// ends receive only calls that are valid on this rank, and contain neither argument checks nor
-// counters.
+// The wrapper of every process group of a World, which checks arguments and counts calls. So the
+// back ends contain neither argument checks nor counters.
 
 #include <ATen/core/Tensor.h>
 #include <algorithm>
@@ -35,8 +34,8 @@ namespace {
 
 using Calls = std::vector<std::string>;
 
-/// The number of stored calls, which limits the memory if the ranks never compare their calls. An
-/// iteration of FSDP makes far fewer calls.
+/// The number of calls whose texts are stored. The limit bounds the memory if the ranks never
+/// compare their calls. An iteration of FSDP makes far fewer calls.
 constexpr std::size_t kStoredCalls = 4096;
 
 /// The calls of one rank since the ranks last compared their calls.
@@ -68,8 +67,8 @@ class CallHistory {
   std::string last_ = "no call";
 };
 
-/// The stored calls of each rank. A rank sends its calls as one text with a zero byte after each
-/// call.
+/// Gathers the stored calls of each rank. A rank sends its calls as one text with a zero byte after
+/// each call.
 std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
   std::string text;
   for (const std::string& call : own) {
@@ -113,8 +112,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 /// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
-  // Hashes are exchanged first, because calls are usually equal, and then the texts need not be
-  // sent.
+  // The hashes are exchanged first. They are usually equal, and then the texts need not be sent.
   const auto all = gather_values(
       group, c10::kCPU,
       {std::bit_cast<std::int64_t>(history.hash()), static_cast<std::int64_t>(history.count())});
@@ -128,8 +126,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
     return detail::concat("those after the first ", kStoredCalls);
   }
   const std::string& here = call_at(calls[static_cast<std::size_t>(group.rank())], position);
-  // Ranks are grouped by call, so that the message names each call once, with all ranks that made
-  // the call.
+  // The message names each different call once, with all ranks that made the call.
   std::map<std::string, std::vector<int>> elsewhere;
   for (std::size_t rank = 0; rank < calls.size(); ++rank) {
     const std::string& there = call_at(calls[rank], position);
@@ -156,8 +153,8 @@ std::int64_t input_bytes(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-/// A Work that writes in the flight record when this thread waits for a call, and when the call is
-/// done.
+/// A Work that reports to GroupWatch when this thread waits for a collective, and when the
+/// collective is done.
 class RecordedWork final : public Work {
  public:
   RecordedWork(WorkPtr inner, std::shared_ptr<GroupWatch> watch, const BegunCall& call)
@@ -192,10 +189,9 @@ class RecordedWork final : public Work {
   bool noted_ = false;
 };
 
-/// Every method checks, counts, records and forwards the call; see make_checked_communicator(). The
-/// argument check is first, so that a call with an invalid argument is neither counted nor sent to
-/// other ranks. With TESSERA_DEBUG the ranks compare the call before it is forwarded; the
-/// comparison is collective.
+/// Each method checks, counts and records the call, and forwards it to `inner_`. The argument check
+/// is first, so that a call with an invalid argument is neither counted nor sent to other ranks.
+/// With TESSERA_DEBUG the ranks first compare their calls, by a collective.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -300,7 +296,7 @@ class CheckedCommunicator final : public Communicator {
     });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    // The flags are exchanged between the hosts, because NCCL does not accept host tensors.
+    // `hosts_` exchanges the flags, because NCCL does not accept CPU tensors.
     if (hosts_ != nullptr) {
       check_open("any_rank");
       hosts_->get().any_rank(flags);
@@ -316,7 +312,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // this group is aborted first, because its abort() takes no time
+      hosts_->abort();  // before `inner_`, because this abort() takes no time
     }
     inner_->abort();
   }
@@ -329,7 +325,7 @@ class CheckedCommunicator final : public Communicator {
       inner_->shutdown(patience);
       return;
     }
-    // Ranks wait for each other in shutdown(). The call is recorded like other calls, so that
+    // Ranks wait for each other in shutdown(). So shutdown() is recorded like a collective, and
     // messages can name the ranks that have called shutdown().
     recorded("shutdown", [&] {
       inner_->shutdown(patience);
@@ -345,8 +341,7 @@ class CheckedCommunicator final : public Communicator {
     if (!local_error.empty()) {
       history_.add("an error (" + local_error + ")");
     }
-    // The history is emptied even if the comparison throws, because the group can still be used
-    // afterwards.
+    // The history is emptied even if the comparison throws, because the group stays usable.
     const CallHistory history = std::exchange(history_, {});
     std::string difference;
     const CallerScope caller("agree_on_calls");
@@ -364,8 +359,7 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a call before making the call, so that a call that throws is counted as
-  /// well.
+  /// Counts and records a collective before starting it, so that one that throws is counted, too.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
@@ -376,7 +370,7 @@ class CheckedCommunicator final : public Communicator {
     return recorded(collective, start);
   }
 
-  /// Records a call in the flight record, from the beginning of the call to its end.
+  /// Reports the beginning and the end of a call to GroupWatch, for messages about ranks that wait.
   template <class Start>
   WorkPtr recorded(const char* collective, Start&& start) {
     if (group_.watch == nullptr) {
@@ -469,9 +463,9 @@ class CheckedCommunicator final : public Communicator {
                   " elements; give one count >= 0 per rank that sum to the elements");
   }
 
-  /// With TESSERA_DEBUG, compares the purpose of a call between the ranks. A back end without
-  /// comparisons would otherwise write the bytes of one rank where another rank expects other
-  /// bytes. The comparison is collective and is not counted as traffic.
+  /// With TESSERA_DEBUG, compares the purpose of a call between the ranks. Without the comparison,
+  /// the bytes of one rank could arrive where another rank expects other bytes. The comparison is
+  /// collective and is not counted as traffic.
   void compare_purposes(const char* collective, const at::Tensor& like) {
     // `inner_` is called directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
@@ -486,11 +480,11 @@ class CheckedCommunicator final : public Communicator {
     }
   }
 
-  // The back end of the wrapped group.
+  // The wrapped communicator, which belongs to a back end.
   CommunicatorPtr inner_;
   GroupInfo group_;
   TrafficCounterPtr traffic_;
-  // The group that compares calls; nullptr if the back end compares each call itself.
+  // The CPU group that compares calls; nullptr if the back end compares each call itself.
   std::unique_ptr<LazyHostGroup> hosts_;
   bool compares_purposes_ = detail::debug_checks();
   /// Whether shutdown() was called. The flag is atomic, because another thread may use the group.
@@ -507,8 +501,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // The lock is not held while the group is made: making the group may take as long as the
-    // time-out, and abort() must not wait that long.
+    // No lock is held while the group is made, because that may take as long as the time-out, and
+    // abort() must not wait that long.
     CommunicatorPtr made;
     try {
       made = make_();

@@ -1,6 +1,5 @@
-// The layer between the groups of a world and their back ends. A custom communicator that a program
-// passes to a mesh is not wrapped, because the communicator usually uses groups that are already
-// wrapped.
+// A wrapper around the process groups that a World makes. A program's own Communicator is not
+// wrapped, because it usually uses groups that are already wrapped.
 
 #pragma once
 
@@ -18,18 +17,18 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A second group of the ranks of a group, for data on the hosts. The second group is made at its
-/// first use, because most groups never need a second group.
+/// A process group for CPU tensors with the ranks of another group. It is made at its first use,
+/// because most groups never need it.
 class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;
 
-  /// `make` makes the second group. It is collective.
+  /// `make` makes the process group. `make` is collective.
   explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
 
-  /// The second group. Collective at the first call. Throws what `make` throws.
+  /// The process group. The first call makes it and is collective. Throws what `make` throws.
   Communicator& get();
-  /// Makes ranks that wait in the second group fail. Thread safe.
+  /// Makes ranks that wait in the process group fail. Thread safe.
   void abort();
 
  private:
@@ -40,11 +39,11 @@ class LazyHostGroup {
   std::atomic<bool> failed_{false};
 };
 
-/// Makes the wrapper of a communicator that a World makes. The wrapper checks the arguments of each
-/// call, so that an invalid call throws before any byte is moved; counts the call in `traffic`,
-/// unless the group has one rank; and forwards the call to `inner`. `hosts`: the group over which
+/// Wraps `inner`, the communicator of a back end. The wrapper checks the arguments of each call, so
+/// that an invalid call throws before any byte is moved; counts the call in `traffic`, unless the
+/// group has one rank; and forwards the call to `inner`. `hosts`: the CPU group over which
 /// agree_on_calls() compares the calls with a purpose; nullptr if `inner` compares each call
-/// itself. Every message contains the name of the group and its world ranks.
+/// itself. Every message names the group and its world ranks.
 CommunicatorPtr make_checked_communicator(CommunicatorPtr inner, GroupInfo group,
                                           TrafficCounterPtr traffic,
                                           std::unique_ptr<LazyHostGroup> hosts = nullptr);

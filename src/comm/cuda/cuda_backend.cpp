@@ -52,8 +52,8 @@ namespace {
 
 constexpr auto kLibrary = "libtessera_cuda.so." TESSERA_SOVERSION;
 
-/// Loads libtessera_cuda.so. Throws an Error that says which of four things is missing: the
-/// library, a matching version of the library, CUDA support in libtorch, or a GPU.
+/// Loads libtessera_cuda.so. Throws Error if the library, a matching version of the library, CUDA
+/// support in libtorch or a GPU is missing.
 const CudaBackend& load() {
   const std::string path = detail::library_beside(reinterpret_cast<const void*>(&load), kLibrary);
   // The library is never unloaded, because its kernels and operators stay registered.
@@ -83,12 +83,11 @@ const CudaBackend& cuda_backend() {
   return backend;
 }
 
-// The lanes (streams) of a CPU, and make_streams(), which chooses lanes by device. The lanes of a
-// GPU are in cuda/cuda_streams.cpp.
+// The streams of a CPU, and make_streams(). The streams of a GPU are in cuda/cuda_streams.cpp.
 namespace {
 
-/// The lanes of a CPU. Work on a CPU is done when its call returns, so every event has already
-/// passed and is nullptr.
+/// The lanes (streams) of a CPU. Work on a CPU is done when its call returns, so every event has
+/// already passed and is nullptr.
 class HostStreams final : public Streams {
  public:
   StreamEventPtr record(Lane) override { return nullptr; }

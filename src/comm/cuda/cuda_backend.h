@@ -14,7 +14,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Versions of NCCL and cuDNN as the libraries encode them: NCCL 2.28.9 is 22809, cuDNN 9.19.0 is
+/// Versions of NCCL and cuDNN, encoded as in the libraries: NCCL 2.28.9 is 22809, cuDNN 9.19.0 is
 /// 91900; 0 means unknown.
 struct LibraryVersions {
   int nccl_header = 0;    ///< the version of the nccl.h with which libtessera_cuda.so was compiled
@@ -25,10 +25,10 @@ struct LibraryVersions {
 };
 
 /// Throws Error if NCCL cannot be used. The options of libtorch's process group contain structures
-/// of nccl.h, so both libraries must be compiled with the same nccl.h, and the loaded NCCL must
-/// support this version.
+/// of nccl.h, so libtorch and Tessera must be compiled with the same nccl.h, and the loaded NCCL
+/// must support its version.
 void check_nccl(const LibraryVersions& versions);
-/// A warning about features that an old cuDNN lacks; "" if no feature is missing.
+/// Returns a warning about features that an old cuDNN lacks; "" if no feature is missing.
 std::string cudnn_warning(const LibraryVersions& versions);
 
 }  // namespace tessera::comm
@@ -39,8 +39,8 @@ namespace tessera::comm {
 /// The GPU of an NCCL group, and the group from which the NCCL group is split.
 struct NcclPlace {
   int device = 0;  ///< the index of this rank's GPU
-  /// A larger NCCL group from which the new group is split, together with all ranks of the larger
-  /// group. nullptr: the new group is made independently.
+  /// A larger NCCL group from which the new group is split by all ranks of the larger group.
+  /// nullptr: the new group is made without a split.
   CommunicatorPtr parent = {};
 };
 
@@ -59,10 +59,10 @@ struct CudaBackend {
   StreamsPtr (*make_streams)(int device);
 };
 
-/// The streams of a GPU. Defined in libtessera_cuda.so; other libraries call the function through
-/// CudaBackend::make_streams.
+/// Returns the streams of a GPU. The function is in libtessera_cuda.so; other libraries call it
+/// through CudaBackend::make_streams.
 StreamsPtr make_cuda_streams(int device);
-/// Makes a group that uses NCCL. Defined in libtessera_cuda.so; other libraries call the function
+/// Makes a group that uses NCCL. The function is in libtessera_cuda.so; other libraries call it
 /// through CudaBackend::make_nccl_communicator.
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const NcclPlace& place);

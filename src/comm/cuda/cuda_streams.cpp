@@ -1,4 +1,4 @@
-// The lanes of a GPU. Part of libtessera_cuda.so: see cuda_backend.h.
+// The lanes (streams) of a GPU. Part of libtessera_cuda.so: see cuda_backend.h.
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <nvtx3/nvToolsExt.h>
@@ -26,12 +26,12 @@ class CudaEvent final : public StreamEvent {
   std::shared_ptr<at::cuda::CUDAEvent> event_;
 };
 
-/// The lanes of a GPU. The thread of forward and the thread of backward use the lanes, but never at
-/// the same time; LaneScope checks this.
+/// The lanes (streams) of a GPU. The forward thread and the backward thread use the lanes, but
+/// never at the same time; LaneScope checks this.
 class CudaStreams final : public Streams {
  public:
   // Collectives use high-priority streams, so that they start as soon as their input is ready, and
-  // not after the kernels that are queued in the compute lane.
+  // not after the kernels that are queued in the compute stream.
   explicit CudaStreams(c10::DeviceIndex device)
       : device_(device),
         all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
@@ -42,8 +42,7 @@ class CudaStreams final : public Streams {
 
   void wait(Lane lane, const StreamEventPtr& event) override {
     if (event != nullptr) {
-      // The cast is safe, because every event passed to this class was made by record() of a
-      // CudaStreams.
+      // The cast is safe, because every event here was made by record() of a CudaStreams.
       static_cast<CudaEvent&>(*event).block(stream(lane));
     }
   }
@@ -78,8 +77,8 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // The compute lane is the stream that is current outside of a LaneScope, even if this function
-    // is called within a LaneScope.
+    // Lane::kCompute is the stream that is current outside of a LaneScope, even if this function is
+    // called within a LaneScope.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 

@@ -14,8 +14,8 @@
 namespace tessera::comm {
 
 /// A pool of CUDA events without timing, for reuse. A step needs hundreds of events, and creating
-/// and destroying an event costs time on the host. Thread safe, because the watchdog's thread also
-/// releases events.
+/// and destroying an event costs CPU time. Thread safe, because the watchdog's thread also releases
+/// events.
 class EventPool {
  public:
   /// An event for the streams of GPU `device`, not recorded yet. The event returns to the pool when

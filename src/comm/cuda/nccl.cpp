@@ -1,4 +1,4 @@
-// NCCL groups, a part of libtessera_cuda.so: see cuda_backend.h.
+// Process groups that use NCCL; a part of libtessera_cuda.so (cuda_backend.h).
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -31,26 +31,26 @@
 namespace tessera::comm {
 namespace {
 
-// The set-up and the end of an NCCL group's process group.
+// Creates and closes c10d's process group for NCCL.
 
 using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
 
-/// Added to the time-out for NCCL, so that the time-out of this library ends first: NCCL cannot
-/// name the missing ranks.
+/// NCCL's time-out is longer than Tessera's by this time, so that Tessera's time-out ends first:
+/// NCCL cannot name the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
-/// Disables libtorch's error handling, which prints pages without naming the call when it ends a
-/// process; the watchdog of this library prints one line. libtorch reads the setting when a process
-/// group is made. The variable `done` makes the code run once in a process.
+/// Disables libtorch's error handling, which ends the process and prints pages without naming the
+/// collective. Tessera's watchdog prints one line. libtorch reads the setting when a process group
+/// is made. `done` is static, so that setenv() runs once in a process.
 void leave_errors_to_the_watchdog() {
   static const int done = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   static_cast<void>(done);
 }
 
-/// Runs `end`, which ends a process group, on a separate thread, because `end` may hang. A hanging
-/// thread keeps the process group alive.
+/// Runs `end` (shutdown or abort of a process group) on a separate thread, because it may hang. A
+/// hanging thread keeps the process group alive.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
@@ -79,15 +79,15 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
   return false;
 }
 
-/// Aborts the group and waits for a limited time. Errors stay on the separate thread, because the
-/// group is abandoned and this function may run in a destructor.
+/// Aborts the group on another thread and waits for at most kPatience. Errors are ignored, because
+/// the group is not used any more and this function may run in a destructor.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
 }
 
-/// The report of NCCL on the health of a communicator. Separate from the group, because the
-/// watchdog reads the report but must not own the group: the group owns the watchdog. Thread safe.
+/// Asks NCCL whether a communicator has failed. The class is separate from NcclGroup, because the
+/// watchdog uses it and must not own the group, which owns the watchdog. Thread safe.
 class NcclHealth {
  public:
   /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
@@ -104,8 +104,7 @@ class NcclHealth {
            "); look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");
     }
   }
-  /// Sets the communicator to check. nullptr: there is no communicator, and the state counts as
-  /// healthy.
+  /// Sets the communicator to check. With nullptr, check() does nothing.
   void set_communicator(ncclComm_t communicator) {
     const std::lock_guard lock(mutex_);
     communicator_ = communicator;
@@ -116,7 +115,7 @@ class NcclHealth {
   ncclComm_t communicator_ = nullptr;
 };
 
-/// The process group of c10d for NCCL, from its set-up to its end. Thread safe.
+/// Creates, owns and closes c10d's process group for NCCL. Thread safe.
 class NcclGroup {
  public:
   /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr if there is no parent.
@@ -125,21 +124,20 @@ class NcclGroup {
     leave_errors_to_the_watchdog();
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
     process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
-    // The GPUs are connected here, so that a failure occurs in the set-up and not in the first
-    // collective.
+    // The GPUs are connected here, so that a failure occurs here and not in the first collective.
     detail::connect_gpu(*process_group_,
                         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
     health_->set_communicator(detail::communicator_of(*process_group_));
   }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// Does not clean up a group that was not ended: the destructor of c10d needs CUDA, and this
-  /// destructor may run when the process ends. The operating system then cleans up.
+  /// Leaks a process group that was not closed: c10d's destructor needs CUDA, and this destructor
+  /// may run when the process ends. The operating system then cleans up.
   ~NcclGroup() { static_cast<void>(process_group_.release()); }
 
   const GroupInfo& info() const { return info_; }
   int device() const { return device_; }
-  /// The process group of c10d. Throws Error once the group has ended.
+  /// Returns c10d's process group. Throws Error after shutdown() or abort().
   NcclProcessGroupPtr get() const {
     const std::lock_guard lock(mutex_);
     TESSERA_CHECK(process_group_ != nullptr, "group '", info_.name, "'", kWorldHasEnded);
@@ -147,9 +145,9 @@ class NcclGroup {
   }
   const std::shared_ptr<NcclHealth>& health() const { return health_; }
 
-  /// Closes the communicator of this group together with all ranks of the group. If a rank fails or
-  /// does not call shutdown() within `patience`, aborts the communicator and throws PeerError. Does
-  /// nothing once the group has ended.
+  /// Closes the NCCL communicator on all ranks together. If a rank fails or does not call
+  /// shutdown() within `patience`, aborts the communicator and throws PeerError. A second call, or
+  /// a call after abort(), does nothing.
   void shutdown(milliseconds patience) {
     const NcclProcessGroupPtr group = take();
     if (group == nullptr) {
@@ -172,7 +170,7 @@ class NcclGroup {
     abort_for_a_while(group, device_);
     throw PeerError(reason);
   }
-  /// Ends the group without the other ranks. Errors of NCCL are ignored.
+  /// Aborts the NCCL communicator without waiting for other ranks. Errors of NCCL are ignored.
   void abort() {
     if (NcclProcessGroupPtr group = take()) {
       abort_for_a_while(std::move(group), device_);
@@ -180,8 +178,7 @@ class NcclGroup {
   }
 
  private:
-  /// Takes ownership of the process group out of this object; nullptr if the process group was
-  /// taken before.
+  /// Moves the process group out of this object; nullptr if it was moved out before.
   NcclProcessGroupPtr take() {
     const std::lock_guard lock(mutex_);
     health_->set_communicator(nullptr);
@@ -200,8 +197,7 @@ class NcclGroup {
             .color = info.ranks.front()};
   }
 
-  // Silences the watchdog of libtorch, which logs pages about an error that this library reports in
-  // one line.
+  // Silences libtorch's watchdog, which logs pages about errors that Tessera reports in one line.
   const detail::QuietLog quiet_;
   GroupInfo info_;
   int device_;
@@ -214,10 +210,10 @@ class NcclGroup {
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// A flat view of `tensor` for collectives that only move data, in the widest type that NCCL
-/// supports and that fits the elements. NCCL supports neither complex numbers nor 16-bit integers.
-/// Only 1-byte elements are sent as bytes. The type of the view depends only on the type of the
-/// tensor, so that all ranks call NCCL with the same type.
+/// A flat view of `tensor` for collectives that only move data. NCCL supports neither complex
+/// numbers nor 16-bit integers, so the view has the widest type that NCCL supports and that divides
+/// the elements. The view's type depends only on the tensor's type, so that all ranks call NCCL
+/// with the same type.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -263,7 +259,7 @@ std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   return flat;
 }
 
-/// The message of a c10d error without its source line: "NCCL error in: FILE:LINE, text".
+/// The message of a c10d error, "NCCL error in: FILE:LINE, text", without the source line.
 std::string nccl_text(const std::exception& error) {
   std::string text = first_line(error.what());
   constexpr std::string_view kPlace = "NCCL error in: ";
@@ -282,8 +278,7 @@ class NcclWork final : public Work {
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The current GPU is set to the GPU of the group, because another GPU may be current on the
-    // calling thread.
+    // The GPU is set, because another GPU may be current on the calling thread.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -292,8 +287,8 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // The event of NCCL is not accessible. This event is recorded in the current stream instead,
-    // which already waits for NCCL.
+    // NCCL's event is not accessible. So this event is recorded in the current stream, which
+    // already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = event_pool().take(device);
       reached_->record(c10::cuda::getCurrentCUDAStream(device));
@@ -304,8 +299,8 @@ class NcclWork final : public Work {
     if (reached_ == nullptr) {
       return nullptr;
     }
-    // The thread of the watchdog runs this function. The function must set the GPU, because the
-    // thread would otherwise create a CUDA context on GPU 0.
+    // The watchdog's thread runs this function. Without the CUDAGuard the thread would create a
+    // CUDA context on GPU 0.
     return [event = reached_, health = group_->health(), device = group_->device()] {
       const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
       const bool done = event->query();
@@ -324,8 +319,8 @@ class NcclWork final : public Work {
 };
 
 /// A communicator over c10d's process group for NCCL, with one NCCL communicator for each group and
-/// GPU. Does not compare calls: ranks that call different collectives hang until the time-out,
-/// unless agree_on_calls() finds the difference.
+/// GPU. The class does not compare calls: ranks that call different collectives hang until the
+/// time-out, unless agree_on_calls() finds the difference.
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(NcclGroupPtr group)
@@ -395,8 +390,8 @@ class NcclCommunicator final : public Communicator {
                [&](auto& group) { return detail::start_broadcast(group, moved, root); });
   }
 
-  // A memory pool registers memory with the NCCL communicator, so the communicator must exist
-  // before the pool allocates.
+  // c10d's memory pool registers the memory with the NCCL communicator, which therefore must exist
+  // before allocate() is called.
   at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
     const at::Device device = options.device();
     if (!device.is_cuda() ||
@@ -406,7 +401,7 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// Waits on the host and checks the other ranks meanwhile, because the barrier of c10d would wait
+  /// Waits on the CPU and checks the other ranks meanwhile, because c10d's barrier would wait
   /// forever for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
@@ -428,14 +423,14 @@ class NcclCommunicator final : public Communicator {
   const NcclGroup& group() const { return *group_; }
 
  private:
-  // `collective` is stored in the Work for messages, because errors may appear later than the call.
+  // The Work stores `collective` for messages, because errors may appear after the call.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
                                       guarded(collective, start));
   }
 
-  /// Calls `ask` with the process group, and converts errors of c10d into errors of this library.
+  /// Calls `ask` with the process group, and converts c10d's errors into Tessera's Error.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();

@@ -1,5 +1,5 @@
-// Collectives of CUDA tensors over a communicator of the host, for several ranks on one GPU, as in
-// tests with one GPU. Each collective costs two copies and a wait for the current stream.
+// Collectives of CUDA tensors through a communicator for CPU tensors, for several ranks on one GPU,
+// as in tests. Each collective costs two copies and a wait for the current stream.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -15,15 +15,15 @@
 namespace tessera::comm {
 namespace {
 
-/// An uninitialised host tensor with the sizes and type of `tensor`. The host tensor is pinned if
+/// An uninitialised CPU tensor with the sizes and type of `tensor`. Its memory is pinned if
 /// `tensor` is on a GPU, so that copies to the GPU are asynchronous.
 at::Tensor host_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(),
                    tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda()));
 }
 
-/// Copies `tensor` to the host. Blocks until the current stream has computed the data and the copy
-/// is complete, because a collective on the host starts at once.
+/// Copies `tensor` to the CPU. Blocks until the current stream has computed the data and the copy
+/// is complete, because a collective on the CPU starts at once.
 at::Tensor to_host(const at::Tensor& tensor) {
   at::Tensor host = host_like(tensor);
   host.copy_(tensor);
@@ -49,8 +49,8 @@ class StagedWork final : public Work {
     work_->wait();
     work_.reset();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // A host tensor may be destroyed before its copy to the GPU has run, because the pinned-memory
-    // allocator reuses the memory only after the copy.
+    // A tensor of `hosts_` may be destroyed before its copy to the GPU has run, because the
+    // allocator of pinned memory reuses the memory only after the copy.
     for (std::size_t i = 0; i < hosts_.size(); ++i) {
       devices_[i].copy_(hosts_[i], /*non_blocking=*/true);
     }
@@ -118,7 +118,7 @@ class StagedCommunicator final : public Communicator {
     return back(host_->broadcast(result, root), result, tensor);
   }
 
-  // The calls below are forwarded to the inner communicator.
+  // The methods below only forward to `host_`, the communicator of CPU tensors.
   void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
   bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }
@@ -128,8 +128,7 @@ class StagedCommunicator final : public Communicator {
   std::string name() const override { return host_->name() + " (staged)"; }
 
  private:
-  // The Work of a collective that writes its result into `host`; wait() copies the result to
-  // `device`.
+  // The Work of a collective with result `host`; wait() copies the result to `device`.
   static WorkPtr back(WorkPtr work, at::Tensor host, at::Tensor device) {
     return std::make_shared<StagedWork>(std::move(work), std::vector{std::move(host)},
                                         std::vector{std::move(device)});

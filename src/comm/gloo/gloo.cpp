@@ -1,6 +1,6 @@
-// Collectives over TCP through c10d's Gloo, with three additions. Reductions work for every type
-// and round sums once. An operation fails soon after another rank has failed. The process can end
-// without waiting for operations that cannot finish.
+// Collectives over TCP through c10d's Gloo. In addition, reductions work for every type and round
+// sums once, an operation fails soon after another rank has failed, and the process can end without
+// waiting for operations that cannot finish.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -29,8 +29,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Whether libtorch's Gloo implements an all-reduce of this type and operator. Other all-reduces
-/// are an all-gather and a local sum.
+/// Whether libtorch's Gloo implements an all-reduce of this type and operator. If not, Tessera uses
+/// an all-gather and a local reduction.
 bool gloo_reduces(at::ScalarType type, ReduceOp op) {
   switch (type) {
     case at::kFloat:
@@ -42,8 +42,8 @@ bool gloo_reduces(at::ScalarType type, ReduceOp op) {
       return true;
     case at::kHalf:
     case at::kBFloat16:
-      // Gloo would round after every term of a sum or product, so only maxima and minima use Gloo.
-      // Sums and products are computed here, in fp32.
+      // Gloo would round after every term of a sum or product, so Gloo computes only maxima and
+      // minima. reduce_rows() computes sums and products in fp32.
       return op == ReduceOp::kMax || op == ReduceOp::kMin;
     default:
       return false;
@@ -111,23 +111,23 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The interval at which a waiting rank checks whether the other ranks may still arrive.
+/// The interval at which a waiting rank checks whether the other ranks are still alive.
 constexpr milliseconds kPeerCheck{200};
-/// The time within which data arrives that a rank sent before the rank ended.
+/// After a rank has ended, data that the rank sent before may still arrive within this time.
 constexpr milliseconds kGrace{300};
 
-/// The time-out that Gloo gets. Gloo must never time out before this library, because a wait for a
-/// rank that reads or writes files may be long.
+/// Gloo's time-out is longer than Tessera's by this time. Gloo must never time out first, because a
+/// wait for a rank that reads or writes files may be long.
 constexpr std::chrono::hours kGlooPatience{24};
 
-/// c10d's process group for Gloo, with the state that is needed after the group has failed. The
-/// communicator and its Works share the object.
+/// c10d's process group for Gloo, and whether the group has failed. The communicator and its Works
+/// share the object.
 class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
       : group_(std::move(group)) {
-    // The time-out of Gloo is very long, because Gloo knows neither which rank is missing nor what
-    // that rank does.
+    // Gloo's time-out is very long, because Gloo knows neither which rank is missing nor what that
+    // rank does.
     process_group_ = detail::make_gloo_group(store, {.rank = group_.rank,
                                                      .size = group_.size(),
                                                      .timeout = group_.timeout + kGlooPatience,
@@ -138,9 +138,8 @@ class GlooGroup {
   GlooGroup& operator=(const GlooGroup&) = delete;
 
   ~GlooGroup() {
-    // The process group is not destroyed after a failure: an operation may be stuck in a thread of
-    // Gloo until the time-out, and the destructor would wait for this operation. The end of the
-    // process cleans up.
+    // After a failure the process group is leaked: an operation may be stuck in a thread of Gloo
+    // until the time-out, and the destructor would wait for the thread.
     if (failed_) {
       process_group_.release();
     }
@@ -148,13 +147,13 @@ class GlooGroup {
 
   const GroupInfo& info() const { return group_; }
 
-  /// The number of the current call, to be passed to wait().
+  /// The number of the group's current call, to be passed to wait().
   std::uint64_t number() const { return group_.watch->number(); }
 
   /// Starts an operation of Gloo.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure no operation starts, because the connections of Gloo may contain half a
+    // After a failure no operation starts: Gloo's connections may contain half of an earlier
     // message, which the operation would read.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
@@ -167,7 +166,7 @@ class GlooGroup {
     }
   }
 
-  /// Waits for the operation of call `number`. Throws the PeerError of PeerWait.
+  /// Waits for `work`, the operation of call `number`. Throws the PeerError of PeerWait.
   void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     try {
       await(work, collective, number);
@@ -186,8 +185,7 @@ class GlooGroup {
   /// exception of the operation.
   static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
-      // An exception of GroupWork::wait means that the time is over or that the operation has
-      // failed.
+      // GroupWork::wait throws if the time is over or if the operation has failed.
       work.wait(duration);
       return true;
     } catch (const std::exception&) {
@@ -199,8 +197,7 @@ class GlooGroup {
   }
 
   void await(detail::GroupWork& work, const char* collective, std::uint64_t number) {
-    // The wait consists of short slices, because a GroupWork does not check the other ranks while
-    // it waits.
+    // The wait is split into short waits, because GroupWork::wait does not check the other ranks.
     PeerWait peers(group_, collective, number);
     while (!wait_a_little(work, kPeerCheck)) {
       try {
@@ -226,7 +223,7 @@ class GlooGroup {
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
 
-/// A running operation, and the function that completes its results.
+/// A running Gloo operation, and the function `finish` that completes its results.
 class GlooWork final : public Work {
  public:
   GlooWork(GlooGroupPtr group, std::string collective, detail::GroupWorkPtr work,
@@ -255,7 +252,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // wait() calls finish_ on the waiting thread. finish_ owns the tensors into which it writes.
+  // wait() calls finish_ on the calling thread. finish_ owns the tensors into which it writes.
   std::function<void()> finish_;
 };
 
@@ -264,8 +261,7 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(GlooGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // An all-gather, all-reduce or reduce-scatter without elements has no elements on any rank, so
-  // nothing is sent.
+  // If the input has no elements on this rank, it has none on any rank, and nothing is sent.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
   }
@@ -320,7 +316,7 @@ class GlooCommunicator final : public Communicator {
 
  private:
   /// Runs one collective. `start` gets the process group and starts the operation. `finish` runs
-  /// once the operation is done.
+  /// when the operation is done.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start, std::function<void()> finish = nullptr) {
     std::string text = with_purpose(collective, purpose());
@@ -363,9 +359,9 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // Every rank receives all tensors, about size / 2 times the bytes of a ring all-reduce. But this
-  // all-reduce works for any type and rounds a sum once. All ranks add in the same order and so get
-  // the same bits.
+  // All-reduces by an all-gather. The traffic is about size / 2 times that of a ring all-reduce.
+  // But any type works, and a sum is rounded once. All ranks add in the same order and get the same
+  // bits.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options());
@@ -376,8 +372,8 @@ class GlooCommunicator final : public Communicator {
   GlooGroupPtr group_;
 };
 
-/// Connects to the other ranks on a thread that can be abandoned: Gloo waits for every other rank
-/// until the time-out, even if the rank is dead.
+/// Connects to the other ranks on a detached thread, because Gloo waits for every other rank until
+/// the time-out, even if the rank is dead.
 GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
                      const std::string& address) {
   std::packaged_task<GlooGroupPtr()> task(

@@ -1,7 +1,6 @@
-// Reads the environment variables of launchers into one description of the job. Values are read
-// through a function, so that tests need not change the environment of the process. An invalid
-// value is an error with the name of the variable; otherwise it would cause a rendezvous that never
-// completes.
+// Reads the environment variables of launchers (tessera-run, torchrun, Slurm, Open MPI). Values are
+// read through a function, so that tests need not change the environment. An invalid value is an
+// error, because the ranks would otherwise wait for each other until the time-out.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -29,8 +28,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The variables of one kind of launcher. `name` is for messages. `local_size` is the variable with
-/// the number of ranks on this host.
+/// The names of a launcher's environment variables. `name` is for messages. `local_size` is the
+/// variable with the number of ranks on this machine.
 struct Launcher {
   const char* name;
   const char* rank;
@@ -40,20 +39,19 @@ struct Launcher {
 };
 
 /// The launchers in order of precedence, because tessera-run and torchrun may themselves run under
-/// Slurm or Open MPI. find_launcher() and its callers access the first and the last launcher by
-/// index.
+/// Slurm or Open MPI. Some functions access tessera-run and Slurm by index.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    // The number of ranks is that of the step of srun. A batch script also has SLURM_PROCID and
-    // SLURM_NTASKS, but is one process.
+    // SLURM_STEP_NUM_TASKS is srun's number of tasks. A batch script, which is one process, also
+    // has SLURM_PROCID and SLURM_NTASKS.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
 /// The default port of torchrun.
 constexpr int kDefaultPort = 29500;
-// Slurm assigns no port, so the port is derived from the id of the job. Two jobs on one node rarely
-// have ids with equal low digits.
+// Slurm assigns no port, so the port is derived from the job id. Two jobs on one machine rarely
+// have ids with the same last four digits.
 constexpr int kSlurmFirstPort = 20000;
 constexpr int kSlurmPorts = 10000;
 
@@ -76,7 +74,7 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// The launcher that started this process; nullptr if there is none, which means a world of one
+/// Returns the launcher that started this process; nullptr if there is none. The job then has one
 /// rank.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
@@ -94,7 +92,7 @@ const Launcher* find_launcher(const Variables& variables) {
 }
 
 /// Reads the rank, size and local rank. The local rank is optional; without it, local_rank_among()
-/// in world_from_environment.cpp counts the lower ranks on this host.
+/// in world_from_environment.cpp counts the lower ranks on this machine.
 void read_ranks(const Variables& variables, const Launcher& launcher, JobVariables& job) {
   job.launcher = detail::concat(launcher.rank, " and ", launcher.size, " of ", launcher.name);
   job.rank = *integer(variables, launcher.rank, 0, kAny);
@@ -109,14 +107,14 @@ void read_ranks(const Variables& variables, const Launcher& launcher, JobVariabl
                 "; a local rank is at most the global one");
 }
 
-/// Whether the launcher says that all ranks are on this host.
+/// Whether the launcher says that all ranks are on this machine.
 bool on_one_node(const Variables& variables, const Launcher& launcher, int size) {
   return integer(variables, launcher.local_size, 1, kAny) == size ||
          variables("SLURM_NNODES") == "1";
 }
 
-/// The address of the store of rank 0. On one node no address is needed. Ranks on several hosts
-/// need an address, because they cannot reach a store on loopback.
+/// Returns the address of rank 0's store. Only ranks on several machines need the launcher to set
+/// an address, because they cannot reach a store on 127.0.0.1.
 std::string read_address(const Variables& variables, const Launcher& launcher, int size) {
   if (const auto address = variables("MASTER_ADDR")) {
     return *address;
@@ -130,8 +128,8 @@ std::string read_address(const Variables& variables, const Launcher& launcher, i
   return *slurm;
 }
 
-/// The port of the store of rank 0. torchrun and tessera-run always set the port. Under Slurm the
-/// port is derived from the job, so that all ranks compute the same port.
+/// Returns the port of rank 0's store. torchrun and tessera-run always set the port. Under Slurm
+/// the port is derived from the job id, so that all ranks compute the same port.
 std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   auto port = integer(variables, "MASTER_PORT", 1, std::numeric_limits<std::uint16_t>::max());
   if (!port && &launcher == &kLaunchers[2]) {
@@ -144,8 +142,8 @@ std::uint16_t read_port(const Variables& variables, const Launcher& launcher) {
   return static_cast<std::uint16_t>(port.value_or(kDefaultPort));
 }
 
-/// A duration in seconds, which may have a fraction. Zero is an error unless `may_be_zero` is true:
-/// a time-out of 0 would fail at once.
+/// Reads a duration in seconds, which may have a fraction. Zero is an error unless `may_be_zero` is
+/// true, because a time-out of 0 would fail at once.
 std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables,
                                                       const std::string& name, bool may_be_zero) {
   const auto text = variables(name);
@@ -164,9 +162,9 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// The limit of the watchdog for a time-out of less than a minute: half of the time-out; nullopt
-/// for a longer time-out. A short time-out is usually set to find a hang, so the report of the
-/// watchdog must appear before the time-out ends the job.
+/// Half of a time-out below a minute, as the limit of the watchdog; nullopt for a longer time-out.
+/// A short time-out is usually set to find a hang, so the watchdog must report before the time-out
+/// ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
   constexpr std::chrono::minutes kShort{1};
@@ -191,18 +189,18 @@ JobVariables read_job_variables(const Variables& variables) {
     return job;
   }
   read_ranks(variables, *launcher, job);
-  // A world of one rank has no rendezvous, so neither an address nor a port is required.
+  // A single rank connects to no other rank, so neither an address nor a port is required.
   if (job.size == 1) {
     return job;
   }
   job.address = read_address(variables, *launcher, job.size);
   job.port = read_port(variables, *launcher);
-  // With TORCHELASTIC_USE_AGENT_STORE=True, the agent of torchrun serves the store on MASTER_PORT,
-  // and rank 0 must not try to bind the port.
+  // With TORCHELASTIC_USE_AGENT_STORE=True, torchrun's agent serves the store on MASTER_PORT, and
+  // rank 0 must not bind the port.
   job.agent_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   job.store_fd = integer(variables, "TESSERA_STORE_FD", 0, kAny);
-  // The prefix contains the restart count, because a restarted job may find keys of its previous
-  // run in the store of torchrun.
+  // The prefix contains the restart count, because torchrun's store may still have the keys from
+  // before a restart.
   job.key_prefix = "tessera/" + variables("TESSERA_JOB_TOKEN").value_or("") + "/" +
                    variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return job;
@@ -215,7 +213,7 @@ std::optional<std::string> environment_variable(const std::string& name) {
 
 namespace {
 
-/// The address as digits; "" if the conversion fails. Does not look up names, because a look-up can
+/// Converts an address to digits; "" on failure. Does not look up names, because a look-up can
 /// block for seconds if no resolver answers.
 std::string numeric(const sockaddr* address, socklen_t length) {
   std::array<char, NI_MAXHOST> text{};
@@ -224,8 +222,8 @@ std::string numeric(const sockaddr* address, socklen_t length) {
   return error == 0 ? text.data() : "";
 }
 
-/// The IPv4 address of a network interface. IPv6 is not used, because the IPv6 address of an
-/// interface is often link-local and cannot be used without a scope id.
+/// Returns the IPv4 address of a network interface. An interface's IPv6 address is often link-local
+/// and cannot be used without a scope id.
 std::string address_of_interface(const std::string& name) {
   ifaddrs* first = nullptr;
   TESSERA_CHECK(getifaddrs(&first) == 0, "listing network interfaces: ", std::strerror(errno));
@@ -243,10 +241,11 @@ std::string address_of_interface(const std::string& name) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// The addresses of a host. Empty for an unknown host; `error` is then the error of getaddrinfo().
+/// The addresses of a host name. If the name is unknown: none, and `error` is getaddrinfo()'s
+/// error.
 AddressList look_up(const std::string& host, int& error) {
   addrinfo hints{};
-  // The port "1" is a placeholder, because the route depends only on the host.
+  // The port "1" is a placeholder: only the addresses are used.
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* first = nullptr;
   error = getaddrinfo(host.c_str(), "1", &hints, &first);
@@ -282,8 +281,8 @@ std::string link_target(const char* path) {
   return length < 0 ? "" : std::string(text.data(), static_cast<std::size_t>(length));
 }
 
-/// The fields of a stat file in /proc, beginning with the third field, the state (man 5 proc).
-/// Empty if the file does not exist.
+/// Reads the fields of /proc/PID/stat, beginning with the third field, the state (man 5 proc).
+/// Returns an empty list if the file does not exist.
 std::vector<std::string> stat_fields(const std::string& folder) {
   std::ifstream file(folder + "/stat");
   std::string line;
@@ -308,9 +307,9 @@ std::string folder_of(std::int64_t pid) {
 
 }  // namespace
 
-/// The boot id distinguishes hosts, even hosts with the same name. The network namespace
-/// distinguishes containers on one host, which do not share a loopback interface. Shared memory has
-/// further requirements, which its set-up checks.
+/// The boot id distinguishes machines, even with the same name. The network namespace distinguishes
+/// containers on one machine, which do not share a loopback interface. make_shm_communicator()
+/// checks further requirements of shared memory.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
@@ -324,14 +323,12 @@ std::string host_name() {
 }
 
 std::string routable_address(const std::string& peer) {
-  // Gloo also reads GLOO_SOCKET_IFNAME, a list of interfaces. The first interface in the list is
-  // used.
+  // GLOO_SOCKET_IFNAME, which Gloo reads too, is a list of interfaces. The first one is used.
   if (const auto interface = environment_variable("GLOO_SOCKET_IFNAME")) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // The error is thrown on the host that is misconfigured, because other hosts would only have a
-  // time-out.
+  // The error is thrown on the misconfigured machine, because other machines would only time out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards rank 0's host ", peer,
@@ -349,8 +346,8 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.");
 }
 
-/// A listening socket for rank 0 if the launcher passes no socket. The store takes the descriptor
-/// and closes it.
+/// Opens a listening socket for rank 0, for a launcher that passes no socket. The store takes the
+/// descriptor and closes it.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -378,8 +375,8 @@ ProcessIdentity this_process() {
   return {pid, fields.size() > kStartTime ? std::stoull(fields[kStartTime]) : 0};
 }
 
-/// The start time distinguishes the process from a later process with the same pid. A zombie counts
-/// as ended, although its parent has not reaped it yet.
+/// The start time distinguishes `process` from a later process with the same pid. A zombie, which
+/// its parent has not reaped yet, is not alive.
 bool is_alive(const ProcessIdentity& process) {
   const auto fields = stat_fields(folder_of(process.pid));
   return fields.size() > kStartTime && std::stoull(fields[kStartTime]) == process.start_time &&

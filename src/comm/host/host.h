@@ -1,5 +1,5 @@
-// Properties of this host that other ranks need: which ranks share this host, the address at which
-// other hosts reach this host, and whether a process on this host is still alive.
+// Properties of this machine: its identity and network address, and whether a process on this
+// machine is still alive.
 
 #pragma once
 
@@ -13,37 +13,36 @@
 
 namespace tessera::comm {
 
-/// A text that is equal for two processes if they can reach each other over loopback. Contains the
-/// boot id and the network namespace.
+/// Returns a text that is equal for two processes if they can reach each other over loopback. It
+/// contains the boot id and the network namespace.
 std::string host_identity();
 
-/// The name of this host, without a guarantee that other hosts know the name.
+/// The name of this machine, which other machines need not know.
 std::string host_name();
 
-/// The numeric address by which other hosts reach this host: the address of the interface
-/// GLOO_SOCKET_IFNAME or, if this variable is not set, of the interface that routes to `peer`, the
-/// host of rank 0. Throws Error if there is only a loopback address.
+/// The numeric address by which other machines reach this machine: the address of the interface
+/// GLOO_SOCKET_IFNAME or, if the variable is not set, of the interface that routes to `peer`, the
+/// machine of rank 0. Throws Error if there is only a loopback address.
 std::string routable_address(const std::string& peer);
 
-/// The error message of the resolver for an unknown host; "" for a known host.
+/// The resolver's error message for an unknown host name; "" for a known name.
 std::string why_unknown(const std::string& host);
 
 /// Whether `address` is "localhost" or in 127.0.0.0/8.
 bool is_loopback(const std::string& address);
 
-/// A listening TCP socket that is bound to 127.0.0.1:`port`. Throws Error if the port is in use.
+/// Opens a TCP socket that listens on 127.0.0.1:`port`. Throws Error if the port is in use.
 int listen_on_loopback(std::uint16_t port);
 
-/// A process on this host. The start time distinguishes the process from a later process with the
-/// same pid.
+/// A process on this machine. The start time distinguishes the process from a later process with
+/// the same pid.
 struct ProcessIdentity {
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< when the process began, in clock ticks since boot
 };
 
 ProcessIdentity this_process();
-/// Whether the process has not ended. A process that has ended but has not been reaped counts as
-/// ended.
+/// Whether the process has not ended. A zombie counts as ended.
 bool is_alive(const ProcessIdentity& process);
 
 /// Whether a process is stopped, for example by SIGSTOP.
@@ -58,18 +57,18 @@ namespace tessera::comm {
 /// as unset.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// The description of the job in the environment variables of the launcher.
+/// What the launcher's environment variables say about the job.
 struct JobVariables {
   /// The launcher and its variables, for messages; "" without a launcher.
   std::string launcher;
   int rank = 0;
   int size = 1;
   std::optional<int> local_rank;
-  int local_size = 0;   ///< number of ranks on each node; 0 if unknown
+  int local_size = 0;   ///< number of ranks on each machine; 0 if unknown
   std::string address;  ///< address of rank 0's store; empty for a world of one rank
   std::uint16_t port = 0;
   bool agent_store = false;  ///< whether the agent of torchrun, and not rank 0, serves the store
-  /// A bound socket for the store of rank 0, inherited from the launcher.
+  /// A bound socket for rank 0's store, inherited from the launcher.
   std::optional<int> store_fd;
   std::string key_prefix;  ///< prefix of all keys in the store, different for each job and restart
   std::optional<std::chrono::milliseconds> timeout;
@@ -78,8 +77,8 @@ struct JobVariables {
 
 /// Reads the variables of the first launcher whose variables are set: RANK and WORLD_SIZE
 /// (tessera-run, torchrun), OMPI_COMM_WORLD_* (Open MPI), or those of a step of srun (Slurm).
-/// Without any of these variables, the job is a world of one rank. Throws Error for a malformed,
-/// missing or contradictory value.
+/// Without such variables, the job has one rank. Throws Error for a malformed, missing or
+/// contradictory value.
 JobVariables read_job_variables(const Variables& variables);
 /// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Throws Error for a
 /// malformed value. read_job_variables calls this function.
@@ -88,9 +87,8 @@ void read_time_limits(const Variables& variables, JobVariables& job);
 /// empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// To be called after a failure that another rank caused. Under tessera-run, waits for half a
-/// second: in this time the rank that failed first prints its error, and the launcher ends this
-/// rank.
+/// Called after a failure that another rank caused. Under tessera-run, waits for half a second. In
+/// this time the rank that failed first prints its error, and the launcher ends this rank.
 void wait_for_first_failure();
 
 }  // namespace tessera::comm

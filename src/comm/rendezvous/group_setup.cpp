@@ -1,5 +1,5 @@
-// Chooses the back end on the host: shared memory if all ranks of a group are on one host and can
-// map the memory, else Gloo. All ranks choose the same back end.
+// Chooses the back end for CPU tensors: shared memory if all ranks of a group are on one machine
+// and can map the memory, else Gloo. All ranks choose the same back end.
 
 #include "rendezvous/group_setup.h"
 
@@ -46,7 +46,7 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const detail::QuietLog quiet;  // silences the store of libtorch, which logs errors
+  const detail::QuietLog quiet;  // silences libtorch's store, which logs errors
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }
@@ -57,7 +57,7 @@ CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::str
     info.watch->leaves(call);
     return made;
   } catch (const c10::DistError& error) {
-    // Rank 0 has ended, and with rank 0 the store that it serves.
+    // A DistError means that rank 0, which serves the store, has ended.
     info.watch->leaves(call);
     fail_without_peers(info, "set-up", first_line(error.what_without_backtrace()));
   } catch (...) {

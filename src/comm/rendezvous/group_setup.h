@@ -1,4 +1,4 @@
-// The set-up of a process group, and the choice of its back end on the host.
+// Makes process groups, and chooses their back end for CPU tensors.
 
 #pragma once
 
@@ -15,17 +15,17 @@
 
 namespace tessera::comm {
 
-/// What a rank knows about its job after the rendezvous.
+/// What a rank knows about its job after all ranks have met in the store.
 struct JobInfo {
   detail::StorePtr store;  ///< a store that only the ranks of this job use
   int rank = 0;
   int size = 1;
   int local_rank = 0;
-  /// The identity of the host of each rank. Ranks on one host can reach each other over loopback.
+  /// The identity of each rank's machine. Ranks on one machine can reach each other over loopback.
   std::vector<std::string> hosts;
-  /// The address of this host for ranks on other hosts; may be empty if all ranks are on one host.
+  /// This machine's address for other machines; may be empty if all ranks are on one machine.
   std::string address;
-  /// The flight records of all ranks; nullptr in a world of one rank.
+  /// The flight records (logs of the collectives) of all ranks; nullptr for one rank.
   WorldWatchPtr watch;
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
@@ -42,18 +42,17 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// Waits until all ranks of `info` have called this function, then calls `make`. The flight record
-/// has an entry for the set-up. `use`: see watched(). Collective. Throws PeerError if a rank does
-/// not call the function in time.
+/// The argument of set_up(), which waits until all ranks of `info` have called set_up(), then calls
+/// `make` and logs the call in the flight record. `use`: see watched(). Collective. Throws
+/// PeerError if a rank does not call set_up() in time.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);
 
-/// Makes a group between the hosts of the ranks of `info`. The traffic of this group is not
-/// counted.
+/// Makes a group for CPU tensors of the ranks of `info`. Its traffic is not counted.
 CommunicatorPtr make_host_group(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// The group over which the ranks of `info` compare their calls.
+/// Makes the group over which the ranks of `info` compare their calls (agree_on_calls()).
 std::unique_ptr<LazyHostGroup> make_agreement_group(const JobPtr& job, const GroupInfo& info);
 
 }  // namespace tessera::comm

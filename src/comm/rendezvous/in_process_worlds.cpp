@@ -1,5 +1,5 @@
-// Worlds without a launcher: threads of this process, for tests and small jobs, and a fake world,
-// for planning.
+// Worlds without a launcher: ranks that are threads of this process, for tests and small jobs, and
+// a fake world with one real rank, for planning.
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,16 +17,15 @@
 namespace tessera::comm {
 namespace {
 
-/// Disables the flight recorder of libtorch, which is on by default and has data races between
-/// ranks that are threads of one process. Ranks that are processes keep the recorder. The variable
-/// `done` makes the code run once in a process, because setenv() is unsafe while other threads read
-/// the environment.
+/// Disables libtorch's flight recorder, which has data races between ranks that are threads of one
+/// process. `done` is static, so that setenv() runs once: it is unsafe while other threads read the
+/// environment.
 void disable_flight_recorder() {
   static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   static_cast<void>(done);
 }
 
-/// A world in which every group is a loopback group. Calls are counted as in a real world.
+/// A World in which only this rank exists. Calls are counted as in a real World.
 class FakeWorld final : public World {
  public:
   FakeWorld(int rank, int size, const char* device, FakeStart start)
@@ -40,7 +39,7 @@ class FakeWorld final : public World {
 
   CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
     const std::lock_guard lock(mutex_);
-    // Groups are identified by ranks and name, because the traffic counts contain the name.
+    // The key of `groups_` contains the name, because traffic is counted by the group's name.
     CommunicatorPtr& known = groups_[{ranks, name}];
     if (known == nullptr) {
       const auto self = std::ranges::find(ranks, rank_);
@@ -87,8 +86,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   const int number = next_world_number();
   std::vector<RecordPtr> records;
   for (int rank = 0; rank < size; ++rank) {
-    // The flight records are in memory and not in files, because the processes of a job share a
-    // folder, and each process may have such a world.
+    // The empty path means that a flight record is in memory and not in a file. Each process of a
+    // job may have such a World, and the processes share a folder.
     records.push_back(make_record(watch_settings(rank, number, options), size, ""));
   }
   std::vector<WorldPtr> worlds;
@@ -101,8 +100,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   return worlds;
 }
 
-/// Makes worlds whose ranks all report one host, so that their groups use shared memory, like
-/// groups of processes.
+/// All ranks report the same machine, so that their groups use shared memory, like groups of
+/// processes.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
   return thread_worlds_on(std::vector<std::string>(static_cast<std::size_t>(size), "this process"),

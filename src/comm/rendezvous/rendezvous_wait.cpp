@@ -20,7 +20,7 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-/// The key in the store for an error that ends all ranks. The rank that finds the error writes the
+/// The key in the store for an error that ends all ranks. The rank that finds the error sets the
 /// key.
 constexpr auto kFaultKey = "fault";
 
@@ -28,7 +28,7 @@ constexpr auto kFaultKey = "fault";
 struct Announcement {
   std::string size;    ///< number of ranks of the job
   std::string host;    ///< host_identity() of the rank
-  std::string handle;  ///< handle of the rank's flight record
+  std::string handle;  ///< text with which RecordMemory::open() maps the rank's flight record
 };
 
 std::string to_text(const Announcement& rank) {
@@ -44,7 +44,7 @@ Announcement read_announcement(const std::string& text) {
   return rank;
 }
 
-/// Tracks which ranks of a job have arrived at the rendezvous.
+/// Tracks which ranks of a job have announced themselves in the store.
 class Arrivals {
  public:
   Arrivals(detail::Store& store, const JobVariables& job, const RecordPtr& own)
@@ -59,7 +59,7 @@ class Arrivals {
                to_text({std::to_string(job.size), own_host(), own->handle()}));
   }
 
-  /// Checks which ranks have arrived since the last call. Returns the ranks that have not arrived.
+  /// Asks the store which ranks have announced themselves. Returns the ranks that have not.
   const std::vector<int>& look() {
     std::string fault;
     try {
@@ -111,8 +111,8 @@ class Arrivals {
 
   Arrival take_in(int rank, const Announcement& announced) {
     if (announced.size != std::to_string(job_.size)) {
-      // The error is written to the store for the other ranks, which have also seen this rank and
-      // would wait for ranks that do not exist.
+      // The error is written to the store for the other ranks, which would otherwise wait for ranks
+      // that do not exist.
       store_.set(
           kFaultKey,
           detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",
@@ -130,11 +130,11 @@ class Arrivals {
   detail::Store& store_;
   const JobVariables& job_;
   std::vector<Arrival> arrivals_;
-  /// The ranks whose arrival this rank has not seen; at first all other ranks.
+  /// The ranks whose announcement this rank has not seen; at first all other ranks.
   std::vector<int> missing_;
 };
 
-/// The node whose ranks are exactly `ranks`; nullopt if there is none.
+/// The number of the machine whose ranks are exactly `ranks`; nullopt if there is none.
 std::optional<int> node_of(const JobVariables& job, const std::vector<int>& ranks) {
   if (ranks.empty() || job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
     return std::nullopt;

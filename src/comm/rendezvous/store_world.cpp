@@ -1,6 +1,6 @@
-// The World of processes and threads, and the choice of the back end of each group: NCCL if the
-// options say so, else a back end on the host (group_setup.cpp). Tensors on a GPU then go through
-// host memory.
+// A World of processes or threads, which chooses the back end of each group: NCCL if the options
+// say so, else a back end for CPU tensors (group_setup.cpp). CUDA tensors then go through CPU
+// memory.
 
 #include "rendezvous/store_world.h"
 
@@ -29,13 +29,11 @@
 namespace tessera::comm {
 namespace {
 
-/// Ignores SIGPIPE, because Gloo and the store write to sockets: if the other rank is dead, SIGPIPE
-/// would end this rank before it could report the failure. A handler of the program is not
-/// replaced.
+/// Ignores SIGPIPE, unless the program has a handler. Gloo and the store write to sockets: if the
+/// other rank is dead, SIGPIPE would end this rank before it could report the failure.
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
-    // Only the default action of SIGPIPE is replaced.
     static_cast<void>(signal(SIGPIPE, SIG_IGN));
   }
 }
@@ -51,9 +49,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Groups on the host do not need the world: a group that the program still owns stays usable.
-  /// After an exception the destructor does not end NCCL groups together with the other ranks,
-  /// because the other ranks do not end their groups at that point.
+  /// Groups for CPU tensors stay usable after the World. After an exception, NCCL groups are
+  /// aborted: the other ranks do not call shutdown() at the same time.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -83,7 +80,7 @@ class StoreWorld final : public World {
       const GroupInfo info = watched(members, *job_);
       CommunicatorPtr backend =
           set_up(*job_, info, "", [&](const BegunCall& call) { return make_backend(info, call); });
-      // A second group compares calls. The group costs nothing until it is used.
+      // `hosts` compares the ranks' calls. The group costs nothing until its first use.
       auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
       return make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
     });
@@ -115,8 +112,7 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // The WorldWatch ends last, even if another rank did not arrive, because this rank then waits
-    // for nothing more.
+    // The WorldWatch ends last, because the shutdown of groups still waits for other ranks.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -131,14 +127,14 @@ class StoreWorld final : public World {
     end();
   }
 
-  /// Ends the groups of a program that has not called shutdown(). Throws nothing.
+  /// Closes the groups if the program has not called shutdown(). Throws nothing.
   void end_left_groups() {
     constexpr std::chrono::seconds kPatience{2};
     const std::lock_guard lock(mutex_);
     try {
       end_groups(kPatience);
     } catch (const std::exception&) {
-      // Errors of shutdown are not reported, because the program did not call shutdown().
+      // Errors are not reported, because the program did not call shutdown().
     }
   }
 
@@ -148,8 +144,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // The lock is held while the group is made, because the set-up is collective and two threads of
-    // this rank must not begin it twice. abort() waits for the lock too.
+    // The lock is held while the group is made, because making a group is collective, and two
+    // threads of this rank must not make the group twice. abort() waits for the lock, too.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -157,7 +153,7 @@ class StoreWorld final : public World {
     }
     TESSERA_CHECK(!ended_, "group '", name,
                   "': this rank's world has ended; ask for its groups before World::shutdown()");
-    // Ranks that have seen the abort will not take part in the set-up of a group.
+    // After an abort, other ranks do not take part in making a group.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
     const GroupInfo info = checked_info(ranks, name);
@@ -165,7 +161,7 @@ class StoreWorld final : public World {
     try {
       made = make(info);
     } catch (const PeerError&) {
-      aborted_ = true;  // an abandoned thread may still use the connection to the store
+      aborted_ = true;  // a detached thread may still use the connection to the store
       throw;
     }
     groups.emplace(key, made);
@@ -187,8 +183,8 @@ class StoreWorld final : public World {
     }
   }
 
-  /// Ends groups in the reverse order of their creation. If one group fails, the remaining groups
-  /// are still ended, but without waiting for other ranks. The caller must hold the lock.
+  /// Closes groups in the reverse order of their creation. If one group fails, the remaining groups
+  /// are aborted, without waiting for other ranks. The caller must hold the lock.
   void end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
       return;
@@ -211,8 +207,8 @@ class StoreWorld final : public World {
     }
   }
 
-  // Every rank checks the ranks of a group before anything is sent, so that an invalid list is an
-  // Error and not a time-out.
+  // Every rank checks `ranks` before anything is sent, so that an invalid list is an Error and not
+  // a time-out.
   GroupInfo checked_info(const std::vector<int>& ranks, const std::string& name) const {
     const auto self = std::ranges::find(ranks, rank());
     const bool in_range =
@@ -237,9 +233,9 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
-  /// Makes an NCCL group. If all ranks make groups of one name at the same time, as for a dimension
-  /// of a mesh, the groups are split from one communicator of all ranks, which is faster than
-  /// making new communicators.
+  /// Makes an NCCL group. If all ranks make groups of one name at the same time, as for a mesh
+  /// dimension, the groups are split from one communicator of all ranks. A split is faster than a
+  /// new communicator.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -249,8 +245,7 @@ class StoreWorld final : public World {
     if (split && nccl_of_all_ == nullptr) {
       const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
       nccl_of_all_ = nccl_group(all, set_up, nullptr);
-      // The end of the communicator of all ranks is recorded as a call. Therefore its set-up is
-      // recorded, too, as the first call.
+      // The group's creation is logged as its first call, because its shutdown will be logged, too.
       all.watch->leaves(all.watch->begin("set-up"));
       in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
     }
@@ -261,8 +256,8 @@ class StoreWorld final : public World {
     return made;
   }
 
-  /// Makes an NCCL group under the watchdog, because NCCL would wait forever for other ranks, even
-  /// for dead ranks.
+  /// Makes an NCCL group while the watchdog checks the other ranks, because NCCL would wait
+  /// forever, even for dead ranks.
   CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
                              CommunicatorPtr parent) const {
     const BlockingScope blocking(*info.watch, set_up);
@@ -271,8 +266,7 @@ class StoreWorld final : public World {
         {.device = device_index_, .parent = std::move(parent)});
   }
 
-  // The job is shared with functions that groups run later: groups on the host may outlive the
-  // world.
+  // The job is shared, because groups for CPU tensors use it and may outlive the World.
   JobPtr job_;
   WorldOptions options_;
   int device_index_ = -1;
@@ -283,16 +277,15 @@ class StoreWorld final : public World {
   std::vector<CommunicatorPtr> in_order_;  ///< all groups, in the order of their creation
   /// The NCCL group of all ranks, from which other groups are split; nullptr before the first use.
   CommunicatorPtr nccl_of_all_;
-  /// The number of NCCL groups of each name that this rank has made. The numbers on other ranks may
-  /// differ.
+  /// The number of NCCL groups of each name that this rank has made; it may differ on other ranks.
   std::map<std::string, int> times_named_;
-  // Groups are cached for the life of the world, because meshes use the same groups repeatedly.
+  // Groups are cached for the life of the World, because several meshes use the same groups.
   Groups groups_, host_groups_;
 };
 
-/// Ends the worlds that the program has left open when main() returns or calls exit(), while CUDA
-/// is still usable. The caches of other threads, which may also own a world, are destroyed together
-/// with static objects, when CUDA is no longer usable.
+/// Closes the groups of Worlds that the program has not shut down, when main() returns or calls
+/// exit(). CUDA is then still usable. Static objects, which may also own a World, are destroyed
+/// later, when CUDA is no longer usable.
 class LeftWorlds {
  public:
   LeftWorlds() = default;
@@ -315,8 +308,8 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // The environment variables are checked first, so that an invalid value is an error on every rank
-  // before any rank waits for another rank.
+  // Environment variables are checked here, so that an invalid value is an error on every rank
+  // before a rank waits for other ranks.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);
   }

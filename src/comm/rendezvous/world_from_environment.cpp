@@ -1,7 +1,7 @@
-// The rendezvous: makes a World from the variables of the launcher, or from a broadcast of the
-// program. Rank 0, or the agent of the launcher, serves a TCP store. Every rank writes the identity
-// of its host into the store and reads the identities of the other hosts. Then every rank knows
-// which ranks share its host.
+// Makes a World from the launcher's environment variables, or from a broadcast of the program. Rank
+// 0, or the launcher's agent, serves a TCP store. Every rank writes the identity of its machine
+// into the store and reads those of the other ranks. Then every rank knows which ranks share its
+// machine.
 
 #include <c10/util/Exception.h>
 
@@ -36,12 +36,12 @@
 namespace tessera::comm {
 namespace {
 
-// The warnings of a job. Ranks may warn at different times, so the ranks do not communicate with
-// each other. Each rank checks in the store whether another rank has already shown the text.
+// Shows each warning once in a job. A rank asks the store whether another rank has already shown
+// the text; the ranks may warn at different times and use no collective.
 
 using std::chrono::milliseconds;
 
-/// The time for which other ranks wait for rank 0, so that one rank shows all common warnings.
+/// Other ranks delay a warning by this time, so that rank 0 shows warnings that all ranks have.
 /// Ranks that run the same code warn at about the same time.
 constexpr milliseconds kRankZeroFirst{500};
 constexpr milliseconds kStorePatience{1000};
@@ -68,7 +68,7 @@ class JobWarnings final : public c10::WarningHandler {
     const std::lock_guard lock(mutex_);
     const std::string text = in_one_line(warning.msg());
     if (shown_.insert(text).second && is_first_of_job(text)) {
-      // The warning is written in one call, so that lines of several ranks do not mix.
+      // The line is written in one call, so that lines of several ranks do not mix.
       std::cerr << detail::concat("tessera: warning: ", text, " [rank ", rank_, "]\n")
                 << std::flush;
     }
@@ -87,8 +87,8 @@ class JobWarnings final : public c10::WarningHandler {
       }
       return store.add(key, 1) == 1;
     };
-    // If the store does not answer, or has ended with rank 0, the warning is shown: a repeated
-    // warning is better than a lost one.
+    // If the store does not answer, for example because rank 0 has ended, the warning is shown: a
+    // repeated warning is better than a lost one.
     try {
       if (silent_) {
         return true;
@@ -112,18 +112,18 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
-  bool silent_ = false;  ///< true once the store has not answered; it is then not called again
+  bool silent_ = false;  ///< true once the store has not answered; it is not asked again
   std::unordered_set<std::string> shown_;
 };
 
-/// The handler of warnings, once the process is a rank of a job; before that, nullptr.
+/// The handler of warnings; nullptr before the process has made a World.
 std::atomic<JobWarnings*> handler_of_job = nullptr;
 
 }  // namespace
 
 void take_warnings_of_thread() {
   JobWarnings* handler = handler_of_job;
-  // Only the default handler of libtorch, whose class is exactly the base class, is replaced.
+  // Only libtorch's default handler, whose class is exactly c10::WarningHandler, is replaced.
   const c10::WarningHandler& now = *c10::WarningUtils::get_warning_handler();
   if (handler != nullptr && typeid(now) == typeid(c10::WarningHandler)) {
     c10::WarningUtils::set_warning_handler(handler);
@@ -132,7 +132,7 @@ void take_warnings_of_thread() {
 
 namespace {
 
-/// Makes a warning on this thread (by TORCH_WARN in libtorch or Tessera) one line on standard
+/// Prints warnings of this thread (TORCH_WARN in libtorch or Tessera) as one line on standard
 /// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job: on rank 0
 /// if rank 0 warns at about the same time as the other ranks, else on the first rank that warns. A
 /// handler that the program has set is not replaced.
@@ -146,22 +146,21 @@ void show_warnings_once(const JobInfo& job) {
 
 using detail::StorePtr;
 
-/// Whether this rank serves the store. The agent of torchrun serves the store instead if the
-/// variables of torchrun say so.
+/// Whether this rank serves the store. Under torchrun, its agent may serve the store instead.
 bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
 
-/// The settings of the store. The store does not wait for the ranks, because await_all_ranks()
-/// waits and can name missing ranks.
+/// Returns the settings of the TCP store. The store does not wait for other ranks:
+/// await_all_ranks() does, and can name missing ranks.
 detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) {
   detail::TcpStore store{.address = job.address,
                          .port = job.port,
                          .serves = serves_store(job),
                          .timeout = options.timeout};
   if (store.serves) {
-    // The store gets a socket on loopback, because by default the store of libtorch listens on
-    // every interface, which a job on one host does not need.
+    // On one machine the store gets a socket on loopback. By default libtorch's store would listen
+    // on every network interface.
     store.listens_on = job.store_fd;
     if (!store.listens_on && is_loopback(job.address)) {
       store.listens_on = listen_on_loopback(job.port);
@@ -170,21 +169,20 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// The ranks that wait before the store is up: the ranks on the node of rank 0. Empty on rank 0.
+/// The ranks on rank 0's machine, for messages while waiting for the store. Empty on rank 0.
 std::vector<int> ranks_of_first_node(const JobVariables& job) {
   return job.rank == 0 ? std::vector<int>() : ranks_of_world(std::max(job.local_size, 1));
 }
 
-/// Connects to the store on a thread that can be abandoned, since the client may wait forever. The
-/// thread has its own copy of the arguments.
+/// Connects to the store on a detached thread, because libtorch's client may wait forever. The
+/// thread has a copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // Added to the time-out, so that the client's own time-out, which has the better message, ends
-  // first.
+  // libtorch's own time-out, which has the better message, gets this much time to end first.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] {
-    const detail::QuietLog quiet;  // a local object, because this thread may be abandoned
+    const detail::QuietLog quiet;  // a local object, because this thread may outlive the caller
     return detail::connect_store(where);
   });
   std::future<StorePtr> store = task.get_future();
@@ -201,8 +199,8 @@ StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
   return store.get();
 }
 
-/// Connects to the store. Adds to the message of libtorch the address and the variables from which
-/// the address was read.
+/// Connects to the store. Adds to libtorch's error message the address and the environment
+/// variables from which it was read.
 StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
     return connect_in_time(store_of(job, options), job, options);
@@ -223,9 +221,8 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// A connection to the store that is cached for the life of the process: other ranks may use the
-/// store of rank 0 after the end of rank 0's world, and a second world must not bind the port
-/// again.
+/// Returns a connection to the store, cached for the life of the process. Other ranks may use the
+/// store after rank 0's World has ended, and a second World must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::map<std::string, StorePtr>();
@@ -237,13 +234,13 @@ StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   return store;
 }
 
-/// The number of lower ranks on the host of `rank`, for launchers that set no local rank.
+/// The number of lower ranks on the machine of `rank`, for launchers that set no local rank.
 int local_rank_among(const std::vector<std::string>& hosts, int rank) {
   return static_cast<int>(
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
 }
 
-/// Makes the object with which ranks watch each other. `store`: a connection to the job's store.
+/// Makes the object with which ranks detect that other ranks have ended. `store`: the job's store.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
                          const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();
@@ -252,11 +249,11 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
       all_near ? nullptr : detail::store_below("watch", store->clone()));
 }
 
-/// Waits in `store` for the other ranks of `job`. Only the ranks of this world use `store`. `own`:
-/// this rank's flight record.
+/// Waits until all ranks of `job` have announced themselves in `store`, which only these ranks use.
+/// `own`: this rank's flight record (log of its calls).
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // The time-out of the store also limits waiting in the set-up of groups.
+  // The store's time-out also limits the waiting when a process group is made.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
@@ -269,16 +266,15 @@ JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& ow
   const bool one_host =
       std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
   if (!one_host) {
-    // The address is determined only if there are several hosts, because a missing network must not
-    // be an error on one host.
+    // The address is determined only for several machines, because one machine may have no network.
     info.address = routable_address(job.address);
   }
   return info;
 }
 
 JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options) {
-  // A counter of meetings and not the number of the world: a world from a communicator may have
-  // only some of the ranks, so that later worlds have different numbers on different ranks.
+  // next_world_number() cannot be used here: if world_from_broadcast() was called on some of the
+  // ranks, the next number differs between ranks.
   static std::atomic<int> meetings{0};
   const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(meetings++),
                                              shared_store(job, options));
@@ -286,12 +282,12 @@ JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options
   return meet(job, store, make_record(settings, job.size, run_folder()), settings, options);
 }
 
-/// The JobInfo of a world of one rank, which uses a store in memory and opens no socket.
+/// Returns the JobInfo of a single rank, which uses a store in memory and opens no socket.
 JobInfo alone(const JobVariables& job) {
   return {detail::memory_store(), 0, 1, job.local_rank.value_or(0), {""}, "", nullptr};
 }
 
-/// The options with the time-outs of `job`, which the environment may set.
+/// Returns `options` with the time-outs of `job`, which environment variables may set.
 WorldOptions with_time_limits_of(const JobVariables& job, WorldOptions options) {
   options.timeout = job.timeout.value_or(options.timeout);
   options.watchdog = job.watchdog.value_or(options.watchdog);
@@ -314,15 +310,15 @@ WorldPtr world_from_environment(const WorldOptions& options) {
   return make_world(job.size == 1 ? alone(job) : meet_by_environment(job, adjusted), adjusted);
 }
 
-// The rendezvous of ranks that another library has started. Rank 0 opens a store on a free port,
-// and the program's broadcast sends the store's address to the other ranks.
+// world_from_broadcast(), for ranks that another library has started. Rank 0 opens a store on a
+// free port, and the program's broadcast sends the store's address to the other ranks.
 
 namespace {
 
-/// The address of the store of rank 0, or the error of rank 0, as the broadcast sends it.
+/// The message of the broadcast: the address of rank 0's store, or rank 0's error.
 struct MeetingPlace {
   std::string host;     ///< host_identity() of rank 0
-  std::string address;  ///< the address of rank 0's host for ranks on other hosts
+  std::string address;  ///< the address of rank 0's machine for other machines
   std::string port;
   std::string error;  ///< why rank 0 could not open its store; "" if it could
 };
@@ -345,8 +341,8 @@ MeetingPlace read_place(const std::string& text) {
   return place;
 }
 
-/// Rank 0's store on a free port, for the life of the process: other ranks may use the store after
-/// the end of rank 0's world. Does not throw, because the other ranks wait for the broadcast.
+/// Opens rank 0's store on a free port. The store stays open until the process ends, because other
+/// ranks may use it later. Does not throw, because other ranks wait for the broadcast.
 StorePtr open_store(MeetingPlace& place, const WorldOptions& options) {
   static std::mutex mutex;
   static auto* const stores = new std::vector<StorePtr>();
@@ -396,9 +392,8 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   if (store == nullptr) {
     store = connect_to(place, job, options);
   }
-  // The flight record is in memory and not in the job's folder of records: a process that is in
-  // several communicators has another rank in each communicator, and files of records are named
-  // after the rank.
+  // The flight record (log of calls) is in memory and not in a file. Files are named after the
+  // rank, and a process may have a different rank in each World that it makes by a broadcast.
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
               settings, options);
@@ -424,13 +419,13 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
   return make_world(size == 1 ? alone(job) : meet_by_broadcast(job, broadcast, adjusted), adjusted);
 }
 
-// The end of the program of a rank after an uncaught exception: one line that says which rank
-// failed and why.
+// Ends a rank's process after an uncaught exception, with one line that says which rank failed and
+// why.
 
 namespace {
 
-/// The prefix of a message: "rank 2 of 4: ". Empty for a world of one rank, under tessera-run,
-/// which shows the rank of each line, and if the variables of the launcher are invalid.
+/// The prefix of an error message: "rank 2 of 4: ". Empty for a single rank, under tessera-run
+/// (which shows the rank of each line), and if the launcher's variables are invalid.
 std::string name_of_rank() {
   try {
     const JobVariables job = read_job_variables(&environment_variable);
@@ -444,8 +439,8 @@ std::string name_of_rank() {
 }  // namespace
 
 int run_main(const std::function<void()>& body) {
-  // With SIGXFSZ ignored, writing a file above the size limit is an error with a message and does
-  // not end the process.
+  // With SIGXFSZ ignored, writing a file above the size limit is an error and does not kill the
+  // process.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     body();

@@ -1,4 +1,4 @@
-// Collectives of the ranks of one host through shared memory.
+// Collectives through shared memory, for ranks on one machine.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -26,8 +26,8 @@
 #include "tessera/core/placement.h"
 #include "watch/peer_wait.h"
 
-// ShmGroup runs one collective after another on a shared segment. ShmGroup handles only rounds and
-// calls; ShmCommunicator interprets the bytes.
+// ShmGroup runs collectives one after another in shared memory and waits for ranks. ShmCommunicator
+// interprets the bytes.
 namespace tessera::comm {
 namespace {
 
@@ -41,8 +41,8 @@ enum class ShmKind : std::int32_t {
   kBarrier
 };
 
-/// One collective, divided into rounds (see ShmSegment): how this rank fills its slot in each
-/// round, and how this rank reads the slots of all ranks.
+/// One collective, divided into rounds: in each round this rank fills its slot, a buffer in shared
+/// memory, and reads the slots of all ranks. See ShmSegment.
 struct ShmOperation {
   ShmKind kind = ShmKind::kBarrier;
   std::int64_t elements = 0;
@@ -52,13 +52,13 @@ struct ShmOperation {
   int root = 0;
   std::int64_t rounds = 1;
   std::string purpose;
-  /// Fills the slot of this rank in rounds 0, 1 and so on.
+  /// Fills this rank's slot (its buffer in shared memory) in round `round`, from 0.
   std::function<void(std::int64_t round, std::byte* slot)> produce;
-  /// Reads the slots of all ranks, in rank order.
+  /// Reads the slots (buffers in shared memory) of all ranks, in rank order.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
 
-  /// Whether the operation has ended, successfully or by a failure. An operation runs once; each
-  /// later wait() throws the error of the failure again.
+  /// Whether the operation has succeeded or failed. An operation runs once; each later wait()
+  /// throws the error again.
   bool done = false;
   std::exception_ptr error;  ///< the error of the operation; nullptr unless it has failed
 };
@@ -83,8 +83,8 @@ const char* name_of(ShmKind kind) {
   return "unknown";
 }
 
-/// Whether two ranks make the same call. The numbers of rounds are not compared, because the ranks
-/// of an all-to-all need different numbers of rounds.
+/// Whether two ranks make the same call. The numbers of rounds may differ, because ranks of an
+/// all-to-all send different amounts.
 bool same(const ShmCall& a, const ShmCall& b) {
   return a.sequence == b.sequence && a.elements == b.elements && a.kind == b.kind &&
          a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.purpose == b.purpose;
@@ -122,7 +122,7 @@ std::string to_text(const ShmCall& call) {
                         call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
 }
 
-/// Runs operations one after another on a segment. In each operation the ranks compare their calls.
+/// Runs collectives one after another in shared memory. In each one the ranks compare their calls.
 class ShmGroup {
  public:
   ShmGroup(ShmSegment segment, GroupInfo group)
@@ -135,8 +135,8 @@ class ShmGroup {
 
   /// Finishes the previous operation, then does the part of `operation` that needs no other rank.
   void start(const ShmOperationPtr& operation) {
-    // The previous operation is finished first, because its slots are needed. Its error, if any, is
-    // thrown here and again by its own wait().
+    // The previous operation is finished first, because its slots (buffers) are needed. An error of
+    // the previous operation is thrown here, and again by that operation's wait().
     if (under_way_ != nullptr) {
       finish(*under_way_);
     }
@@ -144,8 +144,8 @@ class ShmGroup {
       throw PeerError(describe(group_, text_of(*operation).c_str()) +
                       ": the group failed earlier; end this rank and start the job again");
     }
-    // The call is published before this rank arrives at the round, so a rank that sees the arrival
-    // can read the call.
+    // The call is published before produce() announces that the slot is filled, so that a rank that
+    // sees the announcement can read the call.
     publish(*operation);
     produce(*operation, 0);
     under_way_ = operation;
@@ -161,8 +161,8 @@ class ShmGroup {
       keep = std::exchange(under_way_, nullptr);
       try {
         run(operation);
-        // After a PeerError the round numbers of the ranks no longer match. Any other Error was
-        // thrown on all ranks in the same round, so the next call can begin.
+        // After a PeerError the ranks' round numbers no longer match. Any other Error was thrown on
+        // all ranks in the same round, so the group stays usable.
       } catch (const PeerError&) {
         failed_ = true;
         operation.error = std::current_exception();
@@ -244,31 +244,30 @@ class ShmGroup {
 
   ShmSegment segment_;
   GroupInfo group_;
-  /// The slots of the current round. The vector is a member to save an allocation in each round.
+  /// The ranks' slots (buffers) in the current round; a member, to save allocations.
   std::vector<const std::byte*> slots_;
-  /// The last round at which this rank has arrived. The number wraps around.
+  /// The last round for which this rank has filled its slot. The number wraps around.
   std::uint32_t round_ = 0;
-  /// The number of calls so far. Ranks compare their numbers, so that a skipped call is found at
-  /// the next call.
+  /// The number of calls so far. Ranks compare the numbers, so that a skipped call is found at the
+  /// next call.
   std::uint64_t sequence_ = 0;
   /// Whether another rank has ended or was too late, so that the round numbers of the ranks no
   /// longer match.
   bool failed_ = false;
-  /// The operation that has started and is not finished. At most one, because the operation uses
-  /// the slots.
+  /// The operation that has started and is not finished. There is at most one, because it uses the
+  /// slots.
   ShmOperationPtr under_way_;
 };
 
-// Collectives through shared memory. Each collective is an operation of rounds: what a rank writes
-// to its slot, and what it reads from all slots. ShmGroup runs the rounds; the classes in
-// shm_rounds.h compute the layout of slots and tensors. The end of this file decides whether the
-// ranks can share memory.
+// The communicator for shared memory. In each round of a collective, a rank writes to its slot (a
+// buffer) and reads all slots. ShmGroup runs the rounds; the classes in shm_rounds.h compute which
+// bytes are in a slot. The end of this file decides whether the ranks can share memory.
 
-/// The largest tensor, in bytes, that every rank reduces as a whole, in one round instead of two.
-/// For short tensors waiting for other ranks costs more than the additions.
+/// Up to this size in bytes, every rank reduces the whole tensor, in one round instead of two: for
+/// small tensors, waiting for other ranks costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// Buffers in which `whole[i]` is divided into equal parts, and `own[i]` is the part of this rank.
+/// Describes the memory of `whole[i]`, divided into equal parts, and of `own[i]`, this rank's part.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -278,7 +277,7 @@ SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
   return buffers;
 }
 
-/// A running collective. Keeps the memory of the group mapped until the wait ends.
+/// A running collective. It keeps the shared memory mapped until wait() has returned.
 class ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmGroup> group, ShmOperationPtr operation)
@@ -335,8 +334,8 @@ class ShmCommunicator final : public Communicator {
     const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
                                                          input, output_counts, input_counts);
     auto operation = describe_operation(ShmKind::kAllToAll, {input});
-    // The number of elements is not compared, because it differs between ranks; the counts are
-    // compared instead.
+    // The numbers of elements differ between ranks and are not compared; ExchangeRounds compares
+    // the counts instead.
     operation->elements = 0;
     return start_rounds(std::move(operation), rounds, {output}, {input});
   }
@@ -348,8 +347,7 @@ class ShmCommunicator final : public Communicator {
     const auto piece = [total = bytes_of(tensor), capacity = slot_bytes()](std::int64_t round) {
       return Piece(total, capacity, round);
     };
-    // Only the root of a broadcast fills its slot. The other ranks leave their slots empty, and the
-    // root copies nothing.
+    // The root fills its slot (a buffer in shared memory), and the other ranks read it.
     const bool sends = root == rank();
     operation->produce = [=](auto round, auto* slot) {
       copy_bytes(slot, data_of(tensor) + piece(round).offset, sends ? piece(round).bytes : 0);
@@ -362,7 +360,7 @@ class ShmCommunicator final : public Communicator {
   }
 
   void barrier() override {
-    // A barrier is a round without data.
+    // A barrier is a collective that sends no data.
     auto operation = std::make_shared<ShmOperation>();
     operation->produce = [](auto, auto*) {};
     operation->consume = [](auto, Slots) {};
@@ -388,8 +386,8 @@ class ShmCommunicator final : public Communicator {
     auto operation = std::make_shared<ShmOperation>();
     operation->kind = kind;
     for (const at::Tensor& tensor : tensors) {
-      // Lists of tensors are compared by their total size, because different lists rarely have the
-      // same total.
+      // The ranks compare the total size of the tensors; different lists rarely have the same
+      // total.
       operation->elements += tensor.numel();
     }
     operation->dtype = static_cast<std::int32_t>(tensors.front().scalar_type());
@@ -403,8 +401,8 @@ class ShmCommunicator final : public Communicator {
     return std::make_shared<ShmWork>(group_, std::move(operation));
   }
 
-  /// Makes an operation. Its functions share `rounds`, and own the tensors that they read or write,
-  /// because the operation may outlive the call.
+  /// Starts an operation. Its functions own the tensors, because the operation may outlive this
+  /// call.
   template <class Rounds>
   WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,
                        const std::vector<at::Tensor>& outputs,
@@ -428,8 +426,8 @@ class ShmCommunicator final : public Communicator {
     return start(std::move(operation));
   }
 
-  /// An all-reduce in two stages: a reduce-scatter into this rank's own part, in place, then an
-  /// all-gather of the parts.
+  /// All-reduces in two stages: a reduce-scatter into this rank's part of `tensor`, in place, then
+  /// an all-gather of the parts.
   WorkPtr all_reduce_in_parts(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
     const EqualParts parts = line_parts(bytes_of(tensor), size());
     const SplitBuffers buffers{{parts, data_of(tensor), data_of(tensor) + parts.offset(rank())}};
@@ -439,7 +437,7 @@ class ShmCommunicator final : public Communicator {
     const std::int64_t first = scatter->count();
     auto operation = describe_operation(ShmKind::kAllReduce, {tensor}, op);
     operation->rounds = first + gather.count();
-    // `keep` owns the tensor, because the buffers are raw pointers into it.
+    // `keep` owns the tensor, because `buffers` contains raw pointers into the tensor.
     operation->produce = [=, keep = tensor](std::int64_t round, std::byte* slot) {
       round < first ? scatter->produce(round, slot) : gather.produce(round - first, slot);
     };
@@ -452,25 +450,24 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<ShmGroup> group_;
 };
 
-/// The key in the store under which the first rank of the group writes the segment's handle.
+/// The key in the store for the text with which other ranks open the shared memory.
 constexpr auto kHandleKey = "handle";
 
-/// Makes the segment on the first rank and opens it on the other ranks. A rank without a segment
-/// also continues to the vote, so that no rank waits forever.
+/// Makes the shared memory on the group's first rank, and opens it on the other ranks. Returns
+/// nullopt on a rank that cannot.
 std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
     return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
   }
   auto segment = wanted ? ShmSegment::create(group.size()) : std::nullopt;
-  // The first rank sends a handle even if it has no segment, because the other ranks wait for the
-  // key.
+  // A value is sent even without shared memory, because the other ranks wait for the key.
   tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
 }
 
-/// Whether `yes` is true on every rank. Each rank has a key for each question and reads the keys of
-/// all ranks, so all ranks get the same answer.
+/// Whether `yes` is true on every rank. Each rank writes its answer to the store and reads the
+/// answers of all ranks, so that all ranks get the same result.
 bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::string& question,
              bool yes) {
   tell(store, group, question + std::to_string(group.rank), yes ? "yes" : "no");
@@ -481,10 +478,9 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::s
   return result;
 }
 
-/// Whether this rank can find the processes of all other ranks. A wait for a dead rank ends because
-/// the process with the pid of that rank no longer exists. In another pid namespace the pid is
-/// unused or belongs to another process, so a group across pid namespaces does not use shared
-/// memory.
+/// Whether this rank can find the processes of all other ranks by their pids. A rank in a wait uses
+/// the pids to detect dead ranks. In another pid namespace a pid is unused or belongs to another
+/// process, so groups across pid namespaces do not use shared memory.
 bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   for (int rank = 0; rank < group.size(); ++rank) {
     if (!is_alive(segment.process(rank))) {
@@ -494,22 +490,21 @@ bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
   return true;
 }
 
-/// The segment of a group; nullopt on every rank if any rank cannot open the segment, cannot find
-/// the processes of the other ranks (another pid namespace) or has TESSERA_SHM=0. Collective.
+/// Returns a group's shared memory; nullopt on every rank if any rank cannot open the memory,
+/// cannot find the other ranks' processes or has TESSERA_SHM=0. Collective.
 std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
   std::optional<ShmSegment> segment = reach_segment(store, group);
   if (segment) {
     segment->set_process(group.rank, this_process());
   }
-  // Processes of other ranks can be recognised only after all ranks have written their identity.
+  // This rank looks for other ranks' processes only after all ranks have written their pids.
   const bool reached = all_say(store, group, "reached", segment.has_value());
   const bool recognised =
       all_say(store, group, "recognised", reached && recognises_peers(*segment, group));
   if (!recognised) {
     return std::nullopt;
   }
-  // All ranks have opened the segment by now, so the handle is closed; the mappings alone keep the
-  // memory.
+  // All ranks have mapped the memory by now, so its file descriptor is closed.
   segment->close_handle();
   return segment;
 }

@@ -16,8 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The bytes of a cache line. The number is a multiple of the size of every element type, so that
-/// no element is divided.
+/// The bytes of a cache line: a multiple of the size of every element type, so that rounding to
+/// cache lines divides no element.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {
@@ -36,9 +36,9 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
-/// Consecutive bytes of one buffer, and their position in a slot.
+/// Contiguous bytes of a tensor, and their position in a slot (a buffer in shared memory).
 struct Span {
-  std::int64_t in_part;  ///< offset of the bytes in the part of the rank
+  std::int64_t in_part;  ///< offset of the bytes in a rank's part of the tensor
   std::int64_t in_slot;
   std::int64_t bytes;
 };
@@ -51,15 +51,15 @@ std::int64_t bytes_of_rank(const SplitBuffers& buffers, int rank) {
   return bytes;
 }
 
-/// Visits the spans of the bytes of `rank` that are sent in round `round`, if each round has room
-/// for `capacity` bytes.
+/// Calls `visit` for each contiguous range of the bytes for `rank` that are sent in round `round`,
+/// if each round has room for `capacity` bytes.
 template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
-  std::int64_t start = 0;  // start of the part of the buffer within the bytes of the rank
-  // The parts of the buffers are one after another in the bytes of the rank, and a round is a
-  // window on these bytes.
+  std::int64_t start = 0;  // start of the buffer's part within all bytes of the rank
+  // The rank's bytes are its parts of all buffers, one after another. A round sends `capacity` of
+  // these bytes.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -108,13 +108,12 @@ ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Sp
       item_bytes_(item_bytes),
       sources_(index(group.size())) {}
 
-/// The number of rounds is that of rank 0, because rank 0 has the longest part.
+/// The number of rounds follows from rank 0's part, which is the longest.
 std::int64_t ScatterRounds::count() const {
   return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
 }
 
-/// Writes the bytes of this round for each other rank into the slot. The part of this rank itself
-/// is not copied.
+/// Writes this round's bytes for each other rank into `slot`, this rank's buffer in shared memory.
 void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
   for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
     if (to == rank_) {
@@ -134,8 +133,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // The term of this rank is placed at the index of this rank, so that the order of
-                  // the terms is the same on all ranks.
+                  // This rank's data has the index of this rank, so that all ranks reduce in the
+                  // same order.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);
@@ -152,8 +151,8 @@ void GatherRounds::produce(std::int64_t round, std::byte* slot) const {
   });
 }
 
-/// Copies the part of every rank, including this rank. The part of this rank may already be in the
-/// output; copy_bytes() ignores equal addresses.
+/// Copies the parts of all ranks to the output. This rank's part may already be there; copy_bytes()
+/// ignores equal addresses.
 void GatherRounds::consume(std::int64_t round, Slots slots) const {
   for (int from = 0; from < static_cast<int>(slots.size()); ++from) {
     for_each_span(buffers, from, capacity, round, [&](const SplitBuffer& buffer, const Span& span) {
@@ -177,19 +176,18 @@ ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
       table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
       capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
 
-// Returns the number of rounds that this rank needs for the bytes that it sends. The group runs the
-// largest number of all ranks.
+// Returns the number of rounds that this rank needs. ShmGroup uses the largest number of all ranks.
 std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
 
-/// Fills the slot. In the input the parts follow one another without gaps; in the slot each part
-/// has room of equal size.
+/// Fills `slot`, this rank's buffer in shared memory. In the input the parts for the ranks have no
+/// gaps; in the slot each part begins at a multiple of capacity_.
 void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   if (round == 0) {
     auto* table = reinterpret_cast<std::int64_t*>(slot);
-    // Both tables are written, so that every rank can compare the sent counts with the expected
-    // counts for all pairs of ranks.
+    // The counts of sent and of expected elements are written, so that every rank can compare them
+    // for all pairs of ranks.
     std::ranges::copy(output_counts_, std::ranges::copy(input_counts_, table).out);
   }
   const std::byte* part = input_;
@@ -203,8 +201,8 @@ void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   }
 }
 
-/// Reads the slots. Checks the counts before the first byte is copied, so that nothing is written
-/// if sizes do not match.
+/// Reads all ranks' slots (buffers in shared memory). Checks the counts before the first byte is
+/// copied, so that nothing is written if they do not match.
 void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
   if (round == 0) {
     check_counts(slots);
@@ -236,8 +234,7 @@ void ExchangeRounds::check_counts(Slots slots) const {
   }
 }
 
-/// Copies the part that this rank sends to itself directly, without the slots, because no other
-/// rank needs this part.
+/// Copies what this rank sends to itself directly, because no other rank needs it.
 void ExchangeRounds::copy_own() const {
   const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
   const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
@@ -246,12 +243,11 @@ void ExchangeRounds::copy_own() const {
 
 namespace {
 
-// Sums, averages, products, maxima and minima over the slots of the ranks, for the types that
-// training uses. The functions are plain loops over blocks that fit in the cache; compilers
-// vectorise these loops. find_reduce() instantiates the template for each pair of a type and an
-// operator that the type supports.
+// Elementwise sums, averages, products, maxima and minima over the ranks' buffers. The functions
+// are plain loops over blocks that fit in the cache; compilers vectorise the loops. find_reduce()
+// instantiates a template for each element type and operator.
 
-/// The type in which the terms of a reduction are added.
+/// The type in which a reduction of elements of type T is computed.
 template <class T>
 struct Accumulator {
   using type = T;
@@ -279,14 +275,13 @@ struct Accumulator<std::int64_t> {
 template <class T, ReduceOp kOp>
 constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
 
-/// The type in which terms are combined. Maxima and minima of integers use the type of the
-/// elements, because the accumulator may differ in signedness.
+/// The type in which values are combined. Integer maxima and minima use the element type, because
+/// Accumulator may be unsigned.
 template <class T, ReduceOp kOp>
 using Sum =
     std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
 
-/// Combines two terms. The result of maxima and minima is NaN if one of the terms is NaN, as in
-/// at::amax.
+/// Combines two values. A maximum or minimum is NaN if one of the values is NaN, as in at::amax.
 template <ReduceOp kOp, class A>
 A combine(A sum, A next) {
   if constexpr (kOp == ReduceOp::kSum || kOp == ReduceOp::kAvg) {
@@ -306,10 +301,10 @@ template <class T, ReduceOp kOp>
 void reduce(std::byte* output, std::span<const std::byte* const> sources, std::size_t elements) {
   using A = Sum<T, kOp>;
   constexpr std::size_t kBlock = 1024;  // fits in the first-level cache
-  // A block is reduced over all sources before the output is written, because the output may be one
+  // Each block is reduced over all sources before `output` is written, because `output` may be one
   // of the sources.
   std::array<A, kBlock> sums;
-  // The number of terms is converted through float, because the accumulator may be complex.
+  // The number of sources is converted through float, because A may be complex.
   const auto terms = static_cast<A>(static_cast<float>(sources.size()));
   for (std::size_t start = 0; start < elements; start += kBlock) {
     const std::size_t count = std::min(kBlock, elements - start);
@@ -334,7 +329,7 @@ void reduce(std::byte* output, std::span<const std::byte* const> sources, std::s
   }
 }
 
-/// The reduction of complex numbers, which have no maximum or minimum.
+/// Returns the reduction for complex numbers, which have no maximum or minimum.
 template <class T>
 ReduceFunction of_complex(ReduceOp op) {
   switch (op) {
@@ -356,8 +351,8 @@ ReduceFunction of_real(ReduceOp op) {
                                 : of_complex<T>(op);
 }
 
-/// The reduction of booleans. For the values 0 and 1, "any" is the maximum, and "all" is the
-/// minimum and the product.
+/// Returns the reduction for booleans. For the values 0 and 1, "any" is the maximum, and "all" is
+/// the minimum and the product.
 ReduceFunction of_bool(ReduceOp op) {
   return op == ReduceOp::kMax       ? reduce<std::uint8_t, ReduceOp::kMax>
          : op == ReduceOp::kMin     ? reduce<std::uint8_t, ReduceOp::kMin>

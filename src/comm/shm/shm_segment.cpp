@@ -1,7 +1,6 @@
-// Shared memory, and waiting for other ranks. Layout: a header, a state for each rank, then two
-// slots for each rank; all offsets follow from the numbers in the header. Data that several
-// processes write is atomic. The arrival counter and the state of each rank begin at separate cache
-// lines.
+// Shared memory, and waiting for other ranks. Layout: a header, a RankState for each rank, then two
+// slots (buffers) for each rank. Data that several processes write is atomic. The counters and the
+// RankStates begin at separate cache lines.
 
 #include "shm/shm_segment.h"
 
@@ -33,22 +32,20 @@ using tessera::detail::round_up;
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
-/// The size of the smallest slot. The size of a slot is a compromise: small slots stay in the
-/// cache, large slots need fewer rounds. All slots together use at most 128 MiB, unless a slot
-/// would be smaller than 1 MiB.
+/// The smallest size of a slot (a rank's buffer). Small slots stay in the cache, large slots need
+/// fewer rounds. All slots together use at most 128 MiB, unless a slot would be smaller than 1 MiB.
 constexpr std::size_t kSmallestSlot = std::size_t{1} << 20;
 constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// The number of checks before a rank sleeps: roughly 20 us, about the time of going to sleep and
-/// waking up.
+/// The number of checks before a waiting rank sleeps: roughly 20 us, the time to sleep and wake up.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == sizeof(std::uint32_t));
 
-/// Whether the number `counter` has reached `round`. Both numbers wrap around.
+/// Whether `counter` >= `round`. Both numbers wrap around.
 bool reached(std::uint32_t counter, std::uint32_t round) {
   return static_cast<std::int32_t>(counter - round) >= 0;
 }
@@ -56,8 +53,8 @@ bool reached(std::uint32_t counter, std::uint32_t round) {
 void futex_wait(const Counter& word, std::uint32_t seen, milliseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec duration{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
-  // FUTEX_PRIVATE_FLAG is not set, because several processes share the futex word. A spurious
-  // wake-up does no harm, since every caller checks the counter again.
+  // FUTEX_PRIVATE_FLAG is not set, because several processes share the futex. A spurious wake-up
+  // does no harm, because every caller checks the counter again.
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &duration, nullptr, 0);
 }
 
@@ -65,8 +62,8 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// The number of checks before this rank sleeps. If there are more ranks than cores, the awaited
-/// rank may need this core, so this rank sleeps at once.
+/// The number of checks before a waiting rank sleeps. With more ranks than cores, another rank may
+/// need this core, so the waiting rank sleeps at once.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
@@ -83,20 +80,20 @@ void pause_briefly() {
 
 }  // namespace
 
-/// The first bytes of the segment. `token` shows whether an opened segment is the expected segment.
+/// The beginning of the shared memory. A rank that opens the memory checks `token`.
 struct ShmSegment::Header {
   std::uint64_t token = 0;
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
-  alignas(kLine) Counter arrivals{0};   ///< number of arrivals over all rounds
-  alignas(kLine) Counter completed{0};  ///< the last round at which all ranks have arrived; a futex
+  alignas(kLine) Counter arrivals{0};   ///< number of calls of arrive() by all ranks
+  alignas(kLine) Counter completed{0};  ///< last round of which all slots are filled; a futex
   Counter sleepers{0};
 };
 
-/// The state of one rank, which only that rank writes and all ranks read. The state has two calls,
-/// used alternately like the slots.
+/// The state of one rank, which only that rank writes and all ranks read. The two `calls` are used
+/// in alternate rounds.
 struct alignas(kLine) ShmSegment::RankState {
-  Counter round{0};  ///< the last round at which this rank has arrived
+  Counter round{0};  ///< the last round for which this rank called arrive()
   ProcessIdentity process;
   std::array<ShmCall, 2> calls;
 };
@@ -131,7 +128,7 @@ void ShmSegment::close_handle() {
 
 std::optional<ShmSegment> ShmSegment::create(int ranks) {
   const auto count = static_cast<std::size_t>(ranks);
-  // There are two slots for each rank.
+  // Each rank has two slots (buffers), used in alternate rounds.
   const std::size_t slot =
       std::clamp(round_up(kSlotsTogether / (2 * count), kPage), kSmallestSlot, kLargestSlot);
   const std::size_t control = round_up(sizeof(Header) + count * sizeof(RankState), kPage);
@@ -174,13 +171,12 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   if (!(text >> pid >> number >> bytes >> token)) {
     return std::nullopt;
   }
-  // The rank that made the segment keeps the descriptor open until all ranks have opened it through
-  // this path.
+  // The rank that made the memory keeps the descriptor open until all ranks have opened this path.
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   struct stat status {};
-  // The size is checked before mapping, because an access beyond the end of the file would end this
-  // process with SIGBUS.
+  // The size is checked, because an access beyond the end of the file would end this process with
+  // SIGBUS.
   if (fd < 0 || fstat(fd, &status) != 0 || status.st_size != static_cast<off_t>(bytes)) {
     close(fd);
     return std::nullopt;
@@ -193,7 +189,7 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   const auto& header = *static_cast<const Header*>(base);
   ShmSegment segment(fd, base, bytes, header.ranks, handle);
   segment.slot_bytes_ = header.slot_bytes;
-  // Another token means another pid namespace, in which the pid belongs to another process.
+  // If the token differs, `pid` is of another pid namespace and belongs to another process here.
   if (header.token != token) {
     return std::nullopt;
   }
@@ -216,7 +212,7 @@ ProcessIdentity ShmSegment::process(int rank) const {
   return state(rank).process;
 }
 
-// Slots are at the end of the segment, so their offsets are computed from the end.
+// The slots (buffers) are at the end of the memory, so offsets are computed from the end.
 std::byte* ShmSegment::slot(int rank, std::uint32_t round) const {
   const auto index = 2 * static_cast<std::size_t>(rank) + round % 2;
   return base_ + bytes_ - (2 * static_cast<std::size_t>(ranks_) - index) * slot_bytes_;
@@ -227,15 +223,14 @@ ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
 }
 
 void ShmSegment::arrive(int rank, std::uint32_t round) const {
-  // The round of this rank is written last: if the rank is killed before this write, the rank
-  // counts as missing.
+  // state(rank).round is written last: if this rank is killed before, messages name this rank as
+  // missing.
   Header& shared = header();
-  // `arrivals` counts over all rounds and is never reset, because a reset could conflict with the
-  // arrival of another rank.
+  // `arrivals` is never reset, because another rank could call arrive() during a reset.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (arrivals == round * static_cast<std::uint32_t>(ranks_)) {
-    // `completed` and `sleepers` are sequentially consistent: either the sleeping rank sees the
-    // completed round, or this rank sees that a rank sleeps.
+    // `completed` and `sleepers` are sequentially consistent: either a rank that goes to sleep sees
+    // the new value of `completed`, or this rank sees `sleepers` != 0.
     shared.completed.store(round, std::memory_order_seq_cst);
     if (shared.sleepers.load(std::memory_order_seq_cst) != 0) {
       futex_wake_all(shared.completed);
@@ -251,8 +246,8 @@ bool ShmSegment::arrived(std::uint32_t round) const {
 void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
   Header& shared = header();
   shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  // The counter is read after `sleepers` was incremented, and the value is passed to the kernel: if
-  // the round completes in between, the kernel finds another value and does not sleep.
+  // `completed` is read after `sleepers` was incremented, and the value is passed to the kernel. If
+  // `completed` changes in between, the kernel finds another value and does not sleep.
   const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
   if (!reached(seen, round)) {
     futex_wait(shared.completed, seen, most);
@@ -261,7 +256,7 @@ void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) con
 }
 
 void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* collective) const {
-  // Ranks that arrive together wait only for microseconds, so this rank spins before it calls the
+  // The other ranks often arrive within microseconds, so this rank spins before it sleeps in the
   // kernel.
   const int spins = spins_before_sleep(group);
   for (int i = 0; i < spins; ++i) {
@@ -280,7 +275,7 @@ void ShmSegment::wait(const GroupInfo& group, std::uint32_t round, const char* c
   }
 }
 
-/// The ranks that have not arrived, as world ranks for messages.
+/// Returns the ranks that have not called arrive() for `round`, as world ranks.
 std::vector<int> ShmSegment::missing(const GroupInfo& group, std::uint32_t round) const {
   std::vector<int> result;
   for (int rank = 0; rank < ranks_; ++rank) {

@@ -12,8 +12,8 @@
 
 namespace tessera::comm {
 
-/// One rank's call of a collective, as stored in shared memory. The ranks compare their calls, so
-/// that different calls are an error instead of mixed-up bytes.
+/// One rank's call of a collective, in shared memory. The ranks compare their calls, so that
+/// different calls are an error and not wrong data.
 struct ShmCall {
   std::uint64_t sequence = 0;  ///< the number of collectives of the group so far
   std::int64_t elements = 0;
@@ -21,26 +21,25 @@ struct ShmCall {
   std::int32_t dtype = 0;
   std::int32_t op = 0;
   std::int32_t root = 0;
-  /// The number of rounds that this rank needs. The ranks need not agree: the group runs the
-  /// largest number of all ranks.
+  /// The number of rounds that this rank needs. All ranks run the largest number of any rank.
   std::int64_t rounds = 1;
-  /// The purpose of the group, cut to 64 characters and padded with zeros.
+  /// The group's purpose (Communicator::set_purpose), cut to 64 characters and padded with zeros.
   std::array<char, 64> purpose{};
 };
 
-/// Memory that the ranks of a group share on one host. Each rank has two slots, used alternately,
-/// and a counter of rounds. In a round each rank fills its slot and then arrives at the round; once
-/// all ranks have arrived, each rank reads the slots of the other ranks. A rank arrives at a round
-/// only after it has read the slots of the previous round. So two slots are enough, and no rank
-/// waits for a slot to become free.
+/// Memory that the ranks of a group share on one machine. Each rank has two slots (buffers), used
+/// alternately. In a round each rank fills its slot and calls arrive(). When all ranks have called
+/// arrive(), each rank reads the slots of the other ranks. A rank calls arrive() only after it has
+/// read the slots of the previous round. So two slots are enough, and no rank waits for a free
+/// slot.
 ///
 /// The memory is anonymous (memfd) and is freed when the last process that maps the memory ends,
 /// also if the process is killed.
 class ShmSegment {
  public:
-  /// Makes a new segment, which other ranks open with its handle(); nullopt if the kernel refuses.
+  /// Makes new shared memory, which other ranks open by its handle(); nullopt on failure.
   static std::optional<ShmSegment> create(int ranks);
-  /// Opens the segment of another rank; nullopt if this process cannot reach the segment.
+  /// Opens the shared memory that another rank has made; nullopt if this process cannot reach it.
   static std::optional<ShmSegment> open(const std::string& handle);
 
   ShmSegment(ShmSegment&& other) noexcept;
@@ -50,7 +49,7 @@ class ShmSegment {
   ~ShmSegment();
 
   const std::string& handle() const { return handle_; }
-  /// Closes the handle. To be called once all ranks have opened the segment.
+  /// Closes the file descriptor. Called when all ranks have opened the shared memory.
   void close_handle();
   void set_process(int rank, const ProcessIdentity& process);
   ProcessIdentity process(int rank) const;
@@ -59,11 +58,11 @@ class ShmSegment {
   std::byte* slot(int rank, std::uint32_t round) const;
   ShmCall& call(int rank, std::uint32_t round) const;
 
-  /// Declares that this rank has filled its slot for `round` (1, 2, ...).
+  /// Tells all ranks that this rank has filled its slot (buffer) for `round` (1, 2, ...).
   void arrive(int rank, std::uint32_t round) const;
-  /// Waits until all ranks have arrived at `round`. Throws the PeerError of PeerWait.
+  /// Waits until all ranks have called arrive() for `round`. Throws the PeerError of PeerWait.
   void wait(const GroupInfo& group, std::uint32_t round, const char* collective) const;
-  /// Makes other ranks that are in wait() check at once whether this rank may still arrive.
+  /// Makes other ranks that are in wait() check at once whether this rank is still alive.
   void wake_peers() const;
 
  private:

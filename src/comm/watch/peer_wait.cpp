@@ -23,8 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// The beginning of a message about a call: the collective, and the function that the program
-/// called.
+/// The beginning of an error message: the collective, and the function that the program called.
 std::string beginning(const GroupInfo& group, const std::string& collective) {
   const std::string_view caller = CallerScope::outermost();
   return describe(group, collective.c_str()) + ": " +
@@ -37,7 +36,7 @@ void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
   const WorldWatch& world = group.watch->world();
   // A dying process closes its sockets a little before other ranks can see that the process has
-  // ended. On another host, seeing this takes about a second.
+  // ended. On another machine they see this about a second later.
   const milliseconds dying{world.has_remote() ? 2500 : 300};
   constexpr milliseconds kNap{20};
   std::vector<int> peers = group.ranks;
@@ -49,7 +48,7 @@ void fail_without_peers(const GroupInfo& group, const std::string& collective,
     ended = world.first_to_end(peers);
   }
   if (ended) {
-    world.announce_end(*ended);  // a killed rank has not announced its end
+    world.announce_end(*ended);  // a killed rank cannot announce its end
   }
   const std::vector<int> away = world.away(*group.watch->group());
   throw PeerError(
@@ -85,10 +84,10 @@ void PeerWait::check(const Missing& missing) {
 std::string PeerWait::why_lost(const Missing& missing) const {
   world_.look();
   if (const auto ended = world_.first_to_end(missing())) {
-    // The rank that ended may have arrived before its end.
+    // missing() is called again: the rank may have taken part in the collective before it ended.
     const std::vector<int> still = missing();
     if (std::ranges::find(still, *ended) != still.end()) {
-      world_.announce_end(*ended);  // a killed rank has not announced its end
+      world_.announce_end(*ended);  // a killed rank cannot announce its end
       return world_.exit_reason(*ended);
     }
   }
@@ -109,7 +108,7 @@ std::string PeerWait::why_late(const Missing& missing) {
     constexpr double kMillisecondsPerSecond = 1000;
     const std::string duration =
         detail::concat("for ", static_cast<double>(waited.count()) / kMillisecondsPerSecond, " s");
-    // The line is written in one call, because several ranks write to the same terminal.
+    // The line is written by one call, because several ranks write to the same terminal.
     std::fputs(
         ("tessera watchdog: " + call_() + describe_missing(missing(), duration) + "\n").c_str(),
         stderr);
@@ -122,7 +121,7 @@ std::string PeerWait::describe_missing(std::vector<int> missing, const std::stri
   const std::vector<int> away = world_.away(*group_);
   std::ranges::copy(late.value_or(missing.empty() ? away : std::vector<int>()),
                     std::back_inserter(missing));
-  // Ranks on other hosts that have ended are in both lists.
+  // A rank on another machine that has ended may be in `missing` twice.
   const std::set<int> unique(missing.begin(), missing.end());
   missing.assign(unique.begin(), unique.end());
   std::string doings = world_.what_they_do(missing.empty() ? group_->ranks : missing);
@@ -149,7 +148,7 @@ void block_signals() {
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
-/// The beginning of a message about a call.
+/// The beginning of an error message about a collective.
 std::string beginning(const WorldWatch& world, const BegunCall& call) {
   const auto known = flight::read_call(world.own(), call.order);
   return detail::concat(known ? flight::to_text(world.own(), known->label) : "a collective",
@@ -159,7 +158,7 @@ std::string beginning(const WorldWatch& world, const BegunCall& call) {
 }  // namespace
 
 void Watchdog::stop() {
-  // The calls are destroyed without the lock, because destroying a call may end a world.
+  // The calls are destroyed without the lock, because destroying a call may destroy a World.
   std::vector<DeviceCall> left;
   {
     const std::lock_guard lock(mutex_);
@@ -211,18 +210,18 @@ void Watchdog::tick() {
     return true;
   });
   if (ended != 0) {
-    // The host runs ahead of the device, so the time of the next call starts when the device begins
+    // The CPU runs ahead of the GPU, so the time-out of the next call starts when the GPU begins
     // that call.
     wait_.reset();
   }
-  // A rank that has given up has already reported why.
+  // If this rank has aborted, it has already reported why.
   if (!calls_.empty() && world_.own().state.load() == flight::RankState::kRunning) {
     look_at(calls_.front());
   }
 }
 
-/// Ends the process if the call cannot end. A rank that began the call and then ended may have done
-/// its part of the call, so the device gets a moment to finish.
+/// Ends the process if a collective cannot complete. A rank that has ended may have done its part
+/// of the collective before, so the device gets a moment to finish.
 void Watchdog::look_at(const DeviceCall& device) {
   constexpr milliseconds kDying{1500};
   const BegunCall& call = device.call;
@@ -251,7 +250,7 @@ void Watchdog::end_process(const BegunCall& call, const std::string& why) const 
   if (world_.first_to_end(ranks_of_world(world_.own().size))) {
     wait_for_first_failure();
   }
-  // The line is written in one call, because several ranks write to the same terminal.
+  // The line is written by one call, because several ranks write to the same terminal.
   std::fputs(("error: " + beginning(world_, call) + why + "\n").c_str(), stderr);
   world_.give_up();
   std::_Exit(EXIT_FAILURE);
@@ -265,14 +264,14 @@ std::string here_key(int rank) {
   return "here/" + std::to_string(rank);
 }
 
-/// Keys of a store, each with the rank that sets the key.
+/// Keys of a c10d store, each with the rank that sets the key.
 using Keys = std::vector<std::pair<std::string, int>>;
 
 constexpr std::chrono::microseconds kFirstNap{200};
 constexpr std::chrono::microseconds kLongestNap{100'000};
 
-/// The answer of the store to `question`. Throws PeerError at the time-out if the store does not
-/// answer.
+/// Returns the result of `question`, a function of the store. Throws PeerError if the store does
+/// not answer within the time-out.
 template <class Question>
 auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question question) {
   auto answer = ask(store, std::move(question));
@@ -283,7 +282,7 @@ auto answer_of(const detail::StorePtr& store, const GroupInfo& group, Question q
   return answer.get();
 }
 
-/// The ranks whose keys are not set.
+/// Returns the ranks whose keys are not set in the store.
 std::vector<int> ranks_without(detail::Store& store, const Keys& keys) {
   std::vector<std::string> names;
   for (const auto& [name, rank] : keys) {
@@ -330,14 +329,14 @@ constexpr auto kTogether = "together";
 constexpr auto kAlone = "alone";
 constexpr std::chrono::milliseconds kTogetherWithin{2000};
 
-/// Decides whether all ranks of the world take part in time. The first rank of each group calls
-/// this function for its group. The first decision applies to all groups.
+/// Decides whether all ranks of the World take part within kTogetherWithin. The first rank of each
+/// group calls this function. The first decision applies to all groups.
 std::string decide(detail::Store& store, int group_size, int world_size,
                    const std::string& meeting) {
   constexpr std::chrono::milliseconds kNap{5};
   const std::string decision = meeting + "/decision";
-  // A rank takes part in only one such decision at a time, so groups that arrive before the
-  // decision are disjoint.
+  // The groups are disjoint, because each rank takes part with only one group at a time. So the sum
+  // of their sizes is the number of ranks.
   const bool last = store.add(meeting + "/arrived", group_size) == world_size;
   for (auto waited = std::chrono::milliseconds(0);
        !last && waited < kTogetherWithin && !store.check({decision}); waited += kNap) {

@@ -24,34 +24,34 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Throws PeerError for a transfer that failed with `reason`. First waits a moment to see whether
-/// another rank has ended; the message names that rank as the cause.
+/// Throws PeerError for a transfer that failed with `reason`. First waits a moment for news that
+/// another rank has ended; the message then names that rank as the cause.
 [[noreturn]] void fail_without_peers(const GroupInfo& group, const std::string& collective,
                                      const std::string& reason);
 
-/// One wait of this rank for the other ranks of a group. The waiting code calls check() repeatedly,
-/// which throws as soon as another rank has ended.
+/// A wait for the other ranks of a process group. The waiting code calls check() repeatedly, which
+/// throws as soon as another rank has ended.
 class PeerWait {
  public:
-  /// Returns the world ranks that have not arrived yet, as far as known.
+  /// A function that returns the world ranks that are known not to have arrived yet.
   using Missing = std::function<std::vector<int>()>;
 
-  /// A wait in a call of the group. `collective`: see describe(). `number`: the call's number;
-  /// nullopt for the group's last call.
+  /// Begins a wait in a call of `group`. `collective`: the call's name in messages. `number`: the
+  /// call's number; nullopt for the group's last call.
   PeerWait(const GroupInfo& group, std::string collective,
            std::optional<std::uint64_t> number = std::nullopt);
-  /// A wait in the call `number` of `group`. `call` returns the beginning of messages.
+  /// Begins a wait in the call `number` of `group`. `call` returns the beginning of messages.
   PeerWait(WorldWatch& world, std::shared_ptr<const WatchedGroup> group, std::uint64_t number,
            std::chrono::milliseconds timeout, std::function<std::string()> call);
 
-  /// Throws PeerError if a missing rank has ended or given up, and at the time-out. At the
+  /// Throws PeerError if a missing rank has ended or aborted, and at the time-out. At the
   /// watchdog's limit, prints a line about the wait.
   void check(const Missing& missing);
 
-  /// Why the call cannot complete: a missing rank has ended. "" if the call may still complete.
+  /// Says which missing rank has ended, so the call cannot complete; "" if none is known.
   std::string why_lost(const Missing& missing) const;
-  /// After the time-out: which ranks did not arrive, and what these ranks do. Before the time-out:
-  /// "". Prints a line at the watchdog's limit.
+  /// After the time-out, says which ranks did not arrive and what they do; before the time-out, "".
+  /// Prints a line at the watchdog's limit.
   std::string why_late(const Missing& missing);
 
  private:
@@ -65,13 +65,13 @@ class PeerWait {
   std::chrono::milliseconds timeout_;
   std::function<std::string()> call_;
   Clock::time_point begun_ = Clock::now();
-  bool announced_ = false;  ///< whether this wait was announced to other hosts
+  bool announced_ = false;  ///< whether this wait was announced to other machines
   bool reported_ = false;
 };
 
-/// A thread that waits for collectives that the device runs. The host does not wait for these
-/// collectives, so no function of the program can throw. If a collective cannot complete, the
-/// watchdog ends the process with one line.
+/// A thread that waits for collectives on the GPU. The program does not wait for them, so no
+/// function of the program can throw. If a collective cannot complete, the watchdog prints one line
+/// and ends the process.
 class Watchdog : tessera::detail::NoCopy {
  public:
   explicit Watchdog(WorldWatch& world) : world_(world) {}
@@ -79,10 +79,10 @@ class Watchdog : tessera::detail::NoCopy {
 
   /// Ends the thread permanently.
   void stop();
-  /// Watches a call until `is_done` returns true. Ends the process if `is_done` throws, if another
-  /// rank will not take part, and at the time-out. `is_done` must own neither the world nor its
-  /// groups, because otherwise the thread could be the one that destroys them. Starts the thread.
-  /// Does nothing after stop(). Thread safe.
+  /// Watches a collective until `is_done` returns true. Ends the process if `is_done` throws, if
+  /// another rank will not take part, and at the time-out. `is_done` must not own the World or its
+  /// groups, so that the thread never destroys them. Starts the thread. Does nothing after stop().
+  /// Thread safe.
   void await(std::function<bool()> is_done, const BegunCall& call,
              std::shared_ptr<const WatchedGroup> group);
 
@@ -102,22 +102,22 @@ class Watchdog : tessera::detail::NoCopy {
   std::mutex mutex_;  ///< protects the members from here to `thread_`
   std::condition_variable changed_;
   bool stops_ = false;
-  std::vector<DeviceCall> added_;  ///< new calls, not yet moved to calls_ by the thread
+  std::vector<DeviceCall> added_;  ///< new collectives, not yet moved to calls_ by the thread
   std::thread thread_;
   // Only the watchdog's thread uses the following members.
-  std::vector<DeviceCall> calls_;  ///< calls of the device that have not ended, in order
-  /// The wait for the first call, since the last progress of the device.
+  std::vector<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
+  /// The wait for the first of calls_, since the GPU has completed the collective before.
   std::optional<PeerWait> wait_;
-  /// The time at which the watchdog saw that a rank for which the first call waits has ended.
+  /// The time at which the watchdog saw that a rank has ended for which the first of calls_ waits.
   std::optional<std::chrono::steady_clock::time_point> lost_since_;
 };
 
-/// While this object exists, the watchdog watches a call of this thread, which may block forever in
-/// a library of the device.
+/// While this object exists, the watchdog watches a call of this thread that may block forever in
+/// NCCL.
 class BlockingScope : tessera::detail::NoCopy {
  public:
   BlockingScope(GroupWatch& watch, const BegunCall& call) {
-    // The watchdog does not record the end of the call, because the caller does.
+    // `call` is watched until the destructor has run. The caller records the end of the call.
     watch.world().watchdog().await([returned = returned_] { return returned->load(); }, call,
                                    watch.group());
   }
@@ -127,10 +127,10 @@ class BlockingScope : tessera::detail::NoCopy {
   std::shared_ptr<std::atomic<bool>> returned_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-/// The answer to `question`, a function of the store. The process that serves the store, usually
-/// that of rank 0, may be stopped, and most calls of a store have no time-out. So a separate thread
-/// calls the store, unless the store is in this process. If the caller gives up waiting, the thread
-/// is abandoned, so `question` must own everything that it uses.
+/// Starts `question`, a function of the store, and returns its future result. The process that
+/// serves the store may be stopped, and most calls of a store have no time-out. So a detached
+/// thread calls a store of another process. The thread may outlive the caller, so `question` must
+/// own everything that it uses.
 template <class Question>
 auto ask(detail::StorePtr store, Question question) {
   const bool in_memory = detail::is_in_memory(store);
@@ -143,31 +143,31 @@ auto ask(detail::StorePtr store, Question question) {
   if (in_memory) {
     task();
   } else {
-    // The answer is ready only after the thread's copy of the task is destroyed.
+    // The future is ready only after the thread's task, with all that it owns, is destroyed.
     std::thread([task = std::move(task)]() mutable { task.make_ready_at_thread_exit(); }).detach();
   }
   return answer;
 }
 
-/// Whether an answer of ask() arrives within `time`.
+/// Whether `answer`, a result of ask(), is ready within `time`.
 template <class Answer>
 bool arrives(const std::future<Answer>& answer, std::chrono::microseconds time) {
   return answer.wait_for(time) == std::future_status::ready;
 }
 
-/// Returns when all ranks of a group have called meet(). No other call may use `store`. To be
-/// called before the set-up of a back end, which would wait for a dead rank until the time-out.
-/// Throws PeerError as PeerWait does.
+/// Returns when all ranks of a group have called meet(). Only this call may use `store`. Called
+/// before a back end is made, because that would wait for a dead rank until the time-out. Throws
+/// PeerError as PeerWait does.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
-/// True if every rank of the world calls this function within 2 s, each rank for one group. All
-/// ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this call
-/// of this group uses. `meeting`: the prefix of the keys in `world`; for a group, its first rank's
-/// prefix is used. Throws PeerError as PeerWait does.
+/// Whether every rank of the World calls this function within 2 s, each rank for one group. All
+/// ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this group
+/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only that of a
+/// group's first rank is used. Throws PeerError as PeerWait does.
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);
 
-/// Sets a key of the store. Throws PeerError as PeerWait does.
+/// Sets a key of a c10d store. Throws PeerError as PeerWait does.
 void tell(const detail::StorePtr& store, const GroupInfo& group, const std::string& key,
           const std::string& value);
 

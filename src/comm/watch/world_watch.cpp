@@ -56,13 +56,13 @@ RecordPtr make_record(const WatchSettings& settings, int size, const std::string
   constexpr mode_t kMode = 0644;
   std::string path =
       folder.empty() ? "" : folder + "/" + flight::record_name(settings.world, settings.rank);
-  // An older file is unlinked and not truncated, because truncation would end, with SIGBUS, a
-  // process that still maps the file.
+  // An older file is unlinked: truncating it would end a process that still maps the file, with
+  // SIGBUS.
   unlink(path.c_str());
   const int fd = path.empty() ? memfd_create("tessera-record", MFD_CLOEXEC)
                               : ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
-  // The disk space is reserved, because on a full disk a write to the mapped memory would otherwise
-  // end the process with SIGBUS.
+  // Disk space is reserved: on a full disk, a write to the mapped file would end the process with
+  // SIGBUS.
   int error = fd < 0 ? errno : posix_fallocate(fd, 0, kRecordBytes);
   Record* const memory = error == 0 ? map_record(fd) : nullptr;
   if (memory == nullptr) {
@@ -100,7 +100,7 @@ RecordPtr open_record(const std::string& handle) {
     return nullptr;
   }
   auto opened = std::make_shared<RecordMemory>(fd, record, handle);
-  // Another token means another pid namespace, in which the pid belongs to another process.
+  // If the token differs, the path is of another pid namespace, and the file is another one here.
   return record->token == token && record->magic == flight::kMagic ? opened : nullptr;
 }
 
@@ -122,7 +122,7 @@ struct WorldWatch::Remote {
 
   detail::StorePtr store;        ///< a separate connection, because a call of the store may block
   std::mutex mutex;              ///< protects the members below
-  std::future<Ends> asked = {};  ///< the store's answer to the last look(), not read yet
+  std::future<Ends> asked = {};  ///< the ranks that the last look() will find, not read yet
   std::chrono::steady_clock::time_point next_look = {};
   Ends ends = {};
 };
@@ -138,8 +138,8 @@ WorldWatch::~WorldWatch() {
   end();
 }
 
-/// Records how this rank ends. Only the first call counts, because later ends are a consequence of
-/// the first.
+/// Records how this rank ends. Only the first call counts, because later failures follow from the
+/// first.
 void WorldWatch::note_end(RankState state) {
   auto running = RankState::kRunning;
   std::int64_t never = 0;
@@ -151,8 +151,8 @@ void WorldWatch::note_end(RankState state) {
 
 void WorldWatch::end() {
   watchdog_->stop();
-  // If an exception destroys the world, this rank counts as a rank that gave up, so that the
-  // messages of other ranks refer to the message of the exception.
+  // After an exception the state is kGaveUp, so that the messages of other ranks refer to this
+  // rank's error message.
   note_end(std::uncaught_exceptions() > 0 ? RankState::kGaveUp : RankState::kEnded);
 }
 
@@ -171,7 +171,7 @@ std::optional<int> WorldWatch::first_to_end(const std::vector<int>& ranks) const
     if (may_come(rank)) {
       continue;
     }
-    // A killed process has recorded no time of its end, and did not end because of other ranks.
+    // A killed process has `ended` == 0 and so counts as first: other ranks did not cause its end.
     const std::int64_t ended = is_near(rank) ? memory(rank)->record().ended.load() : earliest;
     if (!first || ended < earliest) {
       first = rank;
@@ -234,7 +234,7 @@ std::vector<int> WorldWatch::not_begun(const WatchedGroup& group, std::uint64_t 
 std::vector<int> WorldWatch::not_in(const WatchedGroup& group, std::uint64_t number) const {
   std::vector<int> ranks = not_begun(group, number);
   for (const int rank : group.ranks) {
-    // A rank that began the call and ended without an error has completed its part of the call.
+    // A rank that began the collective and ended without an error has completed its part.
     const bool ended_well =
         is_near(rank) && memory(rank)->record().state.load() == RankState::kEnded;
     if (!ended_well && !may_come(rank) && std::ranges::find(ranks, rank) == ranks.end()) {
@@ -272,8 +272,8 @@ void WorldWatch::look() const {
     try {
       remote_->ends = remote_->asked.get();
     } catch (const std::exception&) {
-      // The store does not answer: the process that serves the store has ended, and the job with
-      // it. Each rank notices this itself.
+      // The process that serves the store has ended, and the job with it. Each rank notices this
+      // itself.
     }
   }
   const auto now = std::chrono::steady_clock::now();
@@ -332,8 +332,8 @@ std::optional<std::vector<int>> WorldWatch::not_waiting(const WatchedGroup& grou
 
 namespace {
 
-/// Takes a free slot of the flight record for a group. A lock ensures that threads that make groups
-/// at the same time get different slots.
+/// Takes a free entry of the flight record for a group. With the lock, threads that make groups at
+/// the same time get different entries.
 flight::GroupSlot* take_slot(Record& record, const WatchedGroup& group, const std::string& name) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -365,7 +365,7 @@ void set_waits(Record& record, const BegunCall& call, bool waits) {
 
 GroupWatch::GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks)
     : world_(std::move(world)),
-      // The number of the group is at least 1, because 0 marks a free slot.
+      // The id of the group is at least 1, because 0 marks a free entry.
       group_(std::make_shared<const WatchedGroup>(
           WatchedGroup{std::max<std::uint64_t>(hash_of(name + " of " + join(ranks)), 1), ranks})),
       slot_(take_slot(world_->own(), *group_, name)) {}
@@ -374,7 +374,7 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose) {
   Record& record = world_->own();
   const BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
   flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
-  // `order` is set by an exchange, so that no following write becomes visible before it.
+  // `order` is set by an exchange, so that no later write becomes visible before this one.
   slot.order.exchange(0, std::memory_order_acq_rel);
   slot.label.store(
       {.group = group_->id,
@@ -392,7 +392,7 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose) {
 }
 
 void GroupWatch::await_device(std::function<bool()> is_done, const BegunCall& call) {
-  // The world owns the watchdog, so the pointer stays valid.
+  // The pointer stays valid, because the WorldWatch owns the watchdog that calls the function.
   auto ends_call = [is_done = std::move(is_done), call, world = world_.get()] {
     const bool done = is_done();
     if (done) {

@@ -21,8 +21,8 @@ namespace tessera::comm {
 
 class Watchdog;
 
-/// The memory of a flight record. The rank of the record writes this memory; other ranks on the
-/// host map the memory.
+/// The memory of a rank's flight record (log of its collectives). Only that rank writes the memory;
+/// other ranks on the machine map it.
 class RecordMemory : tessera::detail::NoCopy {
  public:
   /// Takes ownership of the file and of its mapping.
@@ -43,9 +43,9 @@ using RecordPtr = std::shared_ptr<RecordMemory>;
 
 struct WatchSettings {
   int rank = 0;
-  /// The number of the world in its process, in the order in which the process makes its worlds.
+  /// The number of the World in its process, in order of creation.
   int world = 0;
-  std::chrono::milliseconds limit{};  ///< a longer wait is reported; 0 disables reports
+  std::chrono::milliseconds limit{};  ///< a line is printed about a longer wait; 0: never
   std::chrono::milliseconds timeout{};
 };
 
@@ -56,21 +56,21 @@ std::string run_folder();
 /// is not deleted later, or, if `folder` is "", anonymous memory (memfd), which is freed when the
 /// last process that maps it ends. Throws Error if the file cannot be made.
 RecordPtr make_record(const WatchSettings& settings, int size, const std::string& folder);
-/// Maps another rank's record by its handle(); nullptr if the record cannot be mapped.
+/// Maps another rank's flight record by its handle(); nullptr on failure.
 RecordPtr open_record(const std::string& handle);
 
-/// A group of ranks whose calls are recorded.
+/// A process group whose calls are recorded.
 struct WatchedGroup {
   std::uint64_t id = 0;  ///< the group's id, as in GroupSlot::id
   std::vector<int> ranks;
 };
 
-/// The flight record of this rank, and the state of the other ranks: read from their flight records
-/// on the same host, and through the job's store on other hosts. Thread safe.
+/// Writes this rank's flight record and reads the state of the other ranks: from their flight
+/// records on the same machine, through the job's store on other machines. Thread safe.
 class WorldWatch : tessera::detail::NoCopy {
  public:
-  /// Starts no thread. `records`: the record of each rank, nullptr for ranks on other hosts.
-  /// `store`: the job's store, for ranks on other hosts; nullptr if all ranks are on this host.
+  /// Starts no thread. `records`: the flight record of each rank, nullptr for ranks on other
+  /// machines. `store`: the job's store; nullptr if all ranks are on this machine.
   WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records, detail::StorePtr store);
   /// Records that this rank begins no more collectives.
   ~WorldWatch();
@@ -79,40 +79,40 @@ class WorldWatch : tessera::detail::NoCopy {
   flight::Record& own() const { return memory(settings_.rank)->record(); }
   Watchdog& watchdog() const { return *watchdog_; }
   void set_step(std::int64_t step) { own().step.store(step, std::memory_order_relaxed); }
-  /// Makes ranks that wait for this rank fail.
+  /// Records that this rank has aborted, so that ranks that wait for this rank fail.
   void give_up() { note_end(flight::RankState::kGaveUp); }
   /// Records that this rank begins no more collectives, and stops the watchdog.
   void end();
 
-  /// Whether `rank` may still arrive: false once the rank has ended or given up. Cheap.
+  /// False once `rank` has ended or aborted: it takes part in no more collectives. Cheap.
   bool may_come(int rank) const;
-  /// The rank of `ranks` that ended first; nullopt if none of them has ended.
+  /// Returns which of `ranks` ended first; nullopt if none has ended.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
-  /// Why a rank will not arrive, and what the user can do; "" if the rank may still arrive.
+  /// Why a rank takes part in no more collectives, and what the user can do; "" if the rank may.
   std::string exit_reason(int rank) const;
-  /// The activity of the first few of these ranks: "rank 1 is outside of collectives, after ...;
-  /// rank 2 ...". "" if all ranks are on other hosts.
+  /// What the first few of `ranks` do: "rank 1 is outside of collectives, after ...; rank 2 ...".
+  /// "" if all are on other machines.
   std::string what_they_do(const std::vector<int>& ranks) const;
-  /// The ranks of `group` on this host that have not begun the group's call `number`.
+  /// The ranks of `group` on this machine that have not begun the group's call `number`.
   std::vector<int> not_begun(const WatchedGroup& group, std::uint64_t number) const;
-  /// The ranks of not_begun(), the ranks that have begun the call and then failed, and the ranks on
-  /// other hosts that have ended.
+  /// The ranks of not_begun(), ranks that have begun the call and then failed, and ranks on other
+  /// machines that have ended.
   std::vector<int> not_in(const WatchedGroup& group, std::uint64_t number) const;
 
-  // The functions below learn the state of ranks on other hosts through the job's store. The store
-  // may not answer, so no function blocks longer than a second.
+  // The functions below read the state of ranks on other machines from the job's store. If the
+  // store does not answer, they block for at most a second.
 
-  /// The ranks of `group` that are on other hosts.
+  /// The ranks of `group` that are on other machines.
   std::vector<int> away(const WatchedGroup& group) const;
   bool has_remote() const { return remote_ != nullptr; }
   /// Reads from the store which ranks have ended, at most once a second. Does not block.
   void look() const;
-  /// Tells the other hosts that a rank of this host begins no more collectives.
+  /// Tells the other machines that a rank of this machine begins no more collectives.
   void announce_end(int rank) const;
-  /// Tells the other hosts that this rank waits in the call `number` of a group.
+  /// Tells the other machines that this rank waits in the call `number` of a group.
   void announce_wait(const WatchedGroup& group, std::uint64_t number) const;
-  /// The ranks of the group on other hosts that have announced no wait in this call or a later one;
-  /// nullopt if the store does not answer.
+  /// The ranks of `group` on other machines that have not called announce_wait() for call `number`
+  /// or a later one; nullopt if the store does not answer.
   std::optional<std::vector<int>> not_waiting(const WatchedGroup& group,
                                               std::uint64_t number) const;
 
@@ -128,22 +128,22 @@ class WorldWatch : tessera::detail::NoCopy {
 
   WatchSettings settings_;
   std::vector<RecordPtr> records_;
-  std::unique_ptr<Remote> remote_;  ///< state of ranks on other hosts; nullptr if there are none
+  std::unique_ptr<Remote> remote_;  ///< state of ranks on other machines; nullptr if there are none
   std::unique_ptr<Watchdog> watchdog_;
 };
 using WorldWatchPtr = std::shared_ptr<WorldWatch>;
 
-/// A collective that has begun, and where the flight record has it.
+/// A collective that has begun, identified by its numbers in the flight record.
 struct BegunCall {
   std::uint64_t order = 0;   ///< number of the call among all calls of this rank, from 1
-  std::uint64_t number = 0;  ///< number of the call within its group; 0 is the set-up
+  std::uint64_t number = 0;  ///< number of the call within its group; 0: making the group
 };
 
-/// Records in the flight record whether a thread or the device waits for the end of a call from now
-/// on. Thread safe.
+/// Writes to the flight record whether a thread or the device now waits for the end of `call`.
+/// Thread safe.
 void set_waits(flight::Record& record, const BegunCall& call, bool waits);
 
-/// Records the calls of one group in this rank's flight record. One thread at a time.
+/// Records the calls of one process group in this rank's flight record. One thread at a time.
 class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks);
@@ -154,13 +154,13 @@ class GroupWatch {
   void waits(const BegunCall& call) { set_waits(world_->own(), call, true); }
   /// Records that the call is done or has failed, or that this thread no longer waits for the call.
   void leaves(const BegunCall& call) { set_waits(world_->own(), call, false); }
-  /// Passes a call to the watchdog, if wait() has returned before the device has finished the call:
-  /// see Watchdog::await().
+  /// Passes a call to Watchdog::await(), if Work::wait() has returned before the device has
+  /// finished the call.
   void await_device(std::function<bool()> is_done, const BegunCall& call);
 
-  /// The number of the last call that has begun.
+  /// The number of the group's last call that has begun.
   std::uint64_t number() const { return begun_ - 1; }
-  /// The ranks that will not complete the call `number` of this group, as far as known: see
+  /// The ranks that are known not to take part in the group's call `number`: see
   /// WorldWatch::not_in().
   std::vector<int> not_in(std::uint64_t number) const { return world_->not_in(*group_, number); }
   WorldWatch& world() const { return *world_; }
@@ -169,10 +169,10 @@ class GroupWatch {
  private:
   WorldWatchPtr world_;
   std::shared_ptr<const WatchedGroup> group_;
-  /// The group's slot in the flight record; nullptr if the record is full.
+  /// The group's entry in the flight record; nullptr if the record is full.
   flight::GroupSlot* slot_;
-  /// The number of calls that have begun. The number is atomic, because threads that finish earlier
-  /// calls read it.
+  /// The number of calls that have begun; atomic, because threads that wait for earlier calls read
+  /// it.
   std::atomic<std::uint64_t> begun_ = 0;
 };
 

@@ -27,9 +27,9 @@
 
 namespace tessera {
 
-// Comparisons and common decisions of all ranks of a mesh. They communicate over the group of the
-// whole mesh, which is separate from the program's collectives, and first wait for pending
-// transfers.
+// Checks that the ranks of a mesh agree, and decisions that all ranks make together. The functions
+// communicate over the process group of the whole mesh, apart from the program's collectives, and
+// first finish asynchronous redistributions.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG
@@ -73,9 +73,9 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 namespace tessera::detail {
 
 // Finds replicas (tensors that must be equal on all ranks) that differ between ranks, and the first
-// element that differs. If all replicas are equal, the cost is one exchange of a digest between the
-// hosts. Values are sent only for the error message, block by block, so that no rank needs memory
-// for the copies of all ranks.
+// element that differs. If all replicas are equal, the cost is one exchange of a hash in CPU
+// memory. Values are sent only for the error message, in blocks, so that no rank needs memory for
+// the copies of all ranks.
 
 namespace {
 
@@ -119,7 +119,7 @@ double tolerance_of(c10::ScalarType type) {
   }
 }
 
-/// The first element of a replica that differs on a peer.
+/// The first element of a replica that differs between peers (ranks that must have equal copies).
 struct Difference {
   std::size_t peer = 0;  ///< the first peer whose value differs from the value of peer 0
   std::int64_t element = 0;
@@ -167,8 +167,8 @@ std::optional<Difference> find_difference(const at::Tensor& rows, double toleran
   return std::nullopt;
 }
 
-/// The first element that differs between peers; every peer returns the same difference. Compares
-/// block by block, to save memory. Collective.
+/// Finds the first element that differs between peers, and returns the same difference on every
+/// peer. Compares block by block, to save memory. Collective.
 std::optional<Difference> first_difference(const Peers& peers, Equality equality,
                                            const at::Tensor& local) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 16;
@@ -309,8 +309,8 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// Computes the sizes of a whole tensor from the sizes of its parts. A rank knows only its own part,
-// and from an uneven part it would infer other sizes than its peers.
+// Computes the sizes of a whole tensor from the sizes of its parts. A rank knows only its own part.
+// From an uneven part, the rank would infer other sizes than the other ranks.
 
 namespace {
 
@@ -337,7 +337,7 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
 }
 
 /// Whether the sizes of the part at `coordinate` are added to the size of the whole tensor. If
-/// several ranks have copies of one part, only the first copy is added.
+/// several ranks have copies of one part, only one copy is added.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {

@@ -60,8 +60,8 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The backward of redistribute. Redistributes the gradient to the source's layout, in the type in
-/// which gradients are sent, then casts the gradient to the source's type. If the forward was
+/// The backward of redistribute. Redistributes the gradient to the source's layout, in
+/// RedistributeOptions::backward_dtype, and casts it to the source's type. If the forward was
 /// asynchronous, the backward is too: the first use of the gradient waits for the collective.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, c10::ScalarType t, const RedistributeOptions& o)
@@ -79,16 +79,16 @@ struct RedistributeBackward final : Node {
   RedistributeOptions options;
 };
 
-/// Returns a local tensor that the caller may write to. The local tensor of a detached view is a
-/// copy, and a write to that copy would not reach the viewed tensor. Therefore a detached view
-/// returns another copy.
+/// Returns a local tensor that the caller may write to. A detached view (DetachedView) has its own
+/// copy of its base's elements, and a write to the copy would not reach the base. Therefore another
+/// copy is returned for a detached view.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
 /// Starts an asynchronous redistribution, without recording it in autograd. If no collective is
-/// needed, does nothing and returns an undefined tensor. The result's strides are assumed to be
-/// contiguous, because the strides of a pending local tensor are not known yet.
+/// needed, does nothing and returns an undefined tensor. The result has contiguous strides, because
+/// the strides of a pending local tensor are not known yet.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
@@ -116,8 +116,8 @@ at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& 
               intern_spec({target, spec->sizes, std::move(strides), spec->dtype}));
 }
 
-/// The result of redistributed(), or a result that the active OperatorMode has saved: selective
-/// activation checkpointing saves results of collectives like results of operators.
+/// The result of redistributed(), or a result that the active OperatorMode returns instead.
+/// Selective activation checkpointing uses such a mode to save results of collectives.
 at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   OperatorMode* mode = active_operator_mode();
   if (mode == nullptr) {
@@ -128,9 +128,9 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// Compares the local gradients of ranks where the layout is replicated. There the caller promises
-/// equal gradients, but a function with its own reductions may have broken this promise.
-/// Collective.
+/// Compares local gradients between ranks, along mesh dimensions where the layout is replicated.
+/// The caller of to_local() promises that these gradients are equal, but its code may reduce
+/// gradients wrongly. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -158,8 +158,8 @@ variable_list ToLocalBackward::apply(variable_list&& gradients) {
 
 }  // namespace
 
-/// from_local without checks, which the caller must have made. Not collective. If a copy is needed,
-/// it is differentiable, because autograd records contiguous() itself.
+/// Like from_local, but makes no checks; the caller must have made them. Not collective. Autograd
+/// also records a copy by contiguous(), if one is needed.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient) {
   const at::Tensor dense = dense_local(local, sharding, sizes);
@@ -167,8 +167,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// The first use of a leaf installs the hook that redistributes the leaf's gradient to the leaf's
-/// layout.
+/// Also installs the hook that redistributes a leaf's gradient to the leaf's layout, if `tensor` is
+/// a leaf that is used for the first time.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
@@ -213,8 +213,8 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
   if (as_distributed(tensor) != nullptr) {
     return redistribute_with_gradient(tensor, sharding, options);
   }
-  // A plain gradient counts as replicated: gradient formulas may return a plain tensor if all ranks
-  // compute equal values.
+  // A plain gradient counts as replicated: libtorch's gradient formulas may return a plain tensor
+  // if all ranks compute equal values.
   const ShardingSpec replicated{sharding.mesh, Layout::replicated(sharding.layout->mesh_sizes(),
                                                                   static_cast<int>(tensor.dim()))};
   return redistribute_with_gradient(
@@ -222,12 +222,12 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
       options);
 }
 
-// Hooks on gradients. Backward may choose any layout that is cheap for the gradient of a leaf, but
-// optimizers expect the layout of the leaf. The hook is installed only at a leaf's first use,
-// because most distributed tensors are not leaves. A second hook handles gradients of plain tensors
-// that operators combined with distributed ones.
+// Hooks on gradients. Backward may choose any cheap layout for the gradient of a leaf, but
+// optimizers expect the layout of the leaf. The hook is installed at a leaf's first use, because
+// most distributed tensors are not leaves. Another hook handles gradients of plain tensors that
+// operators combined with distributed tensors.
 
-/// Autograd runs the hook before it accumulates a gradient, on every rank in the same order.
+/// Autograd runs this hook before it accumulates a gradient, on every rank in the same order.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
   // The hook captures only the spec. The tensor owns the hook, so a hook that captures the tensor
@@ -254,7 +254,7 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 }  // namespace
 
-/// A leaf is used in every step, and its hooks persist, so the hook is added only once.
+/// A leaf is used in every step, and hooks persist, so the hook is added only once.
 void keep_gradient_plain(const at::Tensor& tensor) {
   // GradMode is checked by the caller, because the forward of a torch::autograd::Function runs
   // without GradMode.

@@ -1,4 +1,4 @@
-// Differentiable from_local, to_local and redistribute, and hooks for the gradients of leaves.
+// Differentiable from_local, to_local and redistribute, and hooks on the gradients of leaves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,12 +10,12 @@
 
 namespace tessera::detail {
 
-/// Differentiable from_local, to_local and redistribute. `gradient`: the layout of the local
-/// gradient, which from_local returns and to_local receives in backward.
+/// Differentiable from_local and to_local. `gradient`: the layout of the local tensor's gradient,
+/// which from_local returns in backward and to_local receives in backward.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
-/// Ignores `options.forward_dtype`: the caller has already cast the tensor.
+/// Differentiable redistribution. Ignores `options.forward_dtype`: the caller has already cast.
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
                                       const RedistributeOptions& options = {});
 
@@ -26,7 +26,7 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
 
 /// Installs the hook that redistributes a leaf's gradient to the leaf's layout (replicated where
-/// the leaf is partial). Called at a leaf's first use, before the leaf can have a gradient.
+/// the leaf is partial). Must be called when a leaf is first used, before it can have a gradient.
 inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   if (!impl.has_autograd_state() || impl.has_gradient_hook()) {
     return;
@@ -37,9 +37,9 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
 }
 
 /// Installs the hook that makes a plain tensor's gradient plain and whole, even if operators give
-/// it a distributed gradient. Called when an operator combines the tensor with a distributed one;
-/// does nothing if autograd does not record. The hook is collective if the gradient is split or a
-/// pending sum.
+/// the tensor a distributed gradient. Callers are operators that combine the tensor with a
+/// distributed tensor. Does nothing if autograd does not record. The hook is collective if the
+/// gradient is sharded or Partial.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

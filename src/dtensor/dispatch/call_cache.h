@@ -1,4 +1,4 @@
-// The cache of operator-call plans, and the fallback for calls that are not in the cache.
+// The cache of operator-call plans, and the function that runs calls which are not cached.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -26,17 +26,17 @@
 namespace tessera::detail {
 
 /// The cache key of an operator call: everything on which its plan depends, as a flat list of
-/// words. These are the operator, the interned spec of each distributed tensor, the sizes, strides
-/// and type of each plain tensor, and the arguments that rules read. The object is reused from call
-/// to call, so that building a key allocates nothing.
+/// 64-bit words. These are the operator, the interned spec of each distributed tensor, the sizes,
+/// strides and type of each plain tensor, and the arguments that sharding rules read. The object is
+/// reused from call to call, so that building a key allocates nothing.
 ///
-/// Boxed and unboxed calls have the same encoding: unboxed kernels add their arguments one by one,
-/// and boxed arguments are unpacked and added in the same way.
+/// Calls with boxed and with unboxed arguments have equal keys: unboxed kernels add their arguments
+/// one by one, and boxed arguments are unpacked and added in the same way.
 class CallKey {
  public:
   using Kind = OperatorInfo::ArgumentKind;
 
-  /// Begins the key of a call of `info`. The caller then adds every argument, in schema order.
+  /// Begins the key of a call of operator `info`. The caller then adds all arguments, in order.
   void begin(const OperatorInfo& info) {
     words_.clear();
     push(reinterpret_cast<std::uintptr_t>(&info));
@@ -64,7 +64,7 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // Adds a number with its value. For a number of kind kScalar, adds only its type: otherwise a
+  // Adds a number with its value. For kind kScalar, adds only the type of the number: otherwise a
   // learning rate that changes in every step would need a new plan in every step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
@@ -113,8 +113,8 @@ class CallKey {
   }
 
   std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
-  /// Fibonacci hashing, word by word. The shift moves the high bits, which the product mixes best,
-  /// to the low bits, by which CallCache selects a slot.
+  /// Fibonacci hashing, word by word. The shift moves the high bits, which the multiplication mixes
+  /// best, to the low bits, which select an entry of the hash table.
   std::uint64_t hash() const {
     std::uint64_t hash = words_.size();
     for (const auto word : words_) {
@@ -125,8 +125,8 @@ class CallKey {
   }
 
  private:
-  // Tags in the low bits distinguish the kinds of words. Pointers to specs are aligned to eight
-  // bytes, so their three low bits are free; all other words have the lowest bit set.
+  // Tags in the low bits distinguish the kinds of words. Specs are aligned to eight bytes, so the
+  // three low bits of their addresses are free; all other words have the lowest bit set.
   static constexpr std::uint64_t kMeta = 2;  ///< tag added to a spec's pointer for a meta tensor
   /// Tag added to a spec's pointer for a view that has its own copy of its base's elements.
   static constexpr std::uint64_t kDetached = 4;
@@ -158,9 +158,9 @@ class CallKey {
   c10::SmallVector<std::uint64_t, 32> words_;
 };
 
-/// The plans of this thread's recent calls. The size is bounded: if all slots where a plan may be
-/// stored are full, the least recently used of their plans is dropped. Each thread has its own
-/// cache, so that ranks may be threads without locks.
+/// The plans of this thread's recent calls, in a hash table of bounded size. If all entries where a
+/// plan may be stored are full, the least recently used of their plans is dropped. Each thread has
+/// its own cache, so that ranks can be threads without locks.
 class CallCache {
  public:
   /// The dispatch cache of the calling thread.
@@ -207,19 +207,19 @@ class CallCache {
   void clear();
 
  private:
-  // A key may be stored in a few consecutive slots, starting from its hash. They are filled in
-  // order, and a plan is only ever replaced, never removed, so look_up may stop at the first empty
-  // slot.
+  // A key may be stored in a few consecutive entries of the hash table, starting from its hash. The
+  // entries are filled in order, and a plan is replaced but never removed. So look_up may stop at
+  // the first empty entry.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 
-  /// The plan's inputs own the specs that are in the key, so that the addresses of these specs are
-  /// not reused.
+  /// The plan's inputs own the specs whose addresses are in the key, so that the addresses of these
+  /// specs are not reused.
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;
 
-    /// Compares the key word by word, which is fast because keys have few words.
+    /// Compares word by word, which is fast because keys have few words.
     bool is_for(std::span<const std::uint64_t> key) const {
       if (words.size() != key.size()) {
         return false;
@@ -250,11 +250,11 @@ class CallCache {
   std::uint64_t misses_ = 0;
 };
 
-/// Runs an operator whose arguments are on the stack; its results replace them. Every operator on
-/// kDistributedKey is dispatched here. Collective if inputs must be redistributed.
+/// Runs an operator whose arguments are on the stack; the results replace the arguments. Every
+/// operator on kDistributedKey is run by this function. Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// Like dispatch(), for a call whose key was already looked up. Operator modes do not see the call.
+/// Like dispatch(), for a call whose key was already looked up. OperatorModes do not see the call.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

@@ -75,7 +75,7 @@ Values cloned(const Values& values) {
   return copies;
 }
 
-/// The part of check_rule that one rank runs. Every rank tries the same combinations.
+/// The part of check_rule that each rank runs. Every rank tries the same combinations.
 class Trial {
  public:
   Trial(const c10::OperatorHandle& op, const Values& arguments)
@@ -96,8 +96,8 @@ class Trial {
   }
 
  private:
-  /// Advances `chosen` to the next combination, as if its elements were the digits of a number.
-  /// Returns false after the last combination.
+  /// Advances `chosen` to the next combination of placements, like an odometer. Returns false after
+  /// the last combination.
   bool advance(std::vector<std::size_t>& chosen) const {
     for (std::size_t i = chosen.size(); i-- > 0;) {
       if (++chosen[i] < choices_[i].size()) {

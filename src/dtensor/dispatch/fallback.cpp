@@ -35,7 +35,7 @@
 namespace tessera::detail {
 namespace {
 
-/// The argument for one position of a _foreach_ call: one element of a list, or of a tensor of
+/// The argument for one position of a _foreach_ call: one element of a list, or of a 1-D tensor of
 /// numbers. The element is returned as a list of length one, so that the same operator can be
 /// called.
 c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size_t count) {
@@ -50,9 +50,9 @@ c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size
   return one;
 }
 
-/// Runs a call of kind kForeach position by position (see positions_depend). Collective if the plan
-/// moves data. Takes the arguments off the stack first, because every position is a separate call
-/// with its own cache key, plan and stack.
+/// Runs a _foreach_ call position by position (see positions_depend). Collective if the plan moves
+/// data. Takes the arguments off the stack first, because every position is a separate call with
+/// its own cache key, plan and stack.
 void run_by_position(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -76,19 +76,19 @@ void run_form(PlannedCall& call) {
       check_readable(*impl, call.info.name);
     }
   }
-  // A lowering is an alternative implementation that calls operators on distributed tensors, so our
-  // dispatch key is not excluded.
+  // A lowering (an alternative implementation) calls operators on distributed tensors, so
+  // kDistributedKey is not excluded here.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
-// Zeros in gradient formulas. Many gradient formulas make zeros with the input's sizes and then
-// write the gradient into these zeros. The layout of the zeros is a guess, and the gradient would
-// have to be redistributed to it. Until the write, only the formula refers to the zeros, so the
-// zeros take the layout of the written gradient instead. operator_info.cpp lists the operators that
-// write in this way, with their functional forms.
+// Zeros in gradient formulas. Many formulas make zeros with the input's sizes and then write the
+// gradient into these zeros. The zeros get a guessed layout, and the gradient would have to be
+// redistributed to it. Until the write, only the formula refers to the zeros, so they take the
+// layout of the written gradient instead. operator_info.cpp lists the operators that write in this
+// way, with their functional forms.
 
 /// The last zeros that this thread's backward has made and not yet written to. The reference is
 /// weak: it does not extend the tensor's lifetime, and a new tensor at the same address is not
@@ -97,8 +97,8 @@ std::optional<WeakTensor>& last_zeros() {
   return RankThread::here().zeros;
 }
 
-/// Whether this thread runs a backward without create_graph. A recorded graph would also refer to
-/// the zeros.
+/// Whether this thread runs a backward without create_graph. With create_graph, the graph would
+/// also refer to the zeros of a gradient formula.
 bool inside_backward() {
   return backward_id() >= 0 && !at::GradMode::is_enabled();
 }
@@ -110,17 +110,17 @@ bool are_last_zeros(const at::Tensor& tensor) {
   return last_zeros()->lock().is_same(tensor);
 }
 
-/// Records that `zeros` were just made. Has an effect only inside a backward; each thread remembers
-/// one tensor.
+/// Records that a backward has just made the tensor `zeros`. Does nothing outside of a backward.
+/// Each thread remembers one tensor.
 void note_backward_zeros(const at::Tensor& zeros) {
   if (inside_backward()) {
     last_zeros().emplace(zeros);
   }
 }
 
-/// If the call writes to the recorded zeros, runs the functional form of the operator, makes its
-/// result the value of the zeros, and returns true. Otherwise returns false without any effect.
-/// Collective if the functional form is.
+/// If the call writes to the zeros that backward has made last, runs the operator's functional
+/// form, makes its result the value of the zeros, and returns true. Otherwise returns false without
+/// any effect. Collective if the functional form is.
 bool write_to_backward_zeros(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   DistributedTensorImpl* impl = as_distributed(self);
@@ -134,14 +134,14 @@ bool write_to_backward_zeros(PlannedCall& call) {
   functional.callBoxed(call.stack);
   const at::Tensor result = call.stack.back().toTensor();
   const DistributedTensorImpl* written = as_distributed(result);
-  // The gradient formula refers to this wrapper, so the wrapper takes over the result.
+  // The gradient formula refers to this tensor object, so the object takes over the result.
   impl->replace(written->local(), written->spec());
   call.stack.back() = self;
   return true;
 }
 
 /// Runs a call without distributed tensors. Such calls reach kDistributedKey only inside a
-/// MetaDevice scope or an operator mode. In a MetaDevice scope, a factory call without a device
+/// MetaDevice scope or an OperatorMode. In a MetaDevice scope, a factory call without a device
 /// makes a meta tensor; a factory that takes a tensor (zeros_like) uses the tensor's device.
 void run_plain(PlannedCall& call) {
   const OperatorInfo& info = call.info;
@@ -155,7 +155,7 @@ void run_plain(PlannedCall& call) {
   call.op.callBoxed(call.stack);
 }
 
-/// Runs libtorch's composite kernel, whose operators are dispatched to kDistributedKey again. The
+/// Runs libtorch's composite kernel, whose inner operators are dispatched to kDistributedKey. The
 /// call is redispatched without the keys that it has already passed, including kDistributedKey;
 /// otherwise it would return to this function for ever.
 void run_decomposed(PlannedCall& call) {
@@ -168,8 +168,8 @@ void run_decomposed(PlannedCall& call) {
   call.op.redispatchBoxed(keys & below, &call.stack);
 }
 
-/// Runs a call if the scopes of this thread permit it. The call's collectives are labelled with the
-/// operator's name. The check is first, so that a refused call has moved and written nothing.
+/// Runs a call if this thread's StrictScope and ReplicationScope permit it, with the operator's
+/// name as label of its collectives. Checks first, so that a refused call has moved nothing.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
@@ -190,7 +190,7 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
 }
 
 /// Runs a call by its plan's kind; only this function distinguishes the kinds. run_allowed checks
-/// this thread's scopes, which are not part of any cache key.
+/// this thread's StrictScope and ReplicationScope, which are not part of any cache key.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:
@@ -208,8 +208,8 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case CallKind::kForeach:
-      // Depends on the arguments, not on the plan: two calls with one cache key may differ in which
-      // of their tensors are the same tensor.
+      // The arguments determine this, not the plan: in two calls with one cache key, different
+      // arguments may be the same tensor.
       if (!positions_depend(call)) {
         return execute(call, call.plan.otherwise);
       }
@@ -232,7 +232,7 @@ void execute(PlannedCall& call, CallKind kind) {
   }
 }
 
-/// Whether an operator mode sees the call. A mode may save results and return them later, which
+/// Whether an OperatorMode sees the call. A mode may save results and return them later, which
 /// would be wrong for views, for writes to an argument, and for results that autograd has recorded.
 bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
@@ -243,9 +243,9 @@ bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) 
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
-  // A mode may return results without running the operator. Then the arguments are still on the
-  // stack. If the operator ran, the stack has results that were moved from. In both cases the
-  // mode's results replace the values on the stack.
+  // An OperatorMode may return results without running the operator. Then the arguments are still
+  // on the stack. If the operator ran, the stack has results that were moved from. In both cases
+  // the mode's results replace the values on the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -279,7 +279,7 @@ void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::ji
     return execute(call, call.plan.kind);
   }
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
-  // If planning throws, nothing is cached: the next equal call is planned again, and throws again.
+  // If plan_call throws, nothing is cached: the next equal call throws again.
   CallPlan made = plan_call(op, info, arguments);
   // Plans of these kinds cost almost nothing to make.
   const bool keeps = made.kind != CallKind::kPlain && made.kind != CallKind::kDecomposed;
@@ -294,9 +294,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// The parts of the dispatch cache that a cached call of an unboxed operator never runs: cache keys
-// of boxed arguments and plain tensors, insertion, statistics. Code for cached calls is inline in
-// the header.
+// The parts of the dispatch cache that cached calls with unboxed arguments do not run: cache keys
+// of boxed arguments and plain tensors, insertion, statistics. Code that such calls run is inline
+// in the header.
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   begin(info);
@@ -305,9 +305,9 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-/// Encodes a plain tensor as a first word with properties, then its sizes and strides. Bits of the
-/// first word above the tag, from the low end: wrapped number (1 bit), meta (1 bit), type (8 bits
-/// from bit 8), number of dimensions.
+/// Adds a plain tensor to the key: one word with properties, then sizes and strides. The first word
+/// has a tag in its lowest bits and, above the tag: wrapped number (1 bit), meta (1 bit), type (8
+/// bits from bit 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
@@ -318,15 +318,15 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
   // at::mul(x, 2.0) passes the number as a tensor. A call with an infinite number needs another
-  // plan.
+  // plan, so the key contains the class of the number.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
   }
-  // The key includes strides, because results inherit the memory order of the inputs. A sparse
-  // tensor has no strides.
+  // The key includes strides, because results inherit the memory order of the inputs. Sparse
+  // tensors have no strides.
   if (tensor.layout() != c10::kStrided) {
     return;
   }
@@ -347,7 +347,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
     case Kind::kNumberList:
       value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
       break;
-    case Kind::kGenerator:  // a plan does not depend on which generator is passed
+    case Kind::kGenerator:  // the cache key does not contain which generator is passed
       add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
       break;
     case Kind::kScalar:
@@ -358,8 +358,8 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Adds the number of elements, then each element as an argument of `kind`. Without the number,
-/// {a}, {b, c} and {a, b}, {c} would have the same cache key.
+/// Adds the number of elements, then each element as an argument of `kind`. Without the number, the
+/// lists {a}, {b, c} and the lists {a, b}, {c} would have the same cache key.
 void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   begin_list(value.toListRef().size());
   for (const c10::IValue& element : value.toListRef()) {
@@ -367,8 +367,8 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Must add the same words as the typed overloads of add(), because boxed and unboxed calls share
-/// plans.
+/// Must add the same words as the typed overloads of add(), because calls with boxed and with
+/// unboxed arguments share cached plans.
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);
@@ -388,13 +388,13 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
                     static_cast<std::uint16_t>(device.index()),
                 kValue));
   } else if (value.isIntList()) {
-    // Unlike toIntVector(), does not allocate for the usual number of dimensions.
+    // toDimVector(), unlike toIntVector(), does not allocate for the usual number of dimensions.
     add(kind, c10::IntArrayRef(value.toDimVector()));
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No sharding rule reads the value of an argument of another type, so the type is enough (see
-    // bind_static).
+    // No sharding rule reads the value of an argument of any other type, so only the type is added
+    // (see bind_static).
     add_text(value.tagKind());
   }
 }
@@ -411,7 +411,7 @@ void CallKey::add_text(const std::string& text) {
 
 namespace {
 
-/// The dispatch caches of the threads of each rank. A cache is listed while its thread exists.
+/// The dispatch caches of the threads of each rank. A cache is in the list while its thread runs.
 struct CachesOfRanks {
   std::mutex mutex;
   std::unordered_multimap<const RankState*, const CallCache*> caches;
@@ -457,7 +457,7 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 }  // namespace
 
-// A thread that is ending has no dispatch cache any more.
+// Makes this thread's dispatch cache. A thread that is ending has no dispatch cache any more.
 void CallCache::make_here() {
   struct Listed {
     CallCache cache;
@@ -467,7 +467,7 @@ void CallCache::make_here() {
   here_ = &own.cache;
 }
 
-/// Counts the cached plans by a scan of all slots. For tests and diagnosis only.
+/// Counts the cached plans by a scan of the whole hash table, for tests and diagnosis only.
 DispatchCacheStatistics CallCache::statistics() const {
   const auto plans =
       std::ranges::count_if(slots_, [](const Slot& slot) { return slot.entry != nullptr; });
@@ -478,12 +478,12 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// key_ still has the words of the call that was not found: plan_call, which runs between look-up
-/// and insertion, only runs operators below our dispatch key, so no other call is encoded.
+/// key_ still has the words of the call that was not found. Between look-up and insertion,
+/// plan_call runs operators only below kDistributedKey, so no other call changes key_.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
-  // Uses the first empty slot, because look_up stops there. If no slot is empty, replaces the least
-  // recently used slot.
+  // Uses the first empty entry of the hash table, because look_up stops there. If no entry is
+  // empty, replaces the least recently used entry.
   auto* place = &slot(hash, 0);
   for (std::size_t i = 0; i < kNeighbourhood; ++i) {
     auto& candidate = slot(hash, i);

@@ -1,4 +1,4 @@
-// Kernels for kDistributedKey that take unboxed arguments and do not use libtorch's stack.
+// Kernels on kDistributedKey that take unboxed arguments and do not use libtorch's stack.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -47,7 +47,7 @@ class LocalList {
   LocalList(LocalList&& other) noexcept : tensors_(std::move(other.tensors_)) {}
   LocalList(const LocalList&) = delete;
   LocalList& operator=(LocalList&&) = delete;
-  // clear() would decrement the reference counts of borrowed tensors, which were never incremented.
+  // Releases the tensors without a decrement of reference counts, which clear() would make.
   ~LocalList() {
     for (at::Tensor& tensor : tensors_) {
       Borrow::destroyBorrow(tensor);
@@ -84,9 +84,8 @@ class LocalList {
 
 /// The kernel of one operator with unboxed arguments. A call with a cached plan of kind kDirect
 /// unwraps the local tensors and wraps the results without a stack. Every other call is boxed and
-/// passed to dispatch(), which also gets the result of the cache look-up. `Op` is a struct of
-/// at::_ops, or a FusedOperator, whose results are tensors. An operator without results writes to
-/// its first list.
+/// passed to dispatch(), with the result of the cache look-up. `Op` is a struct of at::_ops, or a
+/// FusedOperator, whose results are tensors. An operator without results writes to its first list.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
@@ -119,8 +118,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return op;
   }
 
-  /// Called by the dispatcher. A call with an operator mode, or without a plan that is_ready, is
-  /// boxed; the boxed path saves results, redistributes arguments and makes plans.
+  /// The function that the dispatcher calls. A call with an OperatorMode, or whose plan is not
+  /// is_ready, is boxed; the boxed path saves results, redistributes arguments and makes plans.
   static Result call(Arguments... arguments) {
     static const OperatorInfo& info = operator_info(handle());
     if (active_operator_mode() != nullptr) [[unlikely]] {
@@ -134,8 +133,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Adds the arguments to the cache key in schema order: comma folds are evaluated from left to
-  /// right.
+  /// Looks up the call. Adds the arguments to the cache key in schema order: comma folds are
+  /// evaluated from left to right.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();
@@ -145,8 +144,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return cache.look_up();
   }
 
-  /// Whether the specs of all outputs are known. They are determined by the first call with the
-  /// plan.
+  /// Whether the plan has the specs of all outputs. The first call with a plan determines these
+  /// specs.
   static bool is_ready(const CallPlan& plan) {
     if (plan.kind != CallKind::kDirect ||
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
@@ -159,8 +158,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                        [](const auto& output) { return output.spec != nullptr; });
   }
 
-  /// Installs the gradient hook of every tensor in an argument, as localize_arguments and
-  /// check_policy do for boxed calls. Arguments of other types contain no tensors.
+  /// Installs the hooks that redistribute gradients of leaves, for all tensors in an argument, as
+  /// localize_arguments does for boxed calls. Arguments of other types contain no tensors.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -181,8 +180,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Unwraps the local tensors, runs the kernel and wraps the results. The kernel runs below our
-  /// dispatch key, so no other call is looked up meanwhile, and `plan` stays in the cache.
+  /// Unwraps the local tensors, runs the kernel and wraps the results. The kernel runs below
+  /// kDistributedKey, so no other call is looked up meanwhile, and `plan` stays in the cache.
   static Result run(const OperatorInfo& info, const CallPlan& plan, Arguments... arguments) {
     std::size_t i = 0;
     const auto localized = [&](auto& argument) -> decltype(auto) {
@@ -191,7 +190,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     // A braced initializer list guarantees the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kNothing) {
-      // Operators without a result write to their first argument, and in-place operators return it.
+      // Operators without a result, and in-place operators, write to their first argument.
       const DirectForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
       run_kernel(locals);
       counts.bump();
@@ -208,9 +207,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Calls the backend's kernel directly, because the call has already passed the keys above it.
-  /// Redispatches if a key that isn't dense (conj, neg) is set, or in a FakeMode, whose key is
-  /// between ours and the backend's.
+  /// Calls the backend's kernel directly, because the call has already passed the dispatch keys
+  /// above the backend's. In a FakeMode, and for lazy conjugation or negation, dispatches by all
+  /// keys instead, because such keys are between kDistributedKey and the backend's.
   template <class Locals>
   static Result run_kernel(Locals& locals) {
     BelowAutograd guard;
@@ -224,14 +223,14 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         locals);
   }
 
-  /// Whether `keys` has only a backend's keys. Lazy conjugation and negation have another kernel.
+  /// Whether `keys` has only a backend's keys. Lazy conjugation and negation need another kernel.
   static bool is_dense(c10::DispatchKeySet keys) {
     const auto dense =
         c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();
     return (keys.raw_repr() & ~dense) == 0;
   }
 
-  // The keys of an argument, which a redispatch needs; a full call would compute them itself.
+  // The dispatch keys of an argument, which a redispatch needs; a full call would compute them.
   static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
@@ -277,16 +276,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // Compares the type, because it may depend on state that is not in the cache key, such as
+    // Compares the type too, because it may depend on state that is not in the cache key, such as
     // libtorch's default type.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
-  /// Returns a view that shares the version counter of its base, as autograd requires. Done here
-  /// because the call has already passed libtorch's ADInplaceOrView key. Tensors made in inference
-  /// mode have no counter.
+  /// Returns `view`, which now shares the version counter of `base`, as autograd requires.
+  /// libtorch's ADInplaceOrView key would do this, but the call has already passed it. Tensors made
+  /// in inference mode have no counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {
@@ -320,7 +319,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
   }
 
-  // Conversion of each argument to the argument for local tensors.
+  // Functions that convert each argument of a call to the argument of the local call.
 
   template <class List>
     requires kIsList<List>
@@ -337,8 +336,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static const T& local(const CallPlan&, std::size_t, const T& argument) {
     return argument;
   }
-  // For the written tensor of in-place operators. The cast removes only the const of the wrapper's
-  // accessor.
+  // Returns the local tensor of an in-place operator's written argument. The cast removes the const
+  // of the result of local_or_self().
   static at::Tensor& local(const CallPlan&, std::size_t, at::Tensor& argument) {
     return const_cast<at::Tensor&>(local_or_self(argument));
   }
@@ -349,7 +348,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                                          const std::optional<at::Tensor>& argument) {
     return argument ? std::optional(local_or_self(*argument)) : std::nullopt;
   }
-  // Replaces global sizes, such as those of view, by the local sizes in the plan.
+  // Replaces global sizes, such as those of view, by the local sizes that the plan contains.
   static c10::SymIntArrayRef local(const CallPlan& plan, std::size_t i,
                                    const c10::SymIntArrayRef& argument) {
     for (const auto& rewritten : plan.rewritten) {

@@ -1,5 +1,5 @@
-// Unboxed kernels for the operators that a training step calls most. An entry saves about a
-// microsecond per call, and costs compile time. Results do not depend on this list.
+// Kernels with unboxed arguments for the operators that a training step calls most. An entry saves
+// about a microsecond per call, and costs compile time. Results do not depend on this list.
 
 #include "dispatch/unboxed_kernel.h"
 
@@ -52,7 +52,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// _unsafe_view on a local tensor, as run_operator runs it for Trait::kUnsafeView.
+/// Calls _unsafe_view on a local tensor, with a copy if the tensor cannot be viewed.
 struct UnsafeViewOfPart : at::_ops::_unsafe_view {
   static at::Tensor call(const at::Tensor& part, c10::SymIntArrayRef sizes) {
     return at::_ops::_unsafe_view::call(viewable(part, C10_AS_INTARRAYREF_SLOW(sizes)), sizes);
@@ -69,7 +69,7 @@ void implement(torch::Library& library) {
   (UnboxedKernel<Ops>::implement(library), ...);
 }
 
-// Groups of operators: pointwise, products, reductions, views and joins, optimizers.
+// Groups of operators: pointwise, matrix products, reductions, views and joins, optimizers.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): a list of its operators
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,

@@ -30,7 +30,7 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   return true;
 }
 
-/// Makes a gathered tensor an expanded tensor again, with stride 0 where `strides` are 0.
+/// Expands a gathered tensor again: the result has stride 0 where `strides` are 0.
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
   // Copies only the elements that exist in memory; contiguous() would allocate the full expanded
   // size.
@@ -45,7 +45,7 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // The marks are in host memory, because only memory positions are compared.
+  // The marks are in CPU memory, because only memory positions are compared.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
@@ -53,15 +53,15 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
 
 /// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
 /// as_strided and its variants. A distributed tensor's own offset is 0, whatever the local tensor's
-/// offset. Throws Error, on all ranks, in two cases: the tensor had to be gathered and now has
-/// other strides than the distributed tensor, or the view would read memory between elements, which
+/// offset. Throws Error, on all ranks, if the tensor had to be gathered and now has other strides
+/// than the distributed tensor. Also throws if the view would read memory between elements, which
 /// was not gathered.
 void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                               std::span<c10::IValue> arguments) {
   const auto where = static_cast<std::size_t>(info.storage_offset);
   const auto& input = plan.inputs.front();
   auto local = arguments[0].toTensor();
-  // A gathered tensor stores every position as a separate element, also where the distributed
+  // A gathered tensor stores every position as a separate element, even where the distributed
   // tensor has stride 0.
   if (input.plan && !has_strides(local, input.spec->strides)) {
     local = expand_again(local, input.spec->strides);
@@ -73,8 +73,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // Without a gather, all memory that the view can read belongs to the program's tensor. A dense
-  // tensor has no gaps between elements.
+  // A tensor that was not gathered has all memory that the view can read. A dense tensor has no
+  // gaps between elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -107,7 +107,7 @@ class Localizer {
   }
 
  private:
-  /// A read-only tensor of the call that has already been redistributed.
+  /// A read-only tensor of the call that has already been redistributed, and the result.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -116,7 +116,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list must not change; a list that only the stack owns can be reused.
+    // The caller's list must not change; a list that only the stack owns can be changed.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -129,8 +129,8 @@ class Localizer {
     return tensors;
   }
 
-  /// Copies the list, because the caller's list must not change. Elements that are None have no
-  /// number in the plan.
+  /// Returns a copy, because the caller's list must not change. The plan has no input for elements
+  /// that are None.
   c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
                                                               std::size_t argument) {
     c10::List<std::optional<at::Tensor>> locals;
@@ -142,8 +142,8 @@ class Localizer {
     return locals;
   }
 
-  /// The local tensor that the operator gets for `tensor`, which is the call's next tensor. Records
-  /// in the LocalRun what later steps need: written tensors, and the tensors for a local call.
+  /// The local tensor that the operator gets for `tensor`, the next tensor of the call. Records in
+  /// the LocalRun what later steps need: written tensors, and the tensors for a local call.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -155,7 +155,7 @@ class Localizer {
       }
     }
     at::Tensor local = impl != nullptr ? impl->local() : tensor;
-    // The copy of a detached view must keep its sizes, because other tensors may be views of it.
+    // A detached view's copy must keep its sizes, because other tensors may be views of the copy.
     if (info_.changes_shape && input.detached) {
       local = alias_tensor(local);
     }
@@ -179,15 +179,15 @@ class Localizer {
     return local;
   }
 
-  /// Connects a local tensor to autograd. Each rank computes one term of the gradient of `tensor`,
-  /// which may be plain; the gradient is the sum of the terms.
+  /// Records in autograd that a local tensor comes from `tensor`, which may be plain. Each rank
+  /// computes one term of the gradient; the gradient is the sum of the terms.
   at::Tensor with_gradient(const at::Tensor& tensor, const CallPlan::Input& input) {
     const ShardingSpec wanted{plan_.replicated.mesh, input.layout()};
     return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
   }
 
-  /// Prepares a write to a detached view, which has its own copy: the write will be repeated on the
-  /// view's base.
+  /// Prepares a write to a detached view (DetachedView), which has its own copy of its base's
+  /// elements. The write will be repeated on the base.
   void check_detached(const DistributedTensorImpl& impl, const at::Tensor& tensor,
                       std::size_t argument) {
     if (!impl.detached_view()) {
@@ -228,8 +228,8 @@ class Localizer {
     return result;
   }
 
-  /// Runs the redistribution steps of the plan. For an operator without a sharding rule, also
-  /// restores the strides of the whole tensor, which costs a copy if the gathered tensor has other
+  /// Redistributes `local` by the steps of the plan. For an operator without a sharding rule, also
+  /// restores the strides of the whole tensor. This costs a copy if the gathered tensor has other
   /// strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
@@ -247,14 +247,14 @@ class Localizer {
   const OperatorInfo& info_;
   const CallPlan& plan_;
   std::size_t next_input_ = 0;
-  // A short list without hashing: only redistributed tensors are in it, and a call uses most
-  // tensors once.
+  // A short list is searched without hashing: only redistributed tensors are in the list, and a
+  // call uses most tensors once.
   c10::SmallVector<Moved, 2> moved_;
 };
 
 }  // namespace
 
-// Replaces arguments one by one, so that the stack's reference to each wrapper is released early.
+// Replaces arguments one by one, so that the stack releases each distributed tensor early.
 void localize_arguments(LocalRun& run) {
   Localizer localizer(run);
   for (std::size_t i = 0; i < run.call.info.arguments.size(); ++i) {
@@ -280,8 +280,8 @@ class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Replaces a local result on the stack by a distributed tensor. An undefined result is
-  /// unchanged, but counted.
+  /// Replaces a local result on the stack by a distributed tensor. An undefined result is counted,
+  /// but not changed.
   void wrap_result(c10::IValue& value, const OperatorInfo::Return& returned) {
     if (returned.written >= 0) {
       give_back(value, std::move(run_.returned[next_returned_++]));
@@ -307,8 +307,8 @@ class ResultWrapper {
   }
 
   /// Returns the caller's tensor as the result of an in-place operator. If the shape has changed,
-  /// the caller's wrapper gets the new local tensor and its spec; a detached view becomes a view of
-  /// its previous base.
+  /// the caller's distributed tensor gets the new local tensor and its spec. A detached view then
+  /// becomes a view of its previous self.
   void give_back(c10::IValue& value, c10::IValue original) {
     DistributedTensorImpl* impl =
         info_.changes_shape && original.isTensor() ? as_distributed(original.toTensor()) : nullptr;
@@ -325,8 +325,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// Finds the spec before a possible copy, because the strides must be those of the plan, not of a
-  /// contiguous copy.
+  /// Finds the spec before `local` may be copied, because the strides must be those of the plan,
+  /// not of a contiguous copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (run_.recorded && local.requires_grad()) {
@@ -339,7 +339,7 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// Refuses a pending reduction other than a sum, because its gradient would depend on all terms.
+  /// Refuses a Partial result other than a sum, because its gradient would depend on all terms.
   at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
     for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
       TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),
@@ -351,9 +351,9 @@ class ResultWrapper {
                                     gradient_layout(spec.sharding.layout));
   }
 
-  /// A view of a local tensor that was not redistributed shares its version counter, as views do. A
-  /// view of a copy, or of a detached view, gets the state that directs its reads and writes to the
-  /// base (distributed_impl.h). Inference tensors have no counter to share.
+  /// Wraps a view of a local tensor. Without redistribution the view shares its base's version
+  /// counter, as views do. A view of a copy, or of a detached view, gets a DetachedView, which
+  /// directs reads and writes to the base. Inference tensors have no counter to share.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
         run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;
@@ -371,11 +371,11 @@ class ResultWrapper {
     return result;
   }
 
-  /// The state with which the view can be made again from its base, after a write through the view.
+  /// Saves what is needed to make the view again from its base after a write through the view.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // All results of one call share one record, because they are parts of the base that do not
-    // overlap.
+    // All results of one call share one record of the base's version, because they are parts of the
+    // base that do not overlap.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -394,8 +394,8 @@ class ResultWrapper {
     return view;
   }
 
-  /// The spec of result number output_. After the first call of a plan this is a look-up without
-  /// hashing.
+  /// The spec of result number output_. After the first call of a plan, the spec is read from the
+  /// plan.
   TensorSpecPtr spec_of(const at::Tensor& local) {
     if (!plan_.has_rule) {
       return replicated_spec(plan_, local);
@@ -403,8 +403,8 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     CallPlan::Output& output = plan_.outputs[output_];
-    // The rule only declares that this output is the same on all ranks (such as the seeds of
-    // attention).
+    // The sharding rule only declares that this output is the same on all ranks (such as the random
+    // seeds of attention).
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
@@ -417,9 +417,9 @@ class ResultWrapper {
   }
 
   /// Makes the spec of an output after the first run of the kernel, which determines the type and
-  /// the order of dimensions in memory. Sizes that the rule does not know are those of the local
-  /// result, since such dimensions are not sharded. The check detects wrong rules at their first
-  /// call.
+  /// the order of dimensions in memory. Sizes that the sharding rule does not know are those of the
+  /// local result, since such dimensions are not sharded. The check detects wrong rules at their
+  /// first call.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
     for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {

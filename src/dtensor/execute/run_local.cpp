@@ -27,13 +27,13 @@
 
 namespace tessera::detail {
 
-// The sequence of steps of a call on local tensors, and the step that runs the operator.
+// The steps that run a planned call on local tensors, and the step that runs the operator.
 
 namespace {
 
-/// Leaves inference mode while a view of a redistributed tensor is made. Otherwise the view's copy
-/// would be an inference tensor without a version counter, but libtorch requires a view to have a
-/// counter if its base has one.
+/// Leaves inference mode while a view of a redistributed tensor is made. Otherwise the view's own
+/// copy of the elements would be an inference tensor without a version counter. libtorch requires a
+/// view to have a counter if its base has one.
 class OrdinaryViewScope : NoCopy {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
@@ -52,13 +52,13 @@ class OrdinaryViewScope : NoCopy {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
-/// The version counters of the tensors that a call of the _foreach_add_ kind writes to. libtorch
-/// does not count these writes above the kernels: CUDA kernels bump the versions themselves. Other
+/// The version counters of the tensors that an operator like _foreach_add_ writes to. libtorch does
+/// not count these writes above the kernels: CUDA kernels bump the versions themselves. Other
 /// kernels call operators that bump the versions, except when those operators run on local tensors.
 class ForeachVersionCounts {
  public:
-  /// Reads the versions before the call. For operators that are not of the _foreach_add_ kind,
-  /// reads none.
+  /// Reads the versions before the call. Reads none for operators that are not like _foreach_add_
+  /// (OperatorInfo::writes_lists).
   explicit ForeachVersionCounts(const PlannedCall& call) {
     if (!call.info.writes_lists) {
       return;
@@ -71,7 +71,7 @@ class ForeachVersionCounts {
 
   /// Bumps the versions that the kernel did not bump.
   void bump() const {
-    // Tensors may share a counter, so all versions are compared before any version is bumped.
+    // Tensors may share a version counter, so all versions are compared before any is bumped.
     std::vector<const at::Tensor*> unbumped;
     for (const auto& [tensor, version] : written_) {
       if (writes_of(tensor) == version) {
@@ -87,8 +87,8 @@ class ForeachVersionCounts {
   std::vector<std::pair<at::Tensor, std::uint32_t>> written_;
 };
 
-/// The arguments of a local call for the schema of the called operator: values of the plan, or
-/// local tensors of this call.
+/// The arguments of the plan's local call (CallPlan::LocalCall), by its operator's schema: values
+/// of the plan, or local tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -99,7 +99,7 @@ std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   return arguments;
 }
 
-/// Runs the rule's local call instead of the operator. The operator's own arguments are removed
+/// Runs the plan's local call instead of the operator. The operator's own arguments are removed
 /// from the stack unread, because their tensors are in run.locals.
 void run_local_call(LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
@@ -108,8 +108,8 @@ void run_local_call(LocalRun& run) {
   stack.resize(run.call.first);
   stack.insert(stack.end(), arguments.begin(), arguments.end());
   local.op.callBoxed(stack);
-  // The mean over a sharded dimension is computed as a sum, divided by the number of elements of
-  // the whole tensor.
+  // The mean over a sharded dimension is computed as a sum of local elements, divided by the number
+  // of elements of the whole tensor.
   if (local.scale == 1.0) {
     return;
   }
@@ -118,7 +118,7 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Saves the arguments of a view operator, so that write_through can run the operator again on a
+/// Saves the arguments of a view operator, so that write_through can make the view again from a
 /// redistributed base.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
@@ -130,13 +130,13 @@ void keep_view_arguments(LocalRun& run) {
                            : std::vector<c10::IValue>(arguments.begin(), arguments.end());
 }
 
-/// Runs the operator, or the local call that replaces it in the plan. Not collective.
+/// Runs the operator, or the local call that replaces the operator. Not collective.
 void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // A gathered random operator runs as a whole on every rank, and all ranks must draw the same
-  // random numbers.
+  // A random operator on gathered tensors runs as a whole on every rank, and all ranks must draw
+  // the same random numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
     generator.emplace(run.device, next_random_key());
@@ -148,14 +148,14 @@ void run_operator(LocalRun& run) {
   run.call.op.callBoxed(run.call.stack);
 }
 
-/// Accepts new sizes that the operator gave to an out= tensor, which is allowed for an empty
-/// tensor. Used only for operators without a sharding rule: such operators run on whole tensors, so
-/// all ranks have the same sizes and throw or continue together.
+/// Accepts the new sizes of an out= tensor that the operator resized, which is allowed for an empty
+/// tensor. The operator has no sharding rule: such operators run on whole tensors, so all ranks
+/// have the same sizes and throw or continue together.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // The operator has already resized the caller's tensor.
+  // The operator has already resized the caller's local tensor, so its old sizes are restored.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -168,7 +168,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
 }
 
 /// Copies the new value of one written tensor to the caller's tensor. Does nothing if the operator
-/// wrote to the caller's tensor itself in the right layout and sizes.
+/// wrote directly to the caller's tensor, in the right layout and sizes.
 void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const CallPlan& plan = run.call.plan;
   const CallPlan::Input& input = plan.inputs[written.input];
@@ -185,8 +185,8 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // Never collective: the layout of the new value is the layout of the caller's tensor, or
-  // replicated.
+  // This copy is never collective: the layout of the new value is the layout of the caller's
+  // tensor, or replicated.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
@@ -195,20 +195,20 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
-/// Copies all new values to the tensors that the caller passed. Collective only for written_views.
+/// Copies all new values to the caller's tensors. Collective only if there are written_views.
 void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
-  // Views are copied last, because the operator may also have written a base that is gathered for a
-  // view.
+  // Detached views (written_views) are copied last, because the operator may also have written the
+  // base of such a view.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
 }
 
-/// Below autograd, because autograd has recorded the call on the wrappers and must not see local
-/// tensors. The write-back copies between local tensors, so it is also inside the guard.
+/// Runs below autograd, because autograd has recorded the call on the distributed tensors and must
+/// not see local tensors. Copying new values back runs below autograd for the same reason.
 void run_on_local_tensors(LocalRun& run, CallKind kind) {
   const BelowAutograd guard;
   keep_view_arguments(run);
@@ -241,16 +241,16 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
   }
 }
 
-/// Autograd kernels exclude autograd's keys for the operators that they call. If the keys are still
-/// included, the call came through autograd's fallback, so autograd would record the operators
-/// inside the kernel, on plain tensors too.
+/// libtorch's autograd kernels exclude autograd's keys for the operators that they call. If these
+/// keys are still included, the call came through autograd's fallback. Autograd then records the
+/// operators inside the kernel, on plain tensors too.
 bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   const bool wanted = info.is_own && at::GradMode::is_enabled() && !is_below_autograd() &&
                       std::ranges::any_of(arguments, requires_grad);
   if (!wanted) {
     return false;
   }
-  // Refused, because a write or a view would have to become part of the wrapper's autograd history.
+  // A write or a view is refused: it would enter the distributed tensor's autograd history.
   TESSERA_CHECK(info.written.empty() && info.viewed < 0, info.name,
                 info.written.empty() ? " returns a view of" : " writes to",
                 " an argument whose gradient is wanted, and no autograd kernel of it records "
@@ -258,9 +258,9 @@ bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> ar
   return true;
 }
 
-/// The steps of the call. Version counters are read before the operator runs, because its kernel
-/// may bump them. Counters that the kernel did not bump are bumped after the new values are written
-/// back. Results are wrapped last, from the values on the stack.
+/// Runs all steps of the call. Version counters are read before the operator runs, because its
+/// kernel may bump them. Counters that the kernel did not bump are bumped after the new values are
+/// written back. Results are wrapped last, from the values on the stack.
 void run_local(PlannedCall& call, CallKind kind) {
   const ForeachVersionCounts counts(call);
   LocalRun run(call);
@@ -281,14 +281,14 @@ void run_local(PlannedCall& call, CallKind kind) {
 }
 
 // The random operators of at:: that draw by global element instead of gathering. Each takes the
-// next random key of the thread's sequence (fills.h), whatever the layout, so that the numbers do
-// not depend on the mesh. Random operators of other kinds run as a whole on every rank, under a
-// SeededGenerator. This code handles distributed tensors; plain_random.cpp handles plain tensors.
+// next random key of the rank's sequence (fills.h), whatever the layout, so that the numbers do not
+// depend on the mesh. Other random operators run as a whole on every rank, under a SeededGenerator.
+// This code handles distributed tensors; plain_random.cpp handles plain tensors.
 
 namespace {
 
-/// A pending reduction has terms instead of elements, so the tensor that results from the reduction
-/// is filled.
+/// Fills a Partial tensor. Its local tensors are terms instead of elements, so a tensor without
+/// Partial is filled first.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();
@@ -298,7 +298,7 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Turns the random numbers into terms that reduce to these numbers. This step does not
+  // Converts the random numbers to terms that reduce to these numbers. The conversion does not
   // communicate.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
@@ -356,7 +356,7 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // Checked before anything else, because a refused call must change nothing.
+  // This check comes before anything else, because a refused call must change nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }
@@ -382,7 +382,7 @@ void run_native_dropout(PlannedCall& call) {
   keep_gradient_layout(impl, x);
 
   const TensorSpecPtr spec = impl.spec();
-  // A term of a pending sum has other elements than the sum, so the sum is computed first.
+  // Dropout applies to elements of the sum, so a Partial tensor is reduced first.
   const ShardingSpec settled{spec->sharding.mesh, gradient_layout(spec->sharding.layout)};
   const BelowAutograd guard;
   const auto local = redistribute_local(impl.local(), spec, settled.layout);
@@ -396,26 +396,26 @@ void run_native_dropout(PlannedCall& call) {
 namespace {
 
 /// The tensor that `tensor` is a view of, or `tensor` itself. Uses autograd's record of views,
-/// which is the same on every rank; whether local tensors share memory may differ between ranks.
+/// which is the same on every rank. Whether local tensors share memory may differ between ranks.
 const void* base_of(const at::Tensor& tensor) {
   return identity_of(viewed_by(tensor));
 }
 
-/// A use of a tensor in a list argument of a _foreach_ operator.
+/// One occurrence of a tensor in a list argument of a _foreach_ operator.
 struct Use {
   const void* base;
   std::size_t position;
   bool copied;  ///< whether the kernel gets a copy of the tensor
 };
 
-/// The tensors of all list arguments. The first `written` of them are written by the operator.
+/// The tensors of all list arguments. The operator writes the first `written` of these tensors.
 struct Uses {
   std::vector<Use> all;
   std::size_t written = 0;
 };
 
-/// Numbers the tensors as bind_call does, to find the plan's input for each tensor. The first list
-/// is written by the operator (OperatorInfo::writes_lists).
+/// Lists the tensors in the order of bind_call, to find the plan's input for each tensor. The
+/// operator writes to the first list (OperatorInfo::writes_lists).
 Uses uses_of(const PlannedCall& call) {
   Uses uses;
   std::size_t number = 0;
@@ -441,8 +441,8 @@ Uses uses_of(const PlannedCall& call) {
 
 }  // namespace
 
-/// Only a use of a copy matters, because a copy hides a write at another position. Uses at one
-/// position, and uses of the caller's own memory, give the same result as on one rank.
+/// Only a copy of a tensor matters, because it hides writes at other positions of the lists. Uses
+/// at one position, and uses of the caller's own memory, give the same result as on one rank.
 bool positions_depend(const PlannedCall& call) {
   const Uses uses = uses_of(call);
   std::unordered_multimap<const void*, const Use*> written;
@@ -457,8 +457,8 @@ bool positions_depend(const PlannedCall& call) {
   });
 }
 
-// Reads a single counter, because a call may have hundreds of tensors and their counters are all
-// bumped or all not.
+// Reads a single version counter, because a call may have hundreds of tensors. The kernel bumps
+// either all their counters or none.
 DirectForeachVersionCounts::DirectForeachVersionCounts(at::TensorList tensors)
     : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
 

@@ -16,9 +16,9 @@ namespace tessera::detail {
 /// kRecorded. Collective if the plan moves data, and for kFailTogether.
 void run_local(PlannedCall& call, CallKind kind);
 
-/// Whether the call needs gradients that autograd has not recorded, because autograd does not know
-/// the operator (kRecorded). Throws Error, on all ranks, for an operator whose kernel cannot be
-/// recorded on local tensors instead.
+/// Whether the kernel of a call must be recorded on local tensors, because gradients are needed and
+/// autograd does not know the operator (kRecorded). Throws Error, on all ranks, for an operator
+/// whose kernel cannot be recorded.
 bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
 /// The state of one call, which the steps of run_local share.
@@ -38,7 +38,7 @@ struct LocalRun {
     std::size_t input;    ///< the written tensor's number among the call's tensors
   };
   c10::SmallVector<Written, 2> written;
-  /// Detached views that were written, whose bases must be written as well.
+  /// Written views that have their own copy of their base's elements: the base must be written too.
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
   c10::Device device = c10::kCPU;  ///< device on which random numbers are drawn
@@ -49,7 +49,7 @@ struct LocalRun {
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
-// Steps of run_local that are defined in other files of this folder:
+// Steps of run_local that are defined in other files of src/dtensor/execute:
 
 /// Replaces the arguments by local tensors, redistributed as the plan requires. Collective if the
 /// plan moves data.
@@ -59,11 +59,11 @@ void rewrite_arguments(LocalRun& run);
 /// Replaces the local results of the call by distributed tensors.
 void wrap_results(LocalRun& run);
 
-/// The spec of a result that is whole on every rank, for an operator without a sharding rule.
+/// The spec of a result that is replicated, for an operator without a sharding rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
-/// Throws Error for a call that would draw the same sequence of numbers on data-parallel ranks with
-/// different rows. Collective if ranks must compare rows.
+/// Throws Error for a random operator that would draw the same numbers on data-parallel ranks with
+/// different rows. Collective if ranks must compare their numbers of rows.
 void check_rows_together(const PlannedCall& call);
 
 /// Runs an in-place random operator that draws by global element: nothing is gathered, and every
@@ -72,16 +72,16 @@ void check_rows_together(const PlannedCall& call);
 void run_random_inplace(PlannedCall& call);
 
 /// Runs native_dropout by global element: every mesh drops the same elements. Collective if the
-/// tensor is a pending reduction, which is reduced first.
+/// tensor is Partial, because it is then reduced first.
 void run_native_dropout(PlannedCall& call);
 
-/// Whether a call of kind kForeach must run position by position: one position writes a tensor that
-/// another position uses, and the kernel would write a copy of that tensor. The same on all ranks.
+/// Whether a _foreach_ call must run position by position: one position writes a tensor that
+/// another position uses, and the kernel would write a copy of it. The same on all ranks.
 bool positions_depend(const PlannedCall& call);
 
-/// Bumps the versions of the tensors that a kernel of the _foreach_add_ kind has written, unless
+/// Bumps the versions of the tensors that a kernel like that of _foreach_add_ has written, unless
 /// the kernel bumped them itself. Assumes that the kernel bumps the versions of all `tensors` or of
-/// none; ForeachVersionCounts in run_local.cpp does not assume it.
+/// none. ForeachVersionCounts in run_local.cpp makes no such assumption.
 class DirectForeachVersionCounts {
  public:
   explicit DirectForeachVersionCounts(at::TensorList tensors);

@@ -1,4 +1,4 @@
-// Fused operators of a Transformer block: SiLU with a product, dropout, rotary embedding, RMSNorm.
+// Fused operators of a Transformer block: silu(x) * y, dropout, rotary embedding, RMSNorm.
 
 #include <tuple>
 #include <utility>
@@ -109,16 +109,16 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   return SiluMul::call(gate, up);
 }
 
-// Dropout whose mask depends on the key and the index in the global tensor: equal on every mesh.
-// Dropout is linear in its input, so its backward is the operator itself, applied to the gradient:
-// the mask is drawn again and needs no memory.
+// Dropout whose mask depends on the random key and the index in the global tensor, so that the mask
+// is equal on every mesh. Backward applies the same operator to the gradient, because dropout is
+// linear: the mask is drawn again and needs no memory.
 
 namespace {
 
-/// `seed` and `stream` are the bits of a key. `first_element` is the index of x's first element in
-/// the tensor that one mask covers. All three are Scalars, because values of Scalars are not part
-/// of a call's key in the dispatch cache, and every call has another stream. `place`: the value of
-/// flat_place() for x; empty if x is the whole tensor.
+/// `seed` and `stream` are the bits of a RandomKey. `first_element` is the index of x's first
+/// element in the tensor that one mask covers. All three are Scalars: every call has another
+/// stream, and values of Scalars are not part of a call's key in the dispatch cache. `place`: the
+/// value of flat_place() for x; empty if x is the whole tensor.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {
@@ -181,8 +181,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t fi
   return Dropout::call(x, p, number_of(key.seed), number_of(key.stream), first_element, {});
 }
 
-// Rotary position embedding of (batch, sequence, heads, head_dim), by tables of cos and sin. The
-// backward of a rotation is the transposed rotation of the gradient and needs no input.
+// Rotary position embedding of a tensor (batch, sequence, heads, head_dim), with tables of cos and
+// sin. Backward rotates the gradient back, and needs no saved input.
 
 namespace {
 
@@ -219,8 +219,8 @@ at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
-/// Both elements of a rotated pair belong to one head, so heads may be split. The tables are split
-/// like the sequence.
+/// Heads may be sharded, because both elements of a rotated pair belong to one head. The tables are
+/// sharded like the sequence.
 std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
@@ -264,7 +264,7 @@ TwoTensors run_rotary_qk(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return kernels::rotary_embedding_qk(q, k, cos, sin, transposed);
 }
 
-/// Query heads are split like key heads, so that each key head is on the rank of its query heads.
+/// Query heads are sharded like key heads: each key head is on the rank of its query heads.
 std::optional<ShardingRule> rotary_qk_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(1).sizes;
   check_qk(call.tensor(0).sizes, sizes, call.tensor(2).sizes, call.tensor(3).sizes);
@@ -330,8 +330,8 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 }
 
 // RMS norm in one kernel: x / rms(x) * weight along the last dimension. A second operator
-// normalises the sum of two tensors and returns the sum too. Rows are independent, so every other
-// dimension may be split. Backward needs x (or the sum), and one number per row.
+// normalises the sum of two tensors and returns the sum too. Rows are independent, so all
+// dimensions but the last may be sharded. Backward needs x (or the sum), and one number per row.
 
 namespace {
 
@@ -361,8 +361,8 @@ struct RmsNormBackward
       "(Tensor, Tensor)";
 };
 
-/// Throws for wrong sizes. `weight` has the sizes of the weight; nullopt means that there is no
-/// weight.
+/// Throws Error for wrong sizes. `weight` has the sizes of the weight; nullopt means that there is
+/// no weight.
 void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
   TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
   TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
@@ -405,14 +405,14 @@ TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     defined_or_not(sum_grad));
 }
 
-/// Sharding factors (see ShardingRule) of x, of tensors with one number per row, and of the weight.
+/// Index letters (as in einsum) of the norm's sharding rule: x, one number per row, weight.
 struct NormFactors {
   rules::TensorFactors x, rows, weight;
 
   NormFactors(ShardingRule& rule, const rules::Sizes& sizes) {
     for (const std::int64_t size : std::span(sizes).first(sizes.size() - 1)) {
-      // Each shard of the rows gives a term of the weight's gradient; the gradient is the sum of
-      // the terms.
+      // Each shard of the rows computes one term of the weight's gradient. The gradient is the sum
+      // of these terms.
       x.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     rows = x;
@@ -429,8 +429,8 @@ void set_optional(ShardingRule& rule, const OpCall& call, std::size_t arg,
   }
 }
 
-/// The rule of a norm; `tensors` is 1 for the norm of one tensor, and 2 for the norm of a sum of
-/// two.
+/// The sharding rule of rms_norm (`tensors` is 1), or of add_rms_norm, which normalises the sum of
+/// two tensors (`tensors` is 2).
 RuleFunction::Body rule_of_norm(std::size_t tensors) {
   return [tensors](const OpCall& call) -> std::optional<ShardingRule> {
     check_rms_norm_sizes(call.tensor(0).sizes,
@@ -475,8 +475,8 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// A product's backward may need this node's recomputed result before FSDP has gathered the
-  /// norm's weight again.
+  /// Copies the weight in forward, if another node relies on this node's recomputation. In
+  /// backward, FSDP may not have gathered the norm's weight yet.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
       return true;
@@ -499,7 +499,7 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// If there is a second result, it is the sum of the first two inputs.
+  /// A second gradient is the gradient of the sum of the first two inputs, if that sum is a result.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();
@@ -560,8 +560,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // The kernel does not promote types or broadcast, so inputs that need it are added by libtorch
-  // first.
+  // The kernel does not promote types or broadcast. libtorch adds inputs that need promotion or
+  // broadcasting.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

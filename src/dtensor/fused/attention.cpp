@@ -71,7 +71,7 @@ std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor&
       .expand({q.size(0), q.size(1), mask.size(0), mask.size(1)});
 }
 
-// Attention by formula, for inputs that no kernel supports.
+// Attention by matrix products and softmax, for inputs that no fused kernel supports.
 
 at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k, const SeenKeys& seen) {
   at::Tensor scores = widened(q).matmul(widened(k).transpose(2, 3)).mul_(scale_of(q));
@@ -238,8 +238,8 @@ AttentionGradients attention_part_backward(const AttentionKernel& kernel, const 
                                            const at::Tensor& v, const AttentionPart& whole,
                                            const SeenKeys& seen) {
   const Calls calls = calls_of(kernel.backend);
-  // The backward kernels need the contiguous format in which the forward kernels write the
-  // log-sum-exp.
+  // The backward kernels need the log-sum-exp in the contiguous format in which the forward kernels
+  // write it.
   const AttentionPart given{whole.out, whole.log_sum_exp.contiguous()};
   if (!kernel.repeats_heads) {
     return calls.backward(grad, q, k, v, given, seen);
@@ -261,19 +261,19 @@ void merge(AttentionPart& merged, const AttentionPart& part) {
 }
 
 // Attention by libtorch's kernels. The attention operator is a composite operator
-// (CompositeImplicitAutograd) instead of a new kernel, because libtorch's operators already have
-// gradients, rules and names for checkpoint policies. libtorch chooses the kernel, unless unequal
-// head counts would make it choose the slow implementation by formula.
+// (CompositeImplicitAutograd) instead of a new kernel: libtorch's operators already have gradients,
+// sharding rules and names for checkpoint policies. libtorch chooses the kernel, except where
+// unequal head counts would make it choose the slow math back end.
 
 namespace {
 
-/// A plain tensor with the global sizes of `tensor`, for which libtorch chooses a kernel, so that
-/// all ranks choose the same kernel. libtorch cannot choose for a distributed tensor.
+/// A plain tensor with the global sizes of `tensor`, which libtorch gets to choose a kernel, so
+/// that all ranks choose the same kernel. libtorch cannot choose for a distributed tensor.
 at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
   }
-  // Expands a row that is contiguous in memory, because kernels require contiguous rows.
+  // Expands a contiguous vector to the sizes, because kernels require a contiguous last dimension.
   const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
@@ -285,8 +285,8 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether the call belongs to training, where the slow implementation by formula is refused. Calls
-/// with dropout are excluded: on a GPU dropout always uses the formula (docs/random.md).
+/// Whether the call belongs to training, where libtorch's slow math back end is refused. Calls with
+/// dropout are excluded: on a GPU, dropout always needs this back end (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
@@ -309,7 +309,7 @@ bool repeats_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                          const OptionalTensor& mask, double dropout) {
   if (q.is_meta()) {
-    // Computed by formula, because libtorch's C++ library has no meta kernel for masked attention.
+    // Uses matrix products, because libtorch's C++ library has no meta kernel for masked attention.
     return q.matmul(repeat_heads(k, q.size(1)).transpose(2, 3))
         .softmax(-1)
         .matmul(repeat_heads(v, q.size(1)));
@@ -322,7 +322,7 @@ at::Tensor run_attention(const at::Tensor& q, const at::Tensor& k, const at::Ten
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-/// Whether the program has allowed the implementation by formula. Valid for all threads.
+/// Whether the program has allowed libtorch's math back end, for all threads.
 std::atomic<bool>& math_is_allowed() {
   static std::atomic<bool> allowed = false;
   return allowed;
@@ -361,8 +361,8 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // libtorch's choice of a kernel depends only on sizes. An expanded view has the sizes of repeated
-  // heads, without a copy.
+  // libtorch's choice of a kernel depends only on sizes, so an expanded view of one head stands for
+  // the repeated heads. No heads are copied.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };
@@ -394,11 +394,11 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 // Causal attention of chunks of a sequence to the keys of the whole sequence. All queries of a
 // chunk see all keys before the chunk, and the chunk's own keys form a causal square. So two kernel
-// calls are sufficient. No mask tensor is needed, which would have chunk * keys elements and need a
-// slower kernel. Forward merges the two results by log-sum-exp, as in blockwise and ring attention
-// (Liu et al. 2023); backward passes the merged result to each call. Only the merged results are
-// saved. With documents, a document's queries in a chunk are treated as a separate chunk, of the
-// sequence that is this document.
+// calls suffice, without a mask of chunk * keys elements, which would need a slower kernel. Forward
+// merges both results by log-sum-exp, as in blockwise and ring attention (Liu et al. 2023).
+// Backward passes the merged result to each call. Only the merged results are saved. With
+// documents, the queries of one document in a chunk are a separate chunk, whose sequence is the
+// document.
 
 namespace {
 
@@ -440,12 +440,12 @@ struct Block {
   Kind kind = kFull;
 };
 
-/// The blocks of keys that the queries at `chunk` see. Every query sees at least one key in each
-/// block.
+/// The blocks of keys that the queries at the positions `chunk` see. Every query sees at least one
+/// key in each block.
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
-  // All queries of the chunk see the keys from `full` up to the start of the chunk.
+  // All queries of the chunk see the keys from position `full` up to the start of the chunk.
   std::int64_t full = 0;
   std::vector<Block> blocks;
   if (window > 0 && window < end) {
@@ -453,7 +453,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    // The last query sees one key before `full`, and this key is in the masked block.
+    // The last query sees one key before `full`, which is in the masked block.
     full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }
@@ -470,7 +470,7 @@ struct Piece {
   Range sequences;  ///< range of sequences in the batch to which the queries belong
   Range rows;       ///< range of tokens of q
   Range keys;       ///< range of k's tokens; the queries see no other keys
-  /// The positions of the queries, relative to the first of `keys`.
+  /// The positions of the queries, relative to the first key in `keys`.
   Range queries() const { return {keys.length - rows.length, rows.length}; }
 
   at::Tensor of_queries(const at::Tensor& tensor) const { return rows.of(sequences.of(tensor, 0)); }
@@ -550,8 +550,8 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // The mask has at most chunk * (chunk + window) elements for a window within the chunk, and
-      // chunk^2 for a longer window. Making the mask costs little compared to the scores.
+      // Making the mask costs little compared to the scores. It has at most chunk * (chunk +
+      // window) elements, or chunk^2 if the window is longer than the chunk.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,
@@ -623,9 +623,9 @@ AttentionGradients run_chunked_attention_backward(const at::Tensor& grad, const 
   return {of_q, of_k, of_v};
 }
 
-/// The sharding factors (see ShardingRule) of chunked attention. Batch and heads may be sharded,
-/// but with documents the batch may not, because the offsets refer to the whole batch. With fewer
-/// kv heads than heads (Ainslie et al. 2023) the heads are the factors (kv heads, group).
+/// The index letters (as in einsum) of the sharding rule of chunked attention. Batch and heads may
+/// be sharded; with documents not the batch, because the offsets refer to the whole batch. With
+/// fewer kv heads than heads (Ainslie et al. 2023), the heads have two letters: (kv heads, group).
 struct ChunkFactors {
   rules::TensorFactors queries, keys, statistics;
 };
@@ -679,8 +679,8 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
       formula_node("chunked_attention", "ChunkedAttentionBackward", backward, q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
   if (node != nullptr) {
-    // Saves a detached result. The result itself owns the node, so saving it would make a cycle
-    // that is never freed.
+    // Saves a detached copy of the result. The result owns the node, so a reference back to the
+    // result would make a cycle that is never freed.
     node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
     node->record(std::get<0>(result));
   }

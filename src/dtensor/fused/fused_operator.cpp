@@ -35,7 +35,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate(gradients);
 }
 
-/// If the variables were released, unpacking one of them gives libtorch's error message.
+/// Unpacking a saved tensor after its release gives libtorch's error message.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -49,9 +49,9 @@ void FusedNode::record(const at::Tensor& result) {
   set_node(result, pointer_to(*this));
 }
 
-/// A gradient that is a pending sum, or has another sharding, is redistributed first, so that the
-/// inputs' gradients get the layouts of the inputs and are not left pending unnecessarily. If the
-/// gradient is replicated, the operator uses this rank's part directly.
+/// Redistributes a gradient that is Partial or has another sharding, so that the inputs' gradients
+/// get the layouts of the inputs and are not Partial unnecessarily. If the gradient is replicated,
+/// the operator uses this rank's part directly.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);
@@ -98,8 +98,8 @@ at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Releases the cached result at the end of the backward, because this node does not run at all
-    // if the requested gradients do not depend on it.
+    // Also releases the cached result at the end of the backward. This node does not run at all if
+    // the requested gradients do not depend on it.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};

@@ -1,4 +1,4 @@
-// Code that all operators in this folder share. Each operator is defined in one file: a
+// Code that all operators in src/dtensor/fused share. Each operator is defined in one file: a
 // FusedOperator with its name and schema, a kernel, a sharding rule, and an autograd node. The
 // backward is an operator too.
 #pragma once
@@ -46,7 +46,7 @@ class FusedOperator<Op, Result(Arguments...)> {
   static constexpr const char* overload_name = "";
 
   static Result call(Arguments... arguments) { return handle().call(arguments...); }
-  /// Calls the operator below autograd's keys. Used by the autograd kernel of the same operator.
+  /// Calls the operator below autograd's keys, from the autograd kernel of the same operator.
   static Result call_below_autograd(Arguments... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return handle().call(arguments...);
@@ -64,7 +64,7 @@ class FusedOperator<Op, Result(Arguments...)> {
 };
 
 /// Registers an operator. `kernel`: for local tensors on every device, including meta.
-/// `differentiable`: the autograd kernel; nullptr: gradients of the operator are refused.
+/// `differentiable`: the autograd kernel; nullptr: a backward through the operator throws.
 /// `reads_numbers`: see register_rule.
 template <class Op>
 void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::Body rule,
@@ -80,7 +80,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
   add_library_rule(Op::name, std::move(rule), reads_numbers);
 }
 
-/// The autograd node of a fused operator. Differentiable once.
+/// The autograd node of a fused operator. Gradients of gradients are refused.
 class FusedNode : public Node {
  public:
   variable_list apply(variable_list&& gradients) override;
@@ -91,7 +91,7 @@ class FusedNode : public Node {
   void save(const Tensors&... tensors) {
     (saved_.emplace_back(tensors, /*is_output=*/false), ...);
   }
-  /// Saves a recorded result of the operator, after the tensors that were saved before.
+  /// Saves a recorded result of the operator, after the tensors that save() has saved.
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
   /// Adds `result` to the results whose gradients the node receives.
   void record(const at::Tensor& result);
@@ -118,26 +118,26 @@ class FusedNode : public Node {
   c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr: plain
 };
 
-/// The node of an operator whose first result is recomputed, because recomputing it costs less than
-/// saving it: see KeptTensor. The node's saved tensors suffice to recompute the result.
+/// The node of an operator whose first result is recomputed in backward, which costs less than
+/// saving the result (KeptTensor). The node's saved tensors suffice for this.
 class RecomputableNode : public FusedNode {
  public:
   /// Whether `tensor` is the first result of this node and has not been written to, so that it can
   /// be recomputed.
   bool can_recompute(const at::Tensor& tensor);
-  /// The recomputed first result. Nodes that need the result run before this node in a backward.
-  /// The result is computed for the first such node, and cached until this node runs or the
+  /// Returns the recomputed first result. In a backward, nodes that need the result run before this
+  /// node. The first such node computes the result, which is cached until this node runs or the
   /// backward ends.
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether compute_with(), which also computes the gradients of the inputs, is implemented.
   virtual bool takes_gradient() const { return false; }
-  /// Like recompute(), for a caller that has a gradient of the result. If exactly this gradient
-  /// then arrives at this node, the inputs' gradients are already computed.
+  /// Like recompute(), for a caller that has a gradient of the result. If this node then receives
+  /// exactly this gradient, the inputs' gradients are already computed.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
-  /// Like FusedNode::record, for the first result. `inputs`: the inputs of compute(); the result
-  /// can be recomputed without communication only if all have the result's layout.
+  /// Like FusedNode::record, for the first result. `inputs`: the inputs of compute(). The result
+  /// can be recomputed without communication only if all inputs have the result's layout.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);
@@ -153,10 +153,10 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Fetches the inputs of compute() that the node does not save. Returns false if they are not
+  /// Fetches those inputs of compute() that the node does not save. Returns false if they are not
   /// available.
   virtual bool prepare() { return true; }
-  /// Computes the first result. In a recorded backward, uses operators that autograd records.
+  /// Computes the first result. With create_graph, uses operators that autograd records.
   virtual at::Tensor compute() = 0;
   /// Computes the result, and the gradients of the inputs for `gradient`, which has the layout of
   /// the result (see fits_result).
@@ -164,7 +164,7 @@ class RecomputableNode : public FusedNode {
 
  private:
   struct Recomputed {
-    /// Id of the backward for which the result is cached; -1: that backward has ended.
+    /// Number of the backward for which the result is cached; -1: that backward has ended.
     int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
@@ -178,8 +178,8 @@ class RecomputableNode : public FusedNode {
   std::shared_ptr<Recomputed> recomputed_;
 };
 
-/// Makes the autograd node of a call with the given inputs. Returns nullptr if no gradient is
-/// needed.
+/// Makes the autograd node of a fused operator's call with the given inputs. Returns nullptr if no
+/// gradient is needed.
 template <class NodeOfOperator, class... Tensors>
 NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   if (!is_recorded(inputs...)) {

@@ -8,15 +8,15 @@
 
 namespace tessera::detail {
 
-// Embedding: the table may be split by rows (vocabulary parallel), by columns or not at all; the
-// indices may be split too. With a table split by rows, each rank looks up its own rows and returns
-// zeros for the others: the result is a pending sum. Backward writes a dense gradient of the rank's
-// rows.
+// Embedding. The table may be sharded by rows (vocabulary parallel), by columns or not at all; the
+// indices may be sharded too. With a table sharded by rows, each rank looks up its own rows and
+// returns zeros for all other rows: the result is Partial. Backward writes a dense gradient of the
+// rank's rows.
 
 namespace {
 
-/// `weight` contains the rows from `first_row` on of a table of `total_rows` rows; if `total_rows`
-/// is negative, the whole table.
+/// Arguments: weight, indices, first_row, total_rows. `weight` has the rows from `first_row` on of
+/// a table of `total_rows` rows, or the whole table if `total_rows` is negative.
 struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                        std::int64_t, std::int64_t)> {
   static constexpr const char* name = "tessera::embedding";
@@ -49,8 +49,8 @@ at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indi
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
-/// Sharding factors (see ShardingRule) of the indices, of the result (one row per index), and of
-/// the table.
+/// Index letters (as in einsum) of the sharding rule for the indices, for the result (one row per
+/// index), and for the table.
 struct EmbeddingFactors {
   rules::TensorFactors indices, result, table;
   int row = -1;
@@ -58,13 +58,13 @@ struct EmbeddingFactors {
   EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
                    bool reduces_rows) {
     for (const std::int64_t size : of_indices.sizes) {
-      // Each shard of the indices gives a term of the table's gradient; the gradient is the sum of
-      // the terms.
+      // Each shard of the indices computes one term of the table's gradient. The gradient is the
+      // sum of these terms.
       indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
                        : rules::add_factor(rule, of_table.size(0));
-    // The rows of a rank must be contiguous, because a rank recognises its rows by a range.
+    // The rows of a rank must be contiguous, because the rank recognises its rows by a range.
     rule.factors.back().contiguous = true;
     table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
     result = indices;
@@ -88,7 +88,7 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// The gradient is split like the table. The rule must say so, because the table itself is not an
+/// Declares that the gradient is sharded like the table, although the table itself is not an
 /// argument.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
@@ -131,10 +131,10 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return Embedding::call(weight, indices, /*first_row=*/0, /*total_rows=*/-1);
 }
 
-// The product of a linear layer in fp8, with its two gradients. Each row's scale is computed from
-// the rank's part of the row, so scales need no communication; a part's values differ from the
+// The matrix product of a linear layer in fp8, with its two gradients. Each row's scale is computed
+// from the rank's part of the row, so scales need no communication. A part's values differ from the
 // whole row's only where they are subnormal (kernels/detail/fused.h). Rounding is not linear, so
-// pending sums are reduced first.
+// Partial inputs are reduced first.
 
 namespace {
 
@@ -168,7 +168,7 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// Sharding factors of the rows. `reduced`: whether the result is a sum over the rows.
+/// Index letters (as in einsum) of the rows. `reduced`: whether the result is a sum over rows.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
@@ -183,8 +183,8 @@ rules::TensorFactors with(rules::TensorFactors rows, int last) {
   return rows;
 }
 
-/// The sharding rule of a product of rows and the weight. `summed`: the dimension of the weight
-/// that the product sums over.
+/// The sharding rule of a matrix product of rows and the weight. `summed`: the dimension of the
+/// weight that the matrix product sums over.
 ShardingRule product_rule(const OpCall& call, std::size_t summed) {
   const rules::Sizes& weight = call.tensor(1).sizes;
   ShardingRule rule = rules::start(call);
@@ -227,8 +227,8 @@ at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weig
   };
   const auto node = formula_node("fp8_linear", "Fp8LinearBackward", backward, x, weight);
   if (node != nullptr) {
-    // Not saved in fp8: backward scales x along another dimension, and FSDP gathers the weight
-    // again.
+    // Saves x and weight in their own type, not in fp8. Backward scales x along another dimension,
+    // and FSDP gathers the weight again.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

@@ -19,9 +19,9 @@
 
 namespace tessera::detail {
 
-// Cross entropy over a vocabulary that may be sharded. Uses kernels and two all-reduces of numbers
-// per token (a maximum, then two sums), instead of an all-gather of the logits, which are a
-// language model's largest activation. Backward needs no communication.
+// Cross entropy over a vocabulary that may be sharded. Needs two all-reduces of numbers per token
+// (a maximum, then two sums) instead of an all-gather of the logits, a language model's largest
+// activation. Backward needs no communication.
 
 namespace {
 
@@ -114,8 +114,8 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
     return kernels::row_losses(rows, into);
   }
   const kernels::RowTerms terms = kernels::row_terms(rows);
-  // The maximum over the columns of all ranks. With it no exponential overflows, and the ranks'
-  // sums have one common scale and can be added.
+  // The maximum over the columns of all ranks. Relative to it no exponential overflows, and the
+  // sums of all ranks have one common scale.
   reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
   kernels::make_relative(rows, terms);
   reduce(*shard.group, terms.terms, ReduceOp::kSum);
@@ -129,10 +129,10 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
   kernels::logits_gradient(rows_of(logits, targets, shard, options), log_sum_exp, of_row, gradient);
 }
 
-// The cross entropy of each row of logits; with a sharded vocabulary, Megatron-LM's algorithm. A
-// lowering performs the two all-reduces, which belong to the operator itself. Cross entropy is one
-// operator, because several operators would each save a copy of the logits. It saves the logits and
-// a few numbers per row; backward recomputes the softmax without communication.
+// The cross entropy of each row of logits; with a sharded vocabulary, Megatron-LM's algorithm. The
+// operator has a lowering (lowering.h) with two all-reduces. It is one operator, because several
+// operators would each save a copy of the logits. It saves the logits and a few numbers per row;
+// backward recomputes the softmax without communication.
 
 namespace {
 
@@ -144,8 +144,8 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// `logits` contains the columns from `first_column` on of `vocabulary` columns; if `vocabulary` is
-/// negative, all columns.
+/// `logits` has the columns from `first_column` on of `vocabulary` columns, or all columns if
+/// `vocabulary` is negative.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -158,7 +158,7 @@ struct CrossEntropyBackward
       "-> Tensor";
 };
 
-/// The losses of local rows. `shard` describes the range of columns that the local rows contain.
+/// The losses of local rows. `shard` describes the range of columns that the local logits contain.
 RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                              const VocabularyShard& shard, const RowLossOptions& options) {
   check_options(options);
@@ -207,8 +207,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // The columns of a rank must be contiguous, because a rank recognises targets in its columns by a
-  // range.
+  // The columns of a rank must be contiguous, because the rank recognises targets in its columns by
+  // a range.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};
@@ -285,8 +285,8 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  // Part of the cache key: the rule's local call contains the options, so a plan is valid only for
-  // one choice of options.
+  // The numbers are part of the cache key: the local call of the sharding rule contains the
+  // options, so a plan is valid only for one choice of options.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
 }

@@ -42,7 +42,7 @@ namespace tessera {
 
 // The public handle and its free functions. They check the arguments, with messages in the caller's
 // terms, and convert placements to layouts; autograd.cpp does the rest. Functions that make a
-// tensor use make_agreed, so that with agreement checks all ranks throw if they disagree.
+// tensor use make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
 
 namespace {
 
@@ -52,8 +52,8 @@ std::string text_of(const DistributedTensor& tensor) {
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// The world ranks of the mesh whose `number` differs from that of the first rank: "1, 3"; empty if
-/// all agree. Callers pass a hash, so one number per rank is sent. Collective.
+/// The world ranks of the mesh whose `number` differs from that of the first rank, as text: "1, 3".
+/// Empty if all agree. `number` is a hash, so only one number per rank is sent. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -73,8 +73,8 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
                 " are ranks ", others, ": give the same sizes, type and placements everywhere");
 }
 
-/// Returns the result of `make`, which must not communicate. With checks_agreement(), a rank on
-/// which `make` throws still takes part in the comparison, with a text that no tensor has: the
+/// Returns the result of `make`, which must not communicate. With checks_agreement(), ranks compare
+/// the result as text. A rank on which `make` throws takes part with a text that no tensor has: the
 /// other ranks see the difference and throw, and this rank rethrows its own error.
 DistributedTensor make_agreed(const DeviceMesh& mesh,
                               const std::function<DistributedTensor()>& make) {
@@ -126,8 +126,8 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// The layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws Error
-/// for placements whose parts have other sizes.
+/// The layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws Error if
+/// the parts with `placements` would have other sizes than the parts with `layout`.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
@@ -146,8 +146,8 @@ void check_whole(const at::Tensor& tensor) {
                 "already: redistribute() changes its placements");
 }
 
-/// Returns `made`. In debug mode first compares the copies of replicated parts between ranks, which
-/// is collective.
+/// Returns `made`. With TESSERA_DEBUG=1 first compares the copies of replicated parts between
+/// ranks, which is collective.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
   const DeviceMesh& mesh = made.mesh();
   for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {
@@ -225,8 +225,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
   return DistributedTensor(detail::redistribute_with_gradient(source, {mesh(), target}, options));
 }
 
-/// Two recorded operations, so that the gradient takes the reverse path: from the local gradient's
-/// placements to a redistribution to this tensor's placements.
+/// Makes two recorded operations, so that backward first gives the local gradient its placements
+/// and then redistributes it to this tensor's placements.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
@@ -260,8 +260,8 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // Cutting a rank's shard out of a replicated tensor does not communicate; its gradient is a
-    // gather.
+    // Cutting a rank's shard out of a replicated tensor does not communicate; its backward gathers
+    // the gradient.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });
@@ -282,7 +282,7 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   }
   const auto sizes = tensor.sizes().vec();
   // Checks the arguments on all ranks before the scatter, in which ranks that disagree would wait
-  // for one another. The empty tensor is only made for its layout.
+  // for one another. The empty tensor only gives the layout and sizes.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -298,8 +298,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 
-/// Sets the flag of the gradient hook without installing a hook. The first caller that decides for
-/// a leaf is final.
+/// Marks the leaf as if the hook that redistributes its gradient were installed. The first decision
+/// for a leaf, by this function or by a use of the leaf, is final.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
@@ -310,8 +310,8 @@ bool leave_gradient_pending(const at::Tensor& leaf) {
   return true;
 }
 
-// Factories of distributed tensors. Each rank makes its shard and fills it by the global index of
-// its elements, so nothing is sent and every mesh gets the same tensor.
+// Factories of distributed tensors. Each rank makes its shard and fills the shard by the global
+// index of its elements, so nothing is sent and every mesh gets the same tensor.
 
 namespace {
 
@@ -319,9 +319,9 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
   return options.has_device() ? options : options.device(mesh.device());
 }
 
-/// Makes an empty distributed tensor without partials, calls `fill` to write its values, and then
-/// makes it partial if requested. `requires_grad` is set last, so that the result is a leaf instead
-/// of the output of a redistribution.
+/// Makes an empty distributed tensor without Partial placements, calls `fill` to write its values,
+/// and then makes it Partial if requested. `requires_grad` is set last, so that the result is a
+/// leaf instead of the output of a redistribution.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
@@ -404,8 +404,8 @@ DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const De
               [&](const at::Tensor& t) { normal_(t, 0, 1, key); });
 }
 
-// Prints distributed tensors. libtorch's printer reads memory, and a wrapper has no memory, so the
-// handle has a separate printer. It shows this rank's values and their place in the whole tensor.
+// Prints distributed tensors. libtorch's printer reads memory, and a distributed tensor has none of
+// its own. The printer here shows this rank's values and their place in the whole tensor.
 
 namespace {
 
@@ -426,8 +426,8 @@ std::string places(const DistributedTensor& tensor) {
   return blocks.empty() ? "nothing" : fmt::format("{}", fmt::join(blocks, " and "));
 }
 
-/// The values of a local tensor as text, by libtorch's printer. Below autograd, because the printer
-/// calls operators.
+/// The values of a local tensor as text, by libtorch's printer. Runs below autograd, because the
+/// printer calls operators.
 std::string values(const at::Tensor& local) {
   if (local.is_meta()) {
     return "(no values on the meta device)";
@@ -464,7 +464,7 @@ std::string to_string(const DistributedTensor& tensor) {
   if (!tensor.tensor().defined() || !tensor.layout()->is_partial()) {
     return local_to_string(tensor);
   }
-  // A pending reduction is reduced before printing, because its terms are not values of the tensor.
+  // A Partial tensor is reduced before printing, because its terms are not values of the tensor.
   const at::NoGradGuard no_grad;
   const auto reduced = tensor.redistribute(detail::gradient_layout(tensor.layout()));
   return text_of(tensor, reduced, "holds, reduced,");
@@ -474,16 +474,16 @@ std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) 
   return stream << to_string(tensor);
 }
 
-// A table of the ranks that have each block, from the layout alone, in the format of
-// torch.distributed.tensor.debug.visualize_sharding.
+// Makes a table of the ranks that have each block of a tensor, from the layout alone, in the format
+// of torch.distributed.tensor.debug.visualize_sharding.
 
 namespace {
 
 /// A range of indices [begin, end), without `end`.
 using Range = std::pair<std::int64_t, std::int64_t>;
 
-/// A range along a dimension of the block. A vector is shown as a table with one column, so a
-/// missing dimension has the range of one position.
+/// The range of `box` (a block of the global tensor) along dimension `dim`. A vector is shown as a
+/// table with one column, so a missing dimension has a range of one position.
 Range range_of(const Box& box, std::size_t dim) {
   if (dim >= box.sizes.size()) {
     return {0, 1};
@@ -557,7 +557,7 @@ std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
   return texts;
 }
 
-/// Throws Error for a list of options that is neither empty nor has one item per tensor.
+/// Throws Error unless a list of options is empty or has one item per tensor.
 void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
   TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
                 wanted, " ", of, "; give one for each, or none");
@@ -575,8 +575,8 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// The reduction of the ranks' gradients of a replicated argument, if the result has `placement` on
-/// a mesh dimension. nullopt: no reduction, because each rank has the whole gradient.
+/// How the ranks' gradients of a replicated argument are reduced, if the result has `placement` on
+/// a mesh dimension. nullopt: they are not reduced, because each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -596,7 +596,7 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     std::set<std::optional<ReduceOp>> found;
     for (const Placements& result : results) {
-      // from_local refuses a layout of any other length.
+      // Skips results whose list of placements has the wrong length; from_local refuses them.
       if (result.size() == argument.mesh_sizes().size()) {
         found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
       }
@@ -624,9 +624,8 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-/// The argument as a distributed tensor. A plain argument counts as replicated. If it needs a
-/// gradient, that gradient may be partial, because each rank may compute only the gradient of its
-/// own part of the results.
+/// The argument as a distributed tensor. A plain argument counts as replicated. Its gradient may be
+/// Partial, because each rank may compute only the gradient of its own part of the results.
 DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
   if (tessera::is_distributed(argument)) {
     return DistributedTensor(argument);

@@ -13,8 +13,8 @@
 
 namespace tessera::detail {
 
-// Selects the lowering of a call, after the rule has determined which data would be moved. The
-// other source files of this folder define the lowerings.
+// Selects the lowering (an alternative implementation) of a call, after the sharding rule has
+// determined which data would be moved. The other source files of this folder define the lowerings.
 
 namespace {
 
@@ -53,7 +53,7 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
     if (own && lowering.own_collectives) {
       return {&lowering, /*moves=*/false};
     }
-    // If two lowerings send equally many bytes, the first is used.
+    // If two lowerings (alternative implementations) send equally many bytes, the first is used.
     if (!own || *own >= bytes) {
       continue;
     }
@@ -63,8 +63,8 @@ LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound,
   return choice;
 }
 
-// Helpers that all lowerings share. The byte counts decide between a lowering and the rule, so they
-// use the unit of Step::bytes: the maximum that one rank sends.
+// Helpers of the lowerings (alternative implementations of operators). Counts of bytes decide
+// between a lowering and the sharding rule, so both count the maximum that one rank sends.
 
 namespace {
 
@@ -91,8 +91,8 @@ const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::si
   }
   const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
   const auto* impl = as_distributed(call.tensors[index]);
-  // Excludes a partial tensor, whose elements are unknown before it is reduced; the sharding rule
-  // handles it.
+  // A Partial tensor is excluded: its elements are unknown before it is reduced, and the sharding
+  // rule handles such a tensor.
   return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
 }
 

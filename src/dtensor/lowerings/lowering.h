@@ -22,37 +22,37 @@ namespace tessera::detail {
 using Arguments = std::span<const c10::IValue>;
 using Results = std::vector<c10::IValue>;
 
-/// An alternative implementation of an operator for calls whose rule would gather an input: each
-/// rank works on its shard, and only data of the result's size are exchanged. A lowering is a
-/// composition of operators on distributed tensors, or local work that depends on the rank's
-/// elements.
+/// An alternative implementation of an operator, for calls whose sharding rule would gather an
+/// input. Each rank works on its shard, and only data of the result's size are exchanged. A
+/// lowering is composed of operators on distributed tensors, or of local work that depends on which
+/// elements the rank has.
 struct Lowering {
   /// Name of the operator; the prefix "aten::" of libtorch's operators is omitted.
   std::string_view name;
   /// Returns the bytes that one rank sends with this lowering; nullopt if the lowering does not
-  /// support the call. A pure function of the data in the call's cache key.
+  /// support the call. Depends only on data that is in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
-  /// Computes the results. Below autograd. Collective if bytes() isn't 0.
+  /// Computes the operator's results, below autograd. Collective if bytes() isn't 0.
   Results (*run)(Arguments arguments);
-  /// Whether communication is the purpose of the operator, as in a sharded loss, so that the caller
-  /// has requested it even in a strict scope. Such a lowering is used for every call that it
-  /// supports, whatever it sends.
+  /// Whether communication is the purpose of the operator, as in a sharded loss. The caller has
+  /// then requested the communication, even in a StrictScope. Such a lowering is used for every
+  /// call that it supports, however many bytes it sends.
   bool own_collectives = false;
 };
 
-/// The lowering that sends the least, for a call that would otherwise send `bytes` per rank. Empty
-/// if no lowering sends less.
+/// The lowering (alternative implementation) that sends the fewest bytes, for a call that would
+/// otherwise send `bytes` per rank. Empty if no lowering sends fewer.
 struct LoweringChoice {
   const Lowering* lowering = nullptr;
   bool moves = false;  ///< whether the lowering communicates without the caller's request
 };
 LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes);
 
-/// All lowerings of one operator.
+/// All lowerings (alternative implementations) of one operator.
 std::span<const Lowering> lowerings_of(const OperatorInfo& info);
 
-/// Registers lowerings, as a static object in the file that defines them. Put all lowerings of one
-/// operator in one object; otherwise their order depends on the linker.
+/// Registers lowerings (alternative implementations), as a static object in the defining file. Put
+/// all lowerings of one operator in one object; otherwise their order depends on the linker.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> lowerings);
 };
@@ -69,25 +69,25 @@ namespace tessera::detail {
 
 using Dims = std::vector<std::int64_t>;
 
-/// The impl of argument `arg`. nullptr if the argument is None, plain, or partial, which no
-/// lowering supports.
+/// The DistributedTensorImpl of argument `arg`. nullptr if the argument is None, plain, or Partial,
+/// which no lowering supports.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
 
-/// The dimensions that argument `arg` names, in ascending order. All dimensions if the argument is
-/// None or empty.
+/// The dimensions that argument number `arg` lists, in ascending order. All dimensions if the
+/// argument is None or empty.
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
-/// The dimensions that the given argument value names; the value is an int or a list.
+/// The dimensions that an argument's value lists; the value is an int or a list.
 Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
 Dims all_dims(std::int64_t ndim);
 
-/// The mesh dimensions that shard the tensor dimensions `dims`: sorted by `dims`, then in the order
-/// in which they shard a dimension.
+/// The mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`. For one
+/// tensor dimension, they are in the order in which they shard it.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// The number of ranks in a group over `mesh_dims`.
 std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
 
-/// The number of elements along `dims` of the global tensor: those that are reduced to one result.
+/// The number of elements of the global tensor that are reduced to one result over `dims`.
 std::int64_t numel_along(const TensorSpec& spec, const Dims& dims);
 /// The number of results of a reduction over `dims` on the rank with the most results.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
@@ -98,13 +98,13 @@ struct Reduction {
   const TensorSpec& spec;
   Dims dims;
 };
-/// The reduction of argument 0 over the dimensions that argument number `dims` names, or over all
+/// The reduction of argument 0 over the dimensions that argument number `dims` lists, or over all
 /// dimensions if `dims` is negative. nullopt if no lowering supports the reduction. A tensor
-/// without elements is gathered, so that libtorch throws its own error.
+/// without elements is not supported: it is gathered, so that libtorch throws its own error.
 std::optional<Reduction> reduction_of(const BoundCall& call, int dims);
 
 /// The sizes and layout of the result of a reduction over `dims`. With `partial`, the layout is
-/// partial over the mesh dimensions that shard `dims`.
+/// Partial over the mesh dimensions that shard `dims`.
 struct ReducedSpec {
   std::vector<std::int64_t> sizes;
   LayoutPtr layout = nullptr;
@@ -112,8 +112,8 @@ struct ReducedSpec {
 ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
                          std::optional<ReduceOp> partial = {});
 
-/// `tensor` with its pending reductions done. Collective if there are pending reductions. Below
-/// autograd.
+/// Returns `tensor` with Replicate in place of Partial. Collective if `tensor` is Partial. Runs
+/// below autograd.
 at::Tensor reduce_partial(const at::Tensor& tensor);
 /// Like reduce_partial(), for several tensors of one shape and layout, with a single collective.
 std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors);

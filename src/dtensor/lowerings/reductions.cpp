@@ -27,21 +27,20 @@
 
 namespace tessera::detail {
 
-// Maxima and minima over a sharded dimension. Without indices, the result is a Partial(max) or
-// Partial(min), which needs no communication here. With indices, communicators have no suitable
-// reduction, so ranks exchange their candidates: each rank's best value and its index.
+// Maxima and minima over a sharded dimension. Without indices, the result is Partial(max) or
+// Partial(min), without communication here. With indices, communicators have no suitable reduction,
+// so ranks exchange their candidates: each rank's best value and its index.
 
 namespace {
 
-/// The index of a candidate that must not win. Every real index is smaller.
+/// The index of a candidate that must not be selected. Every real index is smaller.
 constexpr auto kNowhere = std::numeric_limits<std::int64_t>::max();
 
-/// The initial value of a maximum or minimum of elements of type T, which no element can make
-/// worse.
+/// The initial value of a maximum or minimum over elements of type T: it never replaces an element.
 template <class T>
 at::Scalar identity_of(ReduceOp op) {
-  // Integers have no infinity, so their smallest or largest value is used. For bool these are false
-  // and true.
+  // Integers have no infinity, so their smallest or largest value is used. For bool, false and true
+  // are used.
   using Limits = std::numeric_limits<T>;
   if (op == ReduceOp::kMax) {
     return Limits::has_infinity ? T(-Limits::infinity()) : Limits::lowest();
@@ -59,7 +58,7 @@ at::Tensor identity(c10::IntArrayRef sizes, ReduceOp op, const at::TensorOptions
   return at::full(sizes, value, options);
 }
 
-/// A call with the arguments (self, dim?, keepdim).
+/// An argmax-like or max-like call with the arguments (self, dim?, keepdim).
 struct ExtremumCall {
   explicit ExtremumCall(Arguments arguments)
       : impl(impl_of(arguments[0].toTensor())),
@@ -90,8 +89,8 @@ bool has_no_elements_along(const ExtremumCall& call) {
   return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
 }
 
-// Maxima and minima without indices: the result is Partial; an empty shard contributes the identity
-// of the reduction.
+// Maxima and minima without indices: the result is Partial. An empty shard contributes a value that
+// changes no maximum or minimum.
 
 std::optional<double> bytes_of_values(const BoundCall& bound) {
   const auto reduction = reduction_of(bound, 1);
@@ -111,8 +110,7 @@ at::Tensor partial_extremum(const ExtremumCall& call) {
                     ? identity(kept_sizes(call), kOp, local.options())
                     : (kLargest ? local.amax(call.dims, true) : local.amin(call.dims, true));
   return make_distributed(
-      // The values have the reduced dimensions with size 1, but the result may lack these
-      // dimensions.
+      // In `values` the reduced dimensions have size 1, but the result may lack these dimensions.
       values.reshape(local_sizes({call.spec.sharding.mesh, result.layout}, result.sizes)),
       {call.spec.sharding.mesh, result.layout}, result.sizes);
 }
@@ -141,7 +139,7 @@ std::optional<double> bytes_of_candidates(const BoundCall& bound) {
     return std::nullopt;
   }
   const auto& [spec, dims] = *reduction;
-  // Bytes of an all-gather: each rank's candidates are sent to all other ranks.
+  // An all-gather sends each rank's candidates to all other ranks.
   const auto ranks =
       group_size(spec.sharding.layout, sharding_mesh_dims(spec.sharding.layout, dims));
   const auto each = static_cast<std::int64_t>(c10::elementSize(spec.dtype) + sizeof(std::int64_t));
@@ -182,7 +180,7 @@ Candidates best_of_shard(const ExtremumCall& call) {
     if (local.is_meta()) {
       return {local.flatten().narrow(0, 0, 1), index};
     }
-    // The index is translated on the host; on a GPU this waits for the device.
+    // item() reads the local index from the device; on a GPU the host waits for the device.
     const auto position = index.template item<std::int64_t>();
     return {local.reshape({-1}).narrow(0, position, 1),
             at::full({1}, global_flat_index(call, position), longs)};
@@ -194,13 +192,13 @@ Candidates best_of_shard(const ExtremumCall& call) {
   return {values, global.index_select(0, indices.reshape({-1})).view_as(indices)};
 }
 
-/// A contiguous copy. contiguous() would not change the strides of a tensor with at most one
-/// element, and such strides may not permit a view as another type.
+/// Returns a contiguous copy. contiguous() would not change the strides of a tensor with at most
+/// one element, and such strides may not permit a view as another type.
 at::Tensor packed_copy(const at::Tensor& tensor) {
   return tensor.clone(at::MemoryFormat::Contiguous);
 }
 
-/// All ranks' candidates. The bytes of values and indices are sent together, in one collective.
+/// Gathers all ranks' candidates. Values and indices are sent together, in one collective.
 Candidates gather(const Candidates& own, comm::Communicator& group) {
   const auto bytes_of = [](const at::Tensor& tensor) {
     return packed_copy(tensor).view({-1, 1}).view(at::kByte);
@@ -219,8 +217,8 @@ Candidates gather(const Candidates& own, comm::Communicator& group) {
   return {unpack(0, own.values), unpack(own.values.element_size(), own.indices)};
 }
 
-/// Selects the best of all ranks' candidates. Of equal candidates, or several NaNs, selects the one
-/// with the lowest global index.
+/// Selects the best of all ranks' candidates. Of several equal values or NaNs, selects the one with
+/// the lowest global index.
 template <bool kLargest>
 Candidates best_of(const Candidates& all) {
   // amax and amin return NaN if any value is NaN. Such a result needs isnan(), because a NaN is not
@@ -259,7 +257,7 @@ Results run_extremum_index(Arguments arguments) {
 }
 
 // Vector norms over a sharded dimension: the sums of powers are all-reduced, then the root is
-// taken. Orders without a root (0, 1, infinity) are plain reductions and have a rule
+// taken. Orders without a root (0, 1, infinity) are plain reductions and have a sharding rule
 // (src/core/rules/reduction.cpp).
 
 /// The positions of the arguments in the schema of a norm operator; -1 if the operator has no such
@@ -286,8 +284,8 @@ std::optional<double> bytes_of_norm(const BoundCall& bound) {
   }
   const auto& [spec, dims] = *reduction;
   const auto order = order_of(bound);
-  // The infinity norm is the maximum of absolute values (order -inf: the minimum), so the result is
-  // Partial(max) or Partial(min), without communication.
+  // The infinity norm is the maximum (for order -inf the minimum) of absolute values, so the result
+  // is Partial(max) or Partial(min), without communication.
   if (std::isinf(order)) {
     return 0;
   }
@@ -310,7 +308,7 @@ Results run_norm(Arguments arguments) {
     return {order > 0 ? sizes.amax(dims, keepdim) : sizes.amin(dims, keepdim)};
   }
   // The sum is accumulated in libtorch's arithmetic type, because squares overflow half precision.
-  // The sharding rule of the sum leaves its result partial.
+  // The result is Partial.
   const auto sum =
       at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
   return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
@@ -326,12 +324,12 @@ std::optional<double> bytes_of_norms(const BoundCall& bound) {
     }
     bytes += all_reduce_bytes(*impl->spec(), all_dims(tensor.dim()), 1);
   }
-  // Infinite orders are excluded, because run_norms supports only sums.
+  // Infinite orders are excluded, because run_norms reduces only sums.
   return std::isinf(order_of(bound)) ? std::nullopt : std::optional(bytes);
 }
 
-/// The indices of the tensors, grouped by layout and type, because tensors of one layout and type
-/// can be stacked. Groups are in the order of the list, so that all ranks find equal groups.
+/// The indices of the tensors, grouped by layout and type, because only tensors of one layout and
+/// type can be stacked. Groups are in the order of the list, so that all ranks find equal groups.
 std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
   const auto is_like = [&](std::size_t a, std::size_t b) {
     return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
@@ -382,7 +380,7 @@ std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
     return std::nullopt;
   }
   const auto& [spec, dims] = *reduction;
-  // Counts bytes in the arithmetic type, in which sums are sent; it is wider than half precision.
+  // Counts the bytes of the arithmetic type, in which sums are sent; wider than half precision.
   const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
   return 2 *
          all_reduce_bytes(spec, dims, static_cast<double>(math * most_local_results(spec, dims)));
@@ -408,11 +406,11 @@ Results run_logsumexp(Arguments arguments) {
 }
 
 struct Moments {
-  /// Mean and variance in the arithmetic type; reduced dimensions have size 1.
+  /// Mean and variance in libtorch's arithmetic type; reduced dimensions have size 1.
   at::Tensor mean, variance;
 };
 
-/// Arguments: (self, dims?, correction?, keepdim). Sums squares of differences from the mean,
+/// Arguments: (self, dims?, correction?, keepdim). Sums the squares of differences from the mean,
 /// because E(x^2) - E(x)^2 would cancel.
 Moments moments_of(Arguments arguments) {
   const auto& self = arguments[0].toTensor();
@@ -420,7 +418,7 @@ Moments moments_of(Arguments arguments) {
   const auto values = self.to(at::toOpMathType(self.scalar_type()));
   const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), dims));
   const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
-  // Two all-reduces, one after the other, because the squares need the mean.
+  // Makes two all-reduces, one after the other, because the squares need the mean.
   const auto mean = reduce_partial(values.sum(dims, true)) / count;
   const auto centred = values - mean;
   const auto squares = reduce_partial((centred * centred).sum(dims, true));
@@ -444,7 +442,7 @@ Results run_moments(Arguments arguments) {
   return results;
 }
 
-// The mean of a loss with sharded samples: a sum, divided by the total weight over all shards.
+// The mean of a loss over a sharded batch: a sum, divided by the total weight over all shards.
 
 /// Bytes that one rank sends for one all-reduce of the loss and the total weight.
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
@@ -455,7 +453,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   const auto& spec = *self->spec();
   Dims samples = all_dims(static_cast<std::int64_t>(spec.sizes.size()));
   const std::size_t classes = samples.size() > 1 ? 1 : 0;
-  // Each sample reads the score of one class, so the dimension of classes must not be sharded.
+  // The loss of a sample reads the score of one class, so the class dimension must not be sharded.
   if (!sharding_mesh_dims(spec.sharding.layout, {static_cast<std::int64_t>(classes)}).empty()) {
     return std::nullopt;
   }
@@ -465,13 +463,13 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 /// Arguments: (self, target, weight, reduction, ignore_index)
 template <auto kForward>
 Results run_mean(Arguments arguments) {
-  // Computes the sum first; the rule leaves the sum and the weight partial. Shards have different
-  // weights, because of their sizes, classes and ignored samples.
+  // Computes the sum first; the sharding rule makes the sum and the weight Partial. Shards have
+  // different weights, because of their sizes, classes and ignored samples.
   const auto [sum, weight] =
       kForward(arguments[0].toTensor(), arguments[1].toTensor(),
                arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());
   const auto total = reduce_partials_together({sum, weight});
-  // A clone, because unbind returns views, but the operator must return separate tensors.
+  // unbind returns views, but the operator must return separate tensors: weight is cloned.
   return {total[0] / total[1], total[1].clone()};
 }
 
@@ -483,7 +481,7 @@ std::optional<double> bytes_of_equal(const BoundCall& bound) {
   if (self == nullptr || other == nullptr || self->local().is_meta()) {
     return std::nullopt;
   }
-  // Compares only the shardings, because equal() ignores strides.
+  // Compares the mesh, layout and sizes, but not the strides, because equal() ignores strides.
   const bool alike = self->spec()->sharding == other->spec()->sharding &&
                      self->spec()->sizes == other->spec()->sizes;
   return alike ? std::optional(all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1))
@@ -503,7 +501,7 @@ Results run_equal(Arguments arguments) {
   }
   const auto verdict =
       reduce_partial(make_distributed(local, {spec.sharding.mesh, result.layout}, result.sizes));
-  // The host reads the result; on a GPU this waits for the device.
+  // item() reads the result from the device; on a GPU the host waits for the device.
   return {local_tensor(verdict).item<bool>()};
 }
 

@@ -16,8 +16,8 @@
 
 namespace tessera::detail {
 
-// Reads an operator's schema, tags, traits and rule into one OperatorInfo, once per process, so
-// that calls need not read schemas or names again.
+// Reads an operator's schema, tags, traits and sharding rule into one OperatorInfo, once per
+// process, so that calls need not read schemas or names again.
 
 namespace {
 
@@ -37,9 +37,9 @@ bool is_number(const c10::Type& type) {
          is_or_is_optional(type, c10::TypeKind::FloatType);
 }
 
-/// The kind of an argument, which determines what of it is in a call's cache key. Scalars that no
-/// rule reads vary from step to step (a learning rate); with their values in the cache key, each
-/// step would need new plans.
+/// The kind of an argument determines what a call's cache key contains of it. Scalars that no
+/// sharding rule reads vary from step to step (a learning rate). With their values in the cache
+/// key, each step would need new plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -73,7 +73,7 @@ bool holds_tensors(const c10::Type& type) {
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
 }
 
-/// Index of the argument with the alias set of the result `returned`, or -1.
+/// Index of the argument that shares an alias set with the result `returned`, or -1.
 int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -103,7 +103,7 @@ void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& 
   }
 }
 
-/// Reads the argument kinds from the schema. Requires that info.rule is set. Uses real_type(),
+/// Reads the argument kinds from the schema. info.rule must be set before. Uses real_type(),
 /// because type() reports a ScalarType as an int.
 void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -119,7 +119,7 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
 
 /// Reads the results from the schema. A result with a written alias set is an argument (in place,
 /// out=). A result with an alias set that is only read is a view. Alias sets are not compared,
-/// since the set of split ("a -> *") grows.
+/// since the alias set of split ("a -> *") changes.
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();
@@ -136,8 +136,8 @@ void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   }
 }
 
-/// Whether libtorch decomposes the operator above autograd, before it reaches kDistributedKey.
-/// libtorch does not if a kernel for a backend or for autograd exists.
+/// Whether libtorch decomposes the operator above autograd, before kDistributedKey. libtorch does
+/// not decompose an operator that has a kernel for a backend or for autograd.
 bool is_composite(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   constexpr std::array kBefore{DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::Autograd,
@@ -149,8 +149,8 @@ bool is_composite(const c10::OperatorHandle& op) {
 /// Whether a call runs the operators of which this operator is composed.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  // A random operator is decomposed whatever kind of composite kernel it has: rand_like is
-  // empty_like and uniform_.
+  // A random operator is decomposed whatever kind of composite kernel it has. For example,
+  // rand_like is empty_like and uniform_.
   const bool composite =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
       (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
@@ -163,7 +163,7 @@ c10::OperatorName operator_name(const std::string& name) {
   return {name.substr(0, dot), dot < name.size() ? name.substr(dot + 1) : ""};
 }
 
-/// Suggestions for a message about the operator name `missing`: other overloads of the operator;
+/// Suggestions for a message about the unknown operator `missing`: other overloads of the operator;
 /// otherwise all operators of its library, except for libtorch, which has thousands.
 std::string operators_like(const c10::OperatorName& missing) {
   constexpr std::size_t kShown = 5;
@@ -186,9 +186,9 @@ std::string operators_like(const c10::OperatorName& missing) {
                      fmt::join(found.begin(), end, ", "), end == found.end() ? "" : ", ...");
 }
 
-/// Checks of rules that the program registered: whether each rule's operator exists, and whether
-/// the rule will be used. The checks are here because core does not know operators. Runs at the
-/// first use of any operator.
+/// Checks the sharding rules that the program registered: whether each rule's operator exists, and
+/// whether the rule will be used. The checks are not in src/core, which does not know operators.
+/// They run at the first use of any operator.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);
@@ -252,7 +252,7 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   }
 
   static std::mutex mutex;
-  // Never destroyed, because cache keys contain addresses of these objects.
+  // The map is never destroyed, because cache keys contain addresses of its objects.
   static auto& all = *new std::unordered_map<c10::OperatorName, std::unique_ptr<OperatorInfo>>;
   std::lock_guard lock(mutex);
   auto& info = all[op.operator_name()];
@@ -264,10 +264,10 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   return *info;
 }
 
-// The table of special properties of single operators. All dispatch behaviour that depends on an
-// operator's name is in this table, except lowerings, which have separate tables
-// (src/dtensor/lowerings/). Each row lists the operators with one trait; an operator may be in
-// several rows.
+// The table of special properties (traits) of single operators. All dispatch behaviour that depends
+// on an operator's name is in this table, except for alternative implementations, which have
+// separate tables (src/dtensor/lowerings/). Each row lists the operators with one trait; an
+// operator may be in several rows.
 
 namespace {
 
@@ -283,7 +283,7 @@ constexpr std::array kTraitRows{
 
     TraitRow{Trait::kForeach, "_foreach_*"},
 
-    // Operators that make zeros in backward, and operators that write to such zeros.
+    // Operators that make zeros in gradient formulas, and operators that write to such zeros.
     TraitRow{Trait::kNewZeros, "new_zeros zeros_like"},
     TraitRow{Trait::kWritesGradients, "masked_fill_.Tensor", "masked_fill.Tensor"},
     TraitRow{Trait::kWritesGradients, "masked_fill_.Scalar", "masked_fill.Scalar"},
@@ -294,7 +294,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kWritesGradients, "index_put_ _index_put_impl_", "index_put"},
     TraitRow{Trait::kWritesGradients, "put_", "put"},
 
-    // Operators with their own kernels in src/dtensor/overrides/.
+    // Operators that have kernels of this library in src/dtensor/overrides/.
     TraitRow{Trait::kOwnKernel, "detach is_same_size _has_compatible_shallow_copy_type"},
     TraitRow{Trait::kOwnKernel, "max_pool1d kron.out matmul.out"},
     TraitRow{Trait::kOwnKernel, "tensor_split.tensor_indices_or_sections ctc_loss.Tensor"},
@@ -313,7 +313,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // Operators in which a number must not be applied to the terms of a sum one by one.
+    // Operators whose number must not be applied to the terms of a Partial sum one by one.
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
     TraitRow{Trait::kDivides, "_foreach_div.* _foreach_div_.*"},
@@ -333,8 +333,8 @@ constexpr std::array kTraitRows{
 
 }  // namespace
 
-/// Looks up the traits of one operator. Called once for each operator. Operators of other libraries
-/// have no traits.
+/// Looks up the traits of one operator, once per operator. Operators of other libraries than
+/// libtorch have no traits.
 OperatorTraits::OperatorTraits(std::string_view name) {
   if (!name.starts_with(kNamespace)) {
     return;
@@ -358,7 +358,7 @@ std::span<const TraitRow> trait_rows() {
   return kTraitRows;
 }
 
-/// Names are separated by exactly one blank, even where a literal continues on the next line.
+/// Splits at single blanks: the table has exactly one blank between names, also across lines.
 std::vector<std::string> names_in(std::string_view text) {
   std::vector<std::string> names;
   for (std::size_t at = 0; at < text.size();) {
@@ -381,13 +381,13 @@ bool covers(std::string_view pattern, std::string_view name) {
   return name == pattern;
 }
 
-// Converts between libtorch's values and core's values: a call's stack to an OpCall, and a rule's
-// arguments to libtorch values. Only this file knows both types of values.
+// Converts between libtorch's values and the values of src/core, which does not use libtorch: a
+// call's stack to an OpCall, and a rule's arguments to libtorch values.
 
 namespace {
 
-/// Binds a tensor. An undefined tensor becomes None, because rules and plans number only defined
-/// tensors.
+/// Binds a tensor. An undefined tensor becomes None, because sharding rules and plans number only
+/// defined tensors.
 Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
   if (!value.isTensor() || !value.toTensor().defined()) {
     return {};
@@ -424,7 +424,7 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// The kind of a libtorch type. Core cannot compute it, because core does not use c10.
+/// The kind of a libtorch type, for src/core, which does not use c10.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {
@@ -482,8 +482,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// Numbers of kind kScalar are bound without their value: their values are in no cache key, so a
-/// rule must not depend on them. OperatorInfo uses kScalar only if the rule reads no numbers.
+/// Numbers of kind kScalar are bound without value: no cache key contains their values, so no rule
+/// may depend on them. OperatorInfo uses kScalar only if the sharding rule reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;
@@ -549,8 +549,8 @@ c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
   return std::visit(Convert{type, tensors}, argument);
 }
 
-/// Classifies a number. The cache key and rule_of_call must classify it in the same way, so both
-/// call this function.
+/// Classifies a number. The cache key and rule_of_call must classify a number in the same way, so
+/// both call this function.
 NumberType number_type(const c10::IValue& value) {
   return value.isInt()             ? number_type(value.toInt())
          : value.isDouble()        ? number_type(value.toDouble())
@@ -560,9 +560,9 @@ NumberType number_type(const c10::IValue& value) {
                                    : NumberType::kOther;
 }
 
-/// The class of a wrapped number, such as the 2.0 in at::mul(x, 2.0), which is on the host and may
-/// be read. The value of any other tensor is data: reading it could wait for a GPU, and a plan must
-/// not depend on it.
+/// The class of a wrapped number, such as the 2.0 in at::mul(x, 2.0), which is in CPU memory and
+/// may be read. The value of any other tensor is not read: a read could wait for a GPU, and a plan
+/// must not depend on tensor values.
 NumberType number_type(const at::Tensor& tensor) {
   if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;

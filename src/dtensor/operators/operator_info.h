@@ -28,7 +28,7 @@ enum class Trait : std::uint8_t {
   kNativeDropout,  ///< dropout that draws by global element (run_native_dropout in run_local.h)
   kForeach,  ///< a foreach operator: takes lists, and each position of the lists is a separate call
   kWritesGradients,  ///< an operator with which gradient formulas write into zeros (fallback.cpp)
-  kNewZeros,         ///< an operator with which gradient formulas make these zeros (fallback.cpp)
+  kNewZeros,         ///< an operator with which gradient formulas make zeros (fallback.cpp)
   kOwnKernel,        ///< has a kernel in src/dtensor/overrides/ instead of a plan
   kHelperTensors,    ///< composed, and makes plain helper tensors (composite_kernels.cpp)
   // Properties of the operator's arguments and results:
@@ -37,7 +37,7 @@ enum class Trait : std::uint8_t {
   kUnsafeView,     ///< its result may be a copy instead of a view
   kLeavesMemory,   ///< returns memory without values
   kReadsOneValue,  ///< returns one value to the host; strict scopes permit its communication
-  // Numbers that must not be applied to the terms of a sum one by one:
+  // Numbers that must not be applied to the terms of a Partial sum one by one:
   kNumberBesideSum,  ///< its number neither multiplies nor divides the sum
   kDivides,  ///< the number is a divisor, so zero must not be applied to terms, like infinity
   // Operators that may throw on some ranks only:
@@ -45,18 +45,18 @@ enum class Trait : std::uint8_t {
   kFailsByElement,  ///< may throw for an invalid index or value, which may be on one rank only
 };
 
-/// The traits of one operator, from the tables of traits.
+/// The traits of one operator, from the table in operator_info.cpp.
 class OperatorTraits {
  public:
-  /// `name`: the operator's full name, such as "aten::add.Tensor". The constructor looks it up in
-  /// the table in operator_info.cpp.
+  /// `name`: the operator's full name, such as "aten::add.Tensor". The constructor looks the name
+  /// up in the table in operator_info.cpp.
   explicit OperatorTraits(std::string_view name);
 
   bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
 
   /// For kWritesGradients: the functional form of the operator, without "aten::".
   std::string_view functional() const { return functional_; }
-  /// For kRandomInplace: the function that draws the numbers.
+  /// For kRandomInplace: the function that draws the operator's random numbers.
   RandomFill fill() const { return fill_; }
 
  private:
@@ -65,7 +65,7 @@ class OperatorTraits {
   RandomFill fill_ = nullptr;
 };
 
-/// A row of the table of traits.
+/// A row of the table of traits: one trait, and the operators that have it.
 struct TraitRow {
   Trait trait;
   /// Operators without "aten::", separated by blanks. "mul_.Tensor" is one overload; "mul_.*" is
@@ -81,8 +81,8 @@ std::vector<std::string> names_in(std::string_view text);
 /// row of the table.
 bool covers(std::string_view pattern, std::string_view name);
 
-/// Properties of an operator for dispatch: its schema, read once, and the operator's traits and
-/// rule.
+/// The properties of an operator that dispatch needs: its schema, read once, its traits, and its
+/// sharding rule.
 struct OperatorInfo {
   enum class ArgumentKind : std::uint8_t {
     kTensor,              ///< schema types Tensor and Tensor?
@@ -107,24 +107,24 @@ struct OperatorInfo {
   std::vector<Return> returns;
   std::vector<int> written;  ///< indices of the arguments that the operator writes to
   int viewed = -1;           ///< index of the argument that the results are views of, or -1
-  // Index of the operator's argument with the name of each member here, or -1.
+  // Indices of the arguments `device` and `generator`, or -1 if the operator has none.
   int device = -1;
   int generator = -1;
   int check_errors = -1;  ///< a factorisation with this argument throws only if it is true
   int stride = -1;        ///< strides in memory; not the stride of a convolution
-  /// Index of the argument storage_offset, or -1; only for Trait::kViewsMemory.
+  /// Index of the argument storage_offset, or -1; set only for Trait::kViewsMemory.
   int storage_offset = -1;
   bool takes_tensors = false;
-  /// CompositeImplicitAutograd: the operator is composed of other operators.
+  /// Whether the operator is composed of other operators (CompositeImplicitAutograd).
   bool decomposes = false;
-  /// The operator changes the shape of an argument in place (t_, squeeze_).
+  /// Whether the operator changes the shape of an argument in place (t_, squeeze_).
   bool changes_shape = false;
   bool draws_random = false;
   bool is_own = false;  ///< the operator belongs to another library, so autograd may not know it
   bool writes_lists = false;  ///< like _foreach_add_: writes to its first list, returns nothing
 
-  // The operator's entries in the tables of traits and rules. `rule` is null for an operator
-  // without a sharding rule.
+  // The operator's entries in the tables of traits and sharding rules. `rule` is null for an
+  // operator without a sharding rule.
   OperatorTraits traits;
   /// The operator's functional form; see OperatorTraits::functional.
   std::optional<c10::OperatorHandle> functional;
@@ -150,8 +150,8 @@ namespace tessera::detail {
 
 // An operator call in the form that its sharding rule reads.
 
-/// What a call's cache key contains of a number that no rule reads: its type, and whether the terms
-/// of a sum may be multiplied or divided by it one by one.
+/// What a call's cache key contains of a number that no sharding rule reads: the type, and whether
+/// the terms of a Partial sum may be multiplied or divided by the number one by one.
 enum class NumberType : std::uint8_t {
   kInteger = 1,
   kDouble,
@@ -163,7 +163,7 @@ enum class NumberType : std::uint8_t {
   kNotFinite,
   kNotFiniteOther
 };
-// Zero and non-finite numbers are separate classes of numbers (see rule_of_call).
+// Zero and non-finite numbers have their own NumberType (see rule_of_call).
 inline NumberType number_type(bool) {
   return NumberType::kBool;
 }
@@ -180,18 +180,18 @@ inline NumberType number_type(const c10::complex<double>& value) {
   return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
 }
 NumberType number_type(const c10::IValue& value);
-/// The type of a wrapped number; kNone for any other plain tensor.
+/// The type of a wrapped number, such as 2.0 in at::mul(x, 2.0); kNone for other plain tensors.
 NumberType number_type(const at::Tensor& tensor);
 
-/// A call in the form that its sharding rule reads, and the tensors of the call. Undefined tensors
-/// are None.
+/// A call in the form that its sharding rule reads, and the tensors of the call. An undefined
+/// tensor is None.
 struct BoundCall {
   OpCall call;
   std::vector<at::Tensor> tensors;
 };
 
 /// `arguments`: one value for each argument of the schema. Copies the references and sizes of all
-/// tensors, so calls with plans of kinds kDirect and kLocal do not use it.
+/// tensors, so calls with plans of kinds kDirect and kLocal do not use bind_call().
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
 /// A rule's argument as a libtorch value of `type`. A reference to a tensor is looked up in

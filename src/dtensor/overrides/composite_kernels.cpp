@@ -31,15 +31,15 @@
 
 namespace tessera::detail {
 
-// Composite operators whose composition in libtorch does not work on distributed tensors. Each
-// kernel here uses libtorch's own implementation for plain tensors. For distributed tensors it
-// calls operators that are dispatched to the fallback. operator_info.cpp lists the names
-// (kOwnKernel, kHelperTensors).
+// Composite operators whose composition in libtorch does not work on distributed tensors. For plain
+// tensors, each kernel here uses libtorch's own implementation. For distributed tensors it is
+// composed of operators that work on them. operator_info.cpp lists the names (kOwnKernel,
+// kHelperTensors).
 
 namespace {
 
-// Operators that read memory. A distributed tensor has no memory, so the kernels here gather the
-// tensor first.
+// Operators that read memory. A distributed tensor has no memory of its own, so the kernels here
+// gather the tensor first.
 
 at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
@@ -49,8 +49,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// Refuses a mix of plain and distributed tensors before any collective; otherwise one of the inner
-/// operators would refuse it later.
+/// Refuses a mix of plain and distributed tensors before any collective. Otherwise one of the inner
+/// operators would refuse the mix later.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -88,8 +88,8 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return composite::tensor_split(self, whole(where), dim);
 }
 
-// Operators that use a special CPU kernel if no gradient is needed. That kernel reads memory, which
-// a distributed tensor does not have, so the operators of the autograd path run instead.
+// Operators for which libtorch uses a CPU kernel that reads memory if no gradient is needed. A
+// distributed tensor has no memory, so the operators of the autograd path run instead.
 
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
@@ -100,7 +100,7 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::I
       at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
 }
 
-// libtorch's reshape computes the size for -1 before it calls view, which fails for a tensor
+// libtorch's reshape computes the size for -1 before the call of view, and fails for a tensor
 // without elements. complete_sizes finds the size by comparison with the input's sizes.
 
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
@@ -118,10 +118,10 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   return composite::reshape(self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
 }
 
-// Gradient formulas that start with a plain tensor of zeros, into which a distributed gradient
+// Gradient formulas that make plain zeros and write the gradient into them. A distributed gradient
 // would have to be gathered. In the kernels here the zeros have the gradient's layout.
 
-/// The backward of max.dim, sort, topk and others.
+/// The backward of max.dim, sort, topk and other operators that select values.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
                                               const at::Tensor& indices,
                                               c10::SymIntArrayRef symbolic_sizes, bool keepdim) {
@@ -136,7 +136,7 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
 
 // Operators whose result starts as a plain tensor of zeros.
 
-/// Reads the values of the tensor only for checks that libtorch makes too.
+/// Reads the values of `self` only for checks that libtorch makes too.
 at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   if (!tessera::is_distributed(self)) {
     return composite::one_hot(self, num_classes);
@@ -156,8 +156,8 @@ at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
   return self.unsqueeze(-1).eq(at::arange(num_classes, self.options())).to(at::kLong);
 }
 
-// Operators that make plain tensors themselves (a mask, a window, positions). Such a helper tensor
-// is equal on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
+// Operators that make plain helper tensors (a mask, a window, positions). A helper tensor is equal
+// on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
 
 /// Converts plain results on the stack to replicated distributed tensors: a plain helper tensor is
 /// equal on all ranks.
@@ -266,8 +266,8 @@ void implement_composite_kernels(torch::Library& library) {
   implement_in_scope(library);
 }
 
-// Registered on all keys that a call may reach: above autograd, where composite operators are
-// decomposed, and below it, where reshape has a plan.
+// Registers the kernels on all keys that a call may reach. Above autograd, composite operators are
+// decomposed; below autograd, reshape is an operator with a plan.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_composite_kernels(library);
 }
@@ -282,7 +282,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
 
 // Bernoulli operators for which libtorch's kernels draw sequentially: with one probability per
 // element, and into a new tensor. For distributed tensors, the kernels here are composed of
-// operators that draw by global element. plain_random.cpp does this for plain tensors.
+// operators that draw by global element. plain_random.cpp does the same for plain tensors.
 
 using torch::jit::Stack;
 
@@ -324,13 +324,13 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_boxed<bernoulli_of_number>(library, "bernoulli.p");
 }
 
-// Operators that bypass the fallback. They read only the wrapper, so they need neither a plan nor a
-// cache key.
+// Operators that bypass the fallback. They read only the distributed tensor's object, so they need
+// neither a plan nor a cache key.
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
   if (impl == nullptr) {
-    // Plain tensors arrive here too, in an operator mode or a MetaDevice scope.
+    // Plain tensors reach this kernel too, in an OperatorMode or a MetaDevice scope.
     BelowFallback guard;
     return at::detach(self);
   }
@@ -341,8 +341,8 @@ bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-/// Whether set_data is permitted. It would otherwise give a plain tensor the dispatch key of a
-/// distributed tensor.
+/// Whether set_data(self, from) is permitted. A plain `self` would otherwise get the dispatch key
+/// of a distributed `from`.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",

@@ -1,8 +1,8 @@
-// Random operators of at:: on plain tensors in a RandomRegion. A dedicated dispatch key leads here,
-// above autograd, where a tensor still has its autograd history. An operator that fills a tensor
-// draws by element, with the next key of manual_seed, as for a distributed tensor. An operator that
-// is composed of fills (dropout) records its tensor and continues. All other random operators draw
-// sequentially, which is allowed only for whole tensors.
+// Random operators of at:: on plain tensors in a RandomRegion. A dedicated dispatch key above
+// autograd, where a tensor still has its autograd history, calls the kernels here. An operator that
+// fills a tensor draws by global element, with the next key of manual_seed, as for a distributed
+// tensor. An operator composed of fills (dropout) records its tensor and continues. All other
+// random operators draw sequentially, which is allowed only for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,8 +41,8 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// Whether no RandomRegion is active. The check is needed because a thread may restore dispatch
-/// keys after their region has ended.
+/// Whether no RandomRegion is active. The dispatch key alone does not tell, because a thread may
+/// restore dispatch keys after a RandomRegion has ended.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -51,8 +51,8 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// Fills a plain tensor. If autograd records the tensor, the write is a copy, which autograd can
-/// record.
+/// Fills a plain tensor. If autograd records the tensor, new values are copied to it, because
+/// autograd can record a copy.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();
@@ -72,8 +72,8 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// Checks that this rank has the whole tensor if the caller passes a generator, because the
-/// operator then draws from the generator directly.
+/// Throws Error if this rank has only a part of the tensor, for which the operator would draw
+/// sequentially. `own_generator`: whether the caller passed a generator.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,
                 " was given a generator in a forward whose ranks have different parts of one "
@@ -124,7 +124,7 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
 }
 
 /// The tensor for which an operator draws: its first argument, or for randperm an empty vector of
-/// as many numbers.
+/// as many elements.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -186,7 +186,7 @@ void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
     return draw_in_order(op, keys, stack);
   }
-  // A distributed tensor is gathered, and that call already takes a random key.
+  // A distributed tensor is gathered, and the operator on the gathered tensor takes a random key.
   if (!outside() && !tessera::is_distributed(arguments[0].toTensor())) {
     count_if_empty(arguments[0].toTensor());
   }
@@ -203,8 +203,8 @@ at::Tensor& bernoulli(c10::DispatchKeySet keys, at::Tensor& self, const at::Tens
   return self.copy_(uniform.lt(p.detach()));
 }
 
-/// bernoulli.p needs its own function, because libtorch has a separate kernel for it, while
-/// bernoulli() is composed of other operators.
+/// bernoulli.p needs its own function, because libtorch has a separate kernel for bernoulli.p,
+/// while bernoulli() is composed of other operators.
 at::Tensor bernoulli_p(c10::DispatchKeySet keys, const at::Tensor& self, double p,
                        std::optional<at::Generator> generator) {
   if (outside() || generator) {
@@ -224,12 +224,12 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// Attention with dropout, for which CUDA's fused kernels would draw their own random numbers.
+/// Attention with dropout. CUDA's fused kernels would draw their own random numbers.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
-  // Checked because libtorch divides by the number of key and value heads.
+  // This check avoids a division by zero: libtorch divides by the number of key and value heads.
   TESSERA_CHECK(
       !enable_gqa || key.dim() < 3 || value.dim() < 3 ||
           (key.sym_size(-3) != 0 && value.sym_size(-3) != 0),

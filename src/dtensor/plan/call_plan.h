@@ -1,4 +1,4 @@
-// The plan of an operator call: how the dispatcher runs it.
+// The plan of an operator call describes how the dispatcher runs the call.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -32,25 +32,25 @@ enum class CallKind : std::uint8_t {
   kRandomInplace,  ///< writes random numbers into a tensor, by global element
   kNativeDropout,  ///< runs dropout by global element
   // The kinds from here on depend on properties that are in no cache key: whether arguments are the
-  // same tensor, and whether their gradients are required. At each call these properties select
-  // either the kind or CallPlan::otherwise.
+  // same tensor, and whether gradients are required. At each call these properties select either
+  // the kind or CallPlan::otherwise.
   kForeach,        ///< runs position by position, if one position writes what another one uses
   kBackwardZeros,  ///< runs the functional form, if it writes to zeros that backward just made
   kNewZeros,       ///< runs the kind `otherwise`, and inside a backward records the new zeros
   kRecorded,       ///< autograd, which does not know the operator, records those inside its kernel
 };
 
-/// How one operator runs on this rank for inputs with certain specs: all data that later calls with
+/// How an operator runs on this rank for inputs with certain specs: all data that later calls with
 /// an equal cache key can reuse. plan_call makes the plan, and a thread's CallCache stores it. The
 /// first call adds the properties that only a kernel determines (Output::spec).
 struct CallPlan {
   /// The plan for one tensor argument. A plan has one Input for each defined tensor.
   struct Input {
     TensorSpecPtr spec;  ///< the tensor's own spec (replicated for a plain tensor)
-    /// The layout to which the tensor is redistributed; nullptr: its own layout.
+    /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
     RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
-    /// The layout of the new value that must be copied to the tensor; nullptr if nothing is copied.
+    /// The layout of the new value that must be copied to a written tensor; nullptr: no copy.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< written although the schema does not say so: running statistics
     bool detached = false;  ///< a view that has its own copy (distributed_impl.h)
@@ -82,20 +82,20 @@ struct CallPlan {
     std::optional<std::vector<std::int64_t>> sizes;
   };
 
-  // The members from here on are read when the call runs. `kind` is set last, from all other
+  // The members from `kind` on are read when the call runs. `kind` is set last, from all other
   // members.
   CallKind kind = CallKind::kLocal;
-  /// The kind that is used if `kind` does not apply to a call.
+  /// The kind for calls to which `kind` does not apply.
   CallKind otherwise = CallKind::kLocal;
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs of an operator without a rule
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
   bool moves = false;   ///< whether the call moves data without the caller's request
-  /// Whether the moved data is a single value that the caller requested explicitly.
+  /// Whether the call moves only a single value, which the caller requested explicitly (item()).
   bool asked_for = false;
   bool takes_plain = false;  ///< whether a plain tensor argument is not a wrapped number
   bool mixes_plain = false;  ///< whether a plain tensor argument has more than one element
-  /// Whether ranks always compare the plain tensors first (TESSERA_DEBUG).
+  /// Whether ranks always compare plain tensor arguments before the call (TESSERA_DEBUG).
   bool compares_plain = false;
   std::vector<Input> inputs;    ///< plans for the defined tensor arguments, in schema order
   std::vector<Output> outputs;  ///< plans for the results, in the order of ShardingRule::outputs
@@ -104,14 +104,14 @@ struct CallPlan {
   const Lowering* lowering = nullptr;  ///< for kLowering, which uses only the mesh and the flags
 };
 
-/// A planned call. The stack contains its arguments; its results replace them.
+/// A call with its plan. The stack contains the arguments; the results replace the arguments.
 struct PlannedCall {
   PlannedCall(const c10::OperatorHandle& op, const OperatorInfo& info, CallPlan& plan,
               torch::jit::Stack& stack)
       : op(op), info(info), plan(plan), stack(stack), first(stack.size() - info.arguments.size()) {}
 
-  // References to the operator and the plan suffice, because a planned call ends before the
-  // dispatch() that made it.
+  // References to the operator and the plan suffice: a PlannedCall ends before the dispatch() that
+  // made it.
   const c10::OperatorHandle& op;
   const OperatorInfo& info;
   CallPlan& plan;
@@ -132,22 +132,22 @@ struct PlannedCall {
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
-/// Throws Error, on all ranks, if the scopes of this thread (strict_scope.h), which are in no cache
-/// key, do not permit the plan. Otherwise warns once about an operator without a rule, and installs
-/// the hooks that make gradients of plain tensor arguments plain. Plain tensors that are permitted
-/// but not known to be the same on every rank are compared.
+/// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope, which are in no
+/// cache key, does not permit the plan. Otherwise warns once about an operator without a rule, and
+/// installs the hooks that make gradients of plain tensor arguments plain. Compares plain tensors
+/// that are permitted but not known to be the same on every rank.
 void check_policy(const PlannedCall& call);
 
-/// Like check_policy, for an operator that gathers its inputs without a plan. Not collective.
+/// Like check_policy, for operator `name`, which gathers its inputs without a plan. Not collective.
 void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
 
 /// Throws Error, on all ranks, unless the plain tensors among `tensors`, the arguments of operator
-/// `what`, are equal on the ranks of the mesh. Number literals (2.0) are not compared. Collective,
-/// between the hosts, if there is a tensor to compare.
+/// `what`, are equal on the ranks of the mesh. Number literals (2.0) are not compared. Collective
+/// if there is a tensor to compare; the exchange uses CPU memory.
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors);
 
-/// Advice for messages, if one of `tensors` is a distributed parameter that is used although the
-/// hooks of its module have not run; otherwise empty.
+/// Advice for messages, if one of `tensors` is a distributed parameter that the program uses
+/// although the hooks of its module have not run; otherwise empty.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail
@@ -155,7 +155,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The numbers in `bound` of the tensors that the operator writes to.
+/// The indices in `bound` of the tensors that the operator writes to.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
 
 }  // namespace tessera::detail

@@ -48,9 +48,9 @@ bool is_complex_number(const c10::IValue& value) {
   return value.isComplexDouble();
 }
 
-/// Removes reductions from the rule that the element types do not support: products and orderings
-/// of complex numbers, and sums of booleans. Dimensions that would need such a reduction must not
-/// be sharded.
+/// Removes from the rule the reductions that the element types do not support: products, maxima and
+/// minima of complex numbers, and sums of booleans. Dimensions that would need such a reduction
+/// must not be sharded.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -73,8 +73,8 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
   }
 }
 
-/// Whether the operator rounds values to a written integer or boolean type, so that rounded terms
-/// have a different sum: the type of some tensor cannot be cast safely to the written type.
+/// Whether the operator rounds values to a written integer or boolean type, because some tensor's
+/// type cannot be cast safely to it. The sum of rounded terms would be wrong.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -85,8 +85,8 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether an argument is a number by which the terms of a sum must not be multiplied or divided
-/// one by one: infinity times terms of both signs would be NaN.
+/// Whether an argument is a number by which the terms of a Partial sum must not be multiplied or
+/// divided one by one: infinity times terms of both signs would be NaN.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -107,7 +107,7 @@ bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   });
 }
 
-/// The name under which the library has registered the operator of a local call.
+/// The name under which the library has registered the operator of a rule's local call.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
@@ -126,13 +126,13 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without a part uses 0, which is never read.
+        // A rank without elements passes 0, which is never read.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
 
 /// Sets the arguments that describe which elements of an input this rank has. Like local sizes,
-/// each is stored in two forms (see rewrite_sizes).
+/// each argument is stored in two forms (see rewrite_sizes).
 void set_places(CallPlan& plan, const ShardingRule& rule) {
   for (const auto& [argument, input] : rule.place_arguments) {
     const CallPlan::Input& taken = plan.inputs[static_cast<std::size_t>(input)];
@@ -147,8 +147,8 @@ void set_places(CallPlan& plan, const ShardingRule& rule) {
   }
 }
 
-/// Replaces global sizes by local sizes. If a rule has a local call, its size arguments are those
-/// of the local call; the operator itself then runs only if its sizes need no change.
+/// Replaces global sizes by local sizes. If a rule has a local call (another operator), its size
+/// arguments belong to the local call. The original operator then runs only with unchanged sizes.
 void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                    Values arguments) {
   if (rule.local_call && !plan.local_call) {
@@ -169,8 +169,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
       plan.rewritten.push_back({argument, std::get<std::int64_t>(value), std::nullopt});
       continue;
     }
-    // Local sizes are stored in two forms: as a value for the stack, and as a list that an unboxed
-    // kernel borrows.
+    // Local sizes are stored in two forms: as a value for the stack, and as a list that a kernel
+    // with unboxed arguments borrows.
     plan.rewritten.push_back({argument, sizes, sizes});
     // Strides are replaced too, because local sizes with global strides would describe memory with
     // gaps.
@@ -182,8 +182,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
   }
 }
 
-/// Views have the strides of a view of the whole tensor. If the number of results differs from the
-/// rule's outputs, the plan uses the order of the local strides.
+/// Gives each output of a view operator the strides of a view of the whole tensor. If the number of
+/// results differs from the rule's outputs, the plan uses the order of the local strides.
 void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   if (!strides || strides->size() != plan.outputs.size()) {
     return;
@@ -193,7 +193,7 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output number `o` is a new tensor. Outputs after the returned ones are written
+/// Whether output number `o` is a new tensor. The outputs after the operator's results are written
 /// arguments.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
@@ -206,7 +206,7 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  // Whether the inputs determine the order; computed only if an output needs it.
+  // Whether the inputs determine the order of dimensions; computed only if an output needs it.
   std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
@@ -221,9 +221,9 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// The rule of the call's operator, restricted by the types and numbers of this call. Removes
+/// The sharding rule of the call's operator, for the types and numbers of this call: without
 /// reductions that a type does not support, and sums whose terms would be rounded one by one or
-/// scaled to infinity. nullopt if no rule covers the call. A pure function of the call's cache key.
+/// scaled to infinity. nullopt if no rule covers the call. Depends only on the cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
   // A rule reads only real numbers, so a call with complex numbers has no rule.
@@ -290,8 +290,8 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
       }
     }
-    // Without a rule the operator may also resize the tensor, which is detected only after the
-    // call.
+    // Without a sharding rule the operator may also resize the tensor, which is detected only after
+    // the call.
     if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
       input.written = left;
     }
@@ -314,8 +314,8 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
-  // The order matters: writes need the layouts of the outputs, arguments are set for the local
-  // call, and strides are chosen only for outputs that are not views.
+  // The order of these steps matters: writes need the layouts of the outputs, arguments are set for
+  // the local call, and strides are chosen only for outputs that are not views.
   plan_writes(plan, info, bound, rule.inplace);
   if (decided.use_local_call) {
     plan.local_call = local_call_of(*rule.local_call);
@@ -327,10 +327,10 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   agree_on_strides(plan, info);
 }
 
-// Makes the plan of a call, in this order: the common mesh, the inputs, their targets by the rule
-// (or a gather of all inputs), a lowering that sends less, and last the kind. Called if a cache key
-// is not in this thread's cache. Planning does not communicate, and the only tensor values that are
-// read are wrapped numbers, so all ranks make the same plan.
+// Makes the plan of a call, in this order: the common mesh, the inputs, their layouts by the
+// sharding rule (or a gather of all inputs), an alternative implementation that sends less, and the
+// kind. Called if a cache key is not in this thread's cache. Planning does not communicate, and
+// reads no tensor values except wrapped numbers, so all ranks make the same plan.
 
 /// Whether a value is a distributed tensor, or a list with a distributed tensor. Elements of lists
 /// may be None.
@@ -374,9 +374,9 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
   return *mesh;
 }
 
-/// The input of a plan for one tensor. A plain tensor counts as replicated. Whether this is
-/// permitted depends on the active scopes, so check_policy checks it at each call. Strides are
-/// those of a dense tensor, since a spec cannot describe gaps.
+/// The input of a plan for one tensor. A plain tensor counts as replicated. The active scopes
+/// decide whether this is permitted; check_policy checks the scopes at each call. Strides are those
+/// of a dense tensor, since a spec cannot describe gaps.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
@@ -391,7 +391,7 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
 }
 
 /// Sets the mesh and the inputs. A plain tensor with one element may count as a number that is the
-/// same on every rank; check_policy verifies this.
+/// same on every rank; check_policy compares such numbers.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
@@ -416,8 +416,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects a lowering that sends less than the redistribution of the inputs, or that the operator
-/// requires. A lowering runs without the generator that all ranks seed equally.
+/// Selects a lowering (an alternative implementation) that sends less than the redistribution of
+/// the inputs, or that the operator requires. Calls with a seeded generator never use a lowering.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -466,7 +466,7 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   return (one_result || new_results) && lists_only && as_they_are && as_they_come;
 }
 
-/// The kind of a plan, without regard to the kinds that depend on the identity of the arguments.
+/// The kind of a plan, apart from the kinds that depend on the identity of the arguments.
 CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (plan.lowering != nullptr) {
     return CallKind::kLowering;
@@ -485,8 +485,8 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
 
-/// The final kind. A kind that depends on properties outside of the cache key is used if those
-/// properties could matter; CallPlan::otherwise is used for calls where they do not matter.
+/// Chooses the final kind. A kind that depends on properties outside of the cache key is used if
+/// those properties could matter. Calls for which they do not matter use CallPlan::otherwise.
 CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   const auto is_copied = [](const CallPlan::Input& input) {
     return input.plan || input.written != nullptr || input.detached;
@@ -511,9 +511,9 @@ bool divides_work(const CallPlan& plan, int mesh_dim) {
          std::ranges::any_of(plan.outputs, divides, &CallPlan::Output::layout);
 }
 
-/// Sets the layouts of gradients. Where ranks do different parts of the work, each computes a term
-/// of the gradient of replicated inputs. The gradient of a shard is complete, and the gradient of
-/// each term of a sum is the gradient of the sum.
+/// Sets the layouts of gradients. Where ranks do different parts of the work, each rank computes
+/// one term of the gradient of a replicated input. The gradient of a shard is complete, and the
+/// gradient of each term of a sum is the gradient of the sum.
 void plan_gradients(CallPlan& plan) {
   std::vector<PartialDim> terms;
   for (int m = 0; m < plan.replicated.layout->mesh_ndim(); ++m) {
@@ -531,7 +531,7 @@ void plan_gradients(CallPlan& plan) {
   }
 }
 
-/// Whether the caller passes a generator. The caller must keep its state equal on all ranks.
+/// Whether the caller passes a generator, whose state the caller must keep equal on all ranks.
 bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
@@ -559,7 +559,7 @@ std::vector<c10::IValue> with_complete_sizes(Values arguments) {
 }
 
 /// Plans a random operator that draws by global element. Sets has_rule although no sharding rule is
-/// used, so that nothing is gathered. Dropout of a pending reduction needs the reduction first:
+/// used, so that nothing is gathered. Dropout of a Partial tensor needs the reduction first:
 /// dropping terms is not dropping sums.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = plan.otherwise = kind;
@@ -578,8 +578,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = CallKind::kPlain;
     return plan;
   }
-  // A decomposed operator needs no plan here: its inner operators are planned one by one when they
-  // reach kDistributedKey.
+  // A decomposed operator needs no plan of its own: its inner operators are planned one by one when
+  // they reach kDistributedKey.
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;
@@ -595,14 +595,14 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Computes strides before the rule, so that libtorch throws its own error for a wrong size.
+  // Computes strides before reading the rule, so that libtorch throws its error for wrong sizes.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
   }
   std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
-  // A random operator without kind "by element" runs as a whole: on shards all ranks would draw the
-  // same numbers.
+  // A random operator that does not draw by global element runs as a whole on every rank. On
+  // shards, all ranks would draw the same numbers.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
   if (rule && !random && !may_fail_apart(plan, info, arguments)) {
@@ -623,10 +623,10 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   return plan;
 }
 
-// aten::embedding and aten::gather for a split dimension that they pick from: each rank picks from
-// its shard, and the sum over ranks is the result. The original operator's rule names the operator
-// that runs in its place (ShardingRule::LocalCall). Additional arguments are the start of the shard
-// and the size of the whole dimension. An index out of range throws on a CPU. On a GPU
+// aten::embedding and aten::gather for a sharded dimension from which they select: each rank
+// selects from its shard, and the sum over ranks is the result. The original operator's rule names
+// the operator that runs in its place (ShardingRule::LocalCall). Additional arguments are the start
+// of the shard and the size of the whole dimension. An index out of range throws on a CPU. On a GPU
 // embedding_rows asserts on the device, and gather_part does not check.
 
 namespace {
@@ -642,13 +642,13 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
                   indices.min().item<std::int64_t>(), " to ", indices.max().item<std::int64_t>(),
                   "; check the vocabulary");
   } else {
-    // Does not wait for the device, so the assertion fails later, on the device.
+    // The assertion does not wait for the GPU, so a wrong index fails later, on the device.
     at::_assert_async(inside, "embedding: an index is outside the rows");
   }
 }
 
-/// `weight` contains the rows from `first` on of a table with `rows` rows. Indices of other rows of
-/// the table give zeros.
+/// Looks up `indices` in `weight`, which has the rows from `first` on of a table with `rows` rows.
+/// Indices of other rows of the table give zeros.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first,
                           std::int64_t rows) {
   check_range(indices, rows);
@@ -664,8 +664,8 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
       .masked_fill_(elsewhere.unsqueeze(-1), 0);
 }
 
-/// `self` contains the positions from `first` on of `size` positions along `dim`. Indices of other
-/// positions give zeros.
+/// Gathers from `self`, which has the positions from `first` on of `size` positions along `dim`.
+/// Indices of other positions give zeros.
 at::Tensor gather_part(const at::Tensor& self, std::int64_t dim, const at::Tensor& index,
                        std::int64_t first, std::int64_t size) {
   if (index.numel() > 0 && index.is_cpu()) {

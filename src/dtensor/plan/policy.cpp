@@ -1,6 +1,6 @@
-// Implements check_policy of call_plan.h, which checks the scopes of strict_scope.h at each call. A
-// plan is cached by its cache key, and the scopes are in no cache key. Therefore a plan records
-// what it would do, and the scopes of the calling thread decide whether it may run.
+// Implements check_policy of call_plan.h, which checks StrictScope and ReplicationScope at each
+// call. A plan is cached by its cache key, which does not contain these scopes. Therefore a plan
+// records what it would do, and the scopes of the calling thread decide whether it may run.
 
 #include <algorithm>
 #include <mutex>
@@ -27,7 +27,7 @@
 namespace tessera::detail {
 namespace {
 
-/// A text for each tensor of a call: "argument 1"; in a list, "argument 0[2]".
+/// The place of each tensor in a call, as text: "argument 1"; in a list, "argument 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -110,7 +110,7 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
 /// Warns once per process and operator, not once per rank, because ranks may be threads.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
-  // Never destroyed, because a thread may still warn while the process ends.
+  // The set is never destroyed, because a thread may still warn while the process ends.
   static auto& warned = *new std::set<std::string>;
   const std::lock_guard lock(mutex);
   if (!warned.insert(name).second) {
@@ -121,8 +121,8 @@ void warn_once(const std::string& name) {
              "the result is kept replicated (a StrictScope makes this an error)");
 }
 
-/// Advice for a call that was refused because it moves data. Explains a pending sum of a row-wise
-/// product, since the refused use may be far from the product.
+/// Advice for a call that was refused because it moves data. Explains where a Partial sum comes
+/// from (a row-wise matrix product), since the refused use may be far from it.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -136,8 +136,8 @@ std::string remedy_of_moving(const CallPlan& plan) {
              : remedy;
 }
 
-/// Checks a plan that moves data without the program's request: an error in a strict scope;
-/// otherwise a warning, if the reason is that the operator has no rule.
+/// Checks a plan that moves data without the program's request. Throws in a StrictScope. Otherwise
+/// warns if the reason is that the operator has no sharding rule.
 void check_movement(const PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (!is_strict()) {
@@ -160,14 +160,14 @@ void check_movement(const PlannedCall& call) {
 }
 
 /// Whether a call has plain arguments other than numbers without gradient. Plain numbers without
-/// gradient are compared between ranks, because libtorch's composed operators make them.
+/// gradient are compared between ranks, because libtorch's composed operators make such numbers.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// The plain tensors that the call reads. An argument `out` is not one of them, because its old
-/// values are not read.
+/// The plain tensors that the call reads. An argument `out` is not included, because its old values
+/// are not read.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());
@@ -180,8 +180,8 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   return bind_call(call.info, read).tensors;
 }
 
-/// Checks the plain tensors of a call. The scopes of the forward do not declare plain tensors to be
-/// equal in code that the program runs in a backward, so ranks compare these tensors.
+/// Checks the plain tensors of a call. In code that the program runs in a backward, the scopes of
+/// the forward do not declare plain tensors to be equal, so ranks compare these tensors.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -230,8 +230,8 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
 }
 
 // Every rank has the same plan and the same scopes, so all ranks throw here, before any data is
-// moved. A program's number is compared at each call instead of once: if only some ranks remembered
-// the comparison, the others would wait.
+// moved. A plain number is compared at each call instead of once: if only some ranks remembered an
+// earlier comparison, all other ranks would wait.
 void check_policy(const PlannedCall& call) {
   if (call.plan.takes_plain) {
     check_plain(call);

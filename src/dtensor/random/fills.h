@@ -16,18 +16,18 @@
 
 namespace tessera::detail {
 
-/// The elements for which an at:: operator draws random numbers, and the random key.
+/// A local tensor that an at:: operator fills with random numbers, and the random key.
 struct RandomTarget {
   const at::Tensor& local;  ///< the tensor to fill; plain, not on the meta device
   const RandomPlace& place;
   RandomKey key;
 };
 
-/// Fills the target with random numbers of the distribution that the operator's other arguments
-/// define. Without autograd. Throws Error for arguments that libtorch refuses too.
+/// A function that fills the target with random numbers of the distribution that the operator's
+/// other arguments define. Without autograd. Throws Error for arguments that libtorch refuses too.
 using RandomFill = void (*)(const RandomTarget& target, std::span<const c10::IValue> arguments);
-/// The fill of an operator that has Trait::kRandomInplace, such as "uniform_"; nullptr for any
-/// other operator.
+/// Returns the function that fills a tensor for an operator with Trait::kRandomInplace, such as
+/// "uniform_"; nullptr for any other operator.
 RandomFill random_fill(std::string_view name);
 
 /// The end of an error message about an operator that draws sequentially. The operator's name
@@ -37,8 +37,8 @@ inline constexpr const char* kDrawsInOrder =
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// During this scope, tensors that this thread draws for have their sizes from `source`. Needed
-/// because a composed operator (dropout) makes a new tensor without the history of its input, and
+/// During this scope, tensors that this thread draws for have their sizes from `source`. A composed
+/// operator (dropout) needs the scope: it makes a new tensor without the history of its input, and
 /// fills it.
 class RandomSourceScope : NoCopy {
  public:
@@ -53,9 +53,9 @@ const at::Tensor& random_source();
 /// Takes the key of this rank's next random operator. All ranks must make the same calls.
 RandomKey next_random_key();
 
-/// For random operators that are gathered (CallPlan::seeded): all ranks run the whole operator and
-/// must draw the same numbers. During this scope the default generator of `device` draws the
-/// numbers of `key`. Ranks that are threads of one process wait for one another.
+/// A scope for random operators that are gathered (CallPlan::seeded): all ranks run the whole
+/// operator and must draw the same numbers. During the scope the default generator of `device` is
+/// seeded by `key`. Ranks that are threads of one process wait for one another.
 class SeededGenerator : NoCopy {
  public:
   SeededGenerator(c10::Device device, RandomKey key);

@@ -26,11 +26,11 @@
 
 namespace tessera {
 
-// Random numbers by global element, mainly for parameters (tessera/dtensor/random.h).
+// Random numbers that depend on an element's index in the global tensor, mainly for parameters.
 
 namespace {
 
-/// The rows of `part` in `whole`, as indices in a separate tensor that has only these rows.
+/// Describes the rows of `part` in `whole`, by indices in a separate tensor of only these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -70,8 +70,8 @@ std::uint64_t stream_of(const char* name) {
   return hash;
 }
 
-// Derives the stream with number `index`: the finaliser of MurmurHash3, applied to the stream plus
-// `index` times the golden ratio.
+// Derives stream number `index` by the finaliser of MurmurHash3, applied to the stream plus `index`
+// + 1 times the golden ratio.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
   std::uint64_t x = stream + (index + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDULL;
@@ -100,13 +100,12 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
 }
 
 // A rank's sequence of random operators, and libtorch's generator for operators that run as a
-// whole. Every rank counts its own calls; manual_seed requires that all ranks make the same calls.
+// whole. Every rank counts its own random operators; manual_seed requires equal calls on all ranks.
 
 namespace {
 
-/// Makes ranks take turns with the default generators, which belong to the process; ranks may be
-/// threads of one process. The mutex is locked for one operator on local tensors, which does not
-/// wait for another rank.
+/// Lets ranks that are threads of one process take turns with the process's default generators. The
+/// mutex is locked for one operator on local tensors, which does not wait for another rank.
 std::mutex& turns() {
   static std::mutex mutex;
   return mutex;
@@ -131,7 +130,7 @@ void set_random_state(RandomState state) {
 namespace detail {
 
 RandomKey next_random_key() {
-  // Random operators use a stream of their own, because a program's streams are named after its
+  // The random operators use a stream of their own, because a program's streams are named after its
   // parameters.
   const auto rank = RankState::here();
   const std::lock_guard lock(rank->mutex);
@@ -142,20 +141,20 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
     : turn_(turns()),
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
-  // Locks the generator too, because libtorch may draw from it in other threads. A seed is one
-  // number.
+  // Locks the generator too, because libtorch may draw from the generator in other threads. The
+  // seed combines the key's seed and stream, because a generator's seed is one number.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
 
 SeededGenerator::~SeededGenerator() {
-  // Restores the state, because the program's own draws from libtorch's generator must not depend
-  // on this seed.
+  // Restores the generator's state, because the program's own draws from this generator must not
+  // depend on the seed set here.
   generator_.set_state(outer_);
 }
 
-// Finds the elements for which this rank draws random numbers. For the batch dimension, which by
-// convention is dimension 0, the rows of the forward determine them (BatchRows); for other
+// Finds the elements for which this rank draws random numbers. For the batch dimension, by
+// convention dimension 0, the rows of the forward determine the elements (BatchRows). For other
 // dimensions a layout does. Apart from its rows, a plain tensor is the same on every rank.
 
 namespace {
@@ -170,7 +169,7 @@ bool is_parameter(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
 }
 
-/// A list of boxes instead of one offset, because a shard may be several ranges of the global
+/// Uses a list of blocks instead of one offset, because a shard may be several ranges of the global
 /// tensor.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
@@ -196,7 +195,7 @@ RandomPlace own_place(const at::Tensor& tensor) {
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key) {
   const kernels::PhiloxKey philox{key.seed, key.stream};
-  // Detached, so that a parameter can be filled without autograd.
+  // The tensor is detached, so that a parameter can be filled without autograd.
   const at::Tensor plain = local.detach();
   if (plain.sizes() == c10::IntArrayRef(place.local_sizes)) {
     return kernels::fill_random(plain, place.elements, distribution, philox);
@@ -220,7 +219,7 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Goes from the innermost mesh dimension outwards, because the ranks of the innermost dimension
+  // Loops from the innermost mesh dimension outwards, because the ranks of the innermost dimension
   // have consecutive rows.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
@@ -246,8 +245,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// A tensor made from sizes alone has rows if its sizes match the input's: its first dimension is
-/// the input's first dimension, or the product of the input's first dimensions.
+/// Whether a tensor made from sizes alone has the rows of the input: its first dimension is the
+/// input's first dimension, or the product of the input's first dimensions.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
   const auto refuse = [&](const char* why) {
@@ -260,8 +259,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // A size of 1 may mean one row, or a dimension without rows, which sizes cannot distinguish. All
-  // ranks throw, so that none waits.
+  // A first dimension of size 1 may be one row of the batch, or a dimension without rows; sizes
+  // cannot tell. All ranks throw, so that none waits.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -282,7 +281,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // The sizes may be (sequence, batch, features), inside an operator that transposes its input.
+  // The sizes may be (sequence, batch, features), in an operator that transposes its input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }
@@ -323,7 +322,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // A BatchPart declares the elements of plain tensors, whatever to_local() returned before.
+  // A BatchPart declares the elements of plain tensors, whatever to_local() has returned before.
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }
@@ -438,7 +437,7 @@ std::uint64_t last_integer(c10::ScalarType type) {
   });
 }
 
-/// Whether `value`, or a rounded value near it, is in the range of the type.
+/// Whether `value`, perhaps after rounding, is in the range of the type.
 bool holds(c10::ScalarType type, double value) {
   return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "holds", [&] {
     using Limits = std::numeric_limits<scalar_t>;
@@ -451,7 +450,7 @@ bool holds(c10::ScalarType type, double value) {
   });
 }
 
-/// Random integers of up to 64 bits, made from two random numbers of 53 bits.
+/// Random integers of up to 64 bits. Each integer is made from two random numbers of 53 bits.
 at::Tensor bits_of(const RandomTarget& target, int bits) {
   constexpr int kLowBits = 32;
   const RandomKey more{target.key.seed, substream(target.key.stream, 0)};
@@ -460,7 +459,7 @@ at::Tensor bits_of(const RandomTarget& target, int bits) {
   return high.to(at::kLong).bitwise_left_shift_(kLowBits).add_(low.to(at::kLong));
 }
 
-/// Random integers in [0, range), as a remainder, like libtorch. A `range` of 0 means 2^64.
+/// Random integers in [0, range), as remainders, like libtorch. A `range` of 0 means 2^64.
 at::Tensor integers(const RandomTarget& target, std::uint64_t range) {
   constexpr std::uint64_t kHalf = std::uint64_t{1} << 63;
   if (range != 0 && range <= kHalf) {
@@ -490,9 +489,9 @@ void fill_integers_between(const RandomTarget& target, std::int64_t from, std::i
   fill_integers_within(target, from, to - 1);
 }
 
-// The fills of the operators. Uniform, normal and Bernoulli numbers are drawn by kernels, with the
-// same bits on CPU and CUDA; numbers of all other distributions are computed from uniform numbers
-// by libtorch functions.
+// The functions that fill a tensor for each random operator. Kernels draw uniform, normal and
+// Bernoulli numbers, with the same bits on CPU and CUDA. Numbers of all other distributions are
+// computed from uniform numbers by libtorch functions.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();

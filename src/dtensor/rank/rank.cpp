@@ -17,8 +17,8 @@
 
 namespace tessera::detail {
 
-// Maps a thread to its rank. A node of autograd's graph stores the thread that made it, which leads
-// from autograd's threads back to the rank's own thread without any registration.
+// Finds the rank that a thread works for. An autograd node stores the thread that made the node, so
+// autograd's threads find the rank without any registration.
 
 namespace {
 
@@ -27,7 +27,7 @@ struct Ranks {
   std::unordered_map<std::uint64_t, std::shared_ptr<RankState>> by_thread;
 };
 
-/// Never destroyed, because threads may end while the process ends.
+/// The object is never destroyed, because threads may end while the process ends.
 Ranks& ranks() {
   static auto& all = *new Ranks;
   return all;
@@ -80,7 +80,7 @@ std::shared_ptr<RankState> RankState::here() {
     return own.rank;
   }
   const std::lock_guard lock(ranks().mutex);
-  // The rank is still known if the thread that ran the forward has ended.
+  // The rank is known even if the thread that ran the forward has ended.
   const auto found = ranks().by_thread.find(*thread);
   return found == ranks().by_thread.end() ? own.rank : found->second;
 }
@@ -107,8 +107,8 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// The oldest transfer with a lower number than `number` whose result is still referenced, or
-/// nullptr. Removes the transfer from the queue.
+/// Removes from the queue the oldest transfer with a lower number than `number` whose result is
+/// still referenced, and returns it. Returns nullptr if there is none.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -177,8 +177,8 @@ Transfer::~Transfer() {
 }
 
 const at::Tensor& Transfer::finish() {
-  // A second caller waits here and then finds the result. The lock is kept while older transfers
-  // are finished: locks are taken from younger to older transfers, so there is no cycle.
+  // A second caller of finish() waits here and then finds the result. The lock is kept while older
+  // transfers are finished: locks are taken from younger to older transfers, so there is no cycle.
   const std::lock_guard lock(mutex_);
   if (started_.rest != nullptr) {
     complete();
@@ -212,22 +212,22 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group) {
   return group;
 }
 
-// The scopes that permit or refuse calls; plan/policy.cpp checks them at each call.
+// StrictScope and ReplicationScope, which plan/policy.cpp checks at each call.
 
 bool is_strict() {
   const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// Ranks may be threads, so each thread has its own scopes. A backward does not use this state.
+// Each thread has its own scopes, because ranks may be threads. A backward ignores this state.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {
   detail::RankThread::here().replicates = outer_;
 }
 
-// Gradient formulas make plain tensors from numbers that all ranks have. In the program's own hooks
-// and functions, the program must ensure that plain tensors are equal.
+// Gradient formulas make plain tensors from numbers that all ranks have. For hooks and functions
+// that the program adds to a backward, this cannot be assumed.
 bool plain_tensors_are_replicated() {
   return detail::RankThread::here().replicates ||
          detail::backward_code() == detail::BackwardCode::kFormula;
@@ -237,20 +237,20 @@ std::int64_t implicit_redistributions() {
   return detail::RankState::here()->implicit_redistributions;
 }
 
-// The scopes that include the key of distributed tensors on a thread, so that operators on plain
-// tensors reach the fallback too: operator modes and MetaDevice. Outside of such scopes plain calls
-// never reach the fallback and have no overhead.
+// The scopes that include kDistributedKey on a thread, so that operators on plain tensors reach the
+// fallback too: OperatorModeScope and MetaDevice. Outside of such scopes plain calls never reach
+// the fallback and have no overhead.
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// A pause hides the operator mode. Plain calls still reach the fallback, which passes them through.
+// Hides the active mode. Plain calls still reach the fallback, which runs them unchanged.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // A quick test, because this check is made at each dispatch. The included keys are in the
-  // thread's own memory, which is fast to read; the full search covers all state that the thread
-  // carries.
+  // A quick test comes first, because this function runs at each dispatch. The included keys are in
+  // the thread's own memory, which is fast to read; the full search covers all state that the
+  // thread carries.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }

@@ -23,10 +23,10 @@
 
 namespace tessera::detail {
 
-/// During this scope, operators on local tensors go directly to their backend. Excluded are
-/// autograd, view tracking, our own fallback (which a MetaDevice scope would otherwise include),
-/// and random numbers by element (plain_random.cpp). For work on local tensors inside a call:
-/// autograd has already recorded the call on the wrappers, and a plain argument may require grad.
+/// During this scope, operators on local tensors go directly to their backend: without autograd,
+/// view tracking, kDistributedKey (which a MetaDevice scope would otherwise include), and random
+/// numbers by element (plain_random.cpp). Work on local tensors inside a call needs this scope,
+/// because autograd has already recorded the call, and a plain argument may require grad.
 class BelowAutograd {
  public:
   BelowAutograd()
@@ -37,8 +37,8 @@ class BelowAutograd {
   ExcludeKeys guard_;
 };
 
-/// During this scope, operators do not reach the library's fallback. Used when the fallback passes
-/// a call on; autograd is not affected.
+/// During this scope, operators do not reach the fallback on kDistributedKey. The fallback uses the
+/// scope when it passes a call on. Autograd is not affected.
 class BelowFallback {
  public:
   BelowFallback() : guard_(kDistributedKey) {}
@@ -47,20 +47,20 @@ class BelowFallback {
   ExcludeKeys guard_;
 };
 
-/// A collective that was started, if one was needed, and the work on its result that remains.
+/// A collective that was started (null if none was needed), and the remaining work on its result.
 struct Started {
   comm::WorkPtr work;
   std::function<at::Tensor()> rest;
 };
 
-/// Waits for the collective and does the remaining work.
+/// Waits for the collective, does the remaining work, and returns its result.
 at::Tensor finish(const Started& started);
 
 class Transfer;
 
 /// The transfers that a rank has started and not finished, oldest first. References are weak, since
-/// the user of a result owns it: the destructor of an unused transfer finishes it, and its entry is
-/// skipped. Thread safe, since a backward may finish a transfer that the forward has started.
+/// the user of a result owns the transfer; an unused transfer's destructor finishes it. Thread
+/// safe, since a backward may finish a transfer that the forward has started.
 class TransferQueue {
  public:
   std::uint64_t next_number();
@@ -87,7 +87,7 @@ class TransferQueue {
 
 struct TESSERA_API RankState;
 
-/// A collective that is waited for later, by any thread.
+/// An asynchronous collective, for whose result any thread waits later.
 ///
 /// If wait() blocks the host, a rank waits for its transfers in the order of their start, not in
 /// the order in which results are used. Otherwise ranks that use results in different orders would
@@ -98,7 +98,7 @@ class Transfer : NoCopy {
   /// order of collectives, so that no queue is needed.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
-  /// Finishes an unused transfer, because peers may wait for it; ignores failures.
+  /// Finishes an unused transfer, because other ranks may wait for it; ignores failures.
   ~Transfer();
 
   /// Waits for the transfer and returns its result. If the collective failed, rethrows its
@@ -118,11 +118,10 @@ class Transfer : NoCopy {
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-/// Waits for all transfers of this rank. Called before a synchronous collective. Failures are
-/// thrown when the results are used.
+/// Waits for all transfers of this rank, before a synchronous collective. A failed transfer throws
+/// when its result is used.
 void finish_transfers();
-/// Waits for all transfers up to the last transfer on `group`. Called before another collective
-/// starts.
+/// Waits for all transfers up to the last transfer on `group`, before another collective starts.
 void finish_transfers_on(const comm::Communicator& group);
 
 }  // namespace tessera::detail
@@ -133,8 +132,8 @@ namespace tessera::detail {
 /// The state of a rank that persists between calls. A rank is a thread, together with the autograd
 /// threads that run its backward.
 struct RankState {
-  /// The state of the rank that this thread works for: in a backward the rank of the thread that
-  /// ran the forward, otherwise this thread's own rank. A node that a backward has made
+  /// The state of the rank that this thread works for. In a backward, this is the rank of the
+  /// thread that ran the forward; otherwise this thread's own rank. A node that a backward has made
   /// (create_graph) belongs to the thread of that backward.
   static std::shared_ptr<RankState> here();
   RankState();

@@ -35,16 +35,15 @@
 namespace tessera::detail {
 
 // Index arithmetic of redistribution steps. A digit is a factor of a tensor dimension's size that
-// mesh dimensions split (see Layout). Computed are the ranks' positions of a digit before and after
-// a step, and the sizes around the digit in the local tensor. A step acts on one digit of one
-// dimension. The local tensor is viewed as three dimensions, (before, digit, after), or as five for
-// a step that acts on two digits (all-to-all). Pure functions: ranks also compute each other's
-// chunks with them.
+// mesh dimensions split (see Layout). The functions compute the ranks' positions of a digit before
+// and after a step, and the sizes around the digit in the local tensor. The local tensor is viewed
+// as three dimensions, (before, digit, after), or as five for a step on two digits (all-to-all).
+// All functions are pure: ranks also compute each other's chunks with them.
 
 namespace {
 
-/// The number of positions of this rank, if the mesh dimensions split `extent` positions one after
-/// another: each splits the share that the previous one left.
+/// The number of positions that this rank has if the mesh dimensions split `extent` positions one
+/// after another: each mesh dimension splits the share that the previous one left.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -53,7 +52,7 @@ std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
   return extent;
 }
 
-/// The local extents of the digits (factors) of tensor dimension `dim`; the size of the dimension
+/// The local extents of the factors ("digits") of dimension `dim`'s size; the size of the dimension
 /// if it is not sharded.
 std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int64_t size,
                                         const DeviceMesh& mesh) {
@@ -62,7 +61,7 @@ std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int6
   }
   std::vector<std::int64_t> extents;
   for (const auto& digit : layout.digits(dim)) {
-    // A digit of extent 0 has all positions of the dimension.
+    // Extent 0 means that a digit (factor of the dimension) has all positions of the dimension.
     extents.push_back(local_extent(digit.extent == 0 ? size : digit.extent, mesh, digit.mesh_dims));
   }
   return extents;
@@ -74,7 +73,7 @@ struct StepDigit {
   int dim;
   std::size_t digit;
 
-  /// The digit of tensor dimension `dim` that mesh dimension `mesh_dim` splits.
+  /// The digit (factor) of tensor dimension `dim`'s size that mesh dimension `mesh_dim` splits.
   static StepDigit cut_by(LayoutPtr layout, int dim, int mesh_dim) {
     const auto& digits = layout->digits(dim);
     const auto digit = std::find_if(digits.begin(), digits.end(), [&](const Digit& d) {
@@ -85,8 +84,8 @@ struct StepDigit {
     return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
   }
 
-  /// The number of positions of the digit that this rank would have if `mesh_dims`, the digit's
-  /// last mesh dimensions, did not split the digit: the extent after an all-gather over them.
+  /// The number of positions of the digit (factor of a dimension) that this rank has after an
+  /// all-gather over `mesh_dims`, the digit's last mesh dimensions.
   std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
                                const std::vector<int>& mesh_dims) const {
     const Digit& own = layout->digits(dim)[digit];
@@ -97,15 +96,15 @@ struct StepDigit {
 };
 
 /// The sizes (before, between..., after) of the view of a contiguous local tensor with `layout`,
-/// without the extents of `digits` themselves. `digits` is sorted by `dim`.
+/// around the given digits (factors of dimensions). `digits` is sorted by `dim`.
 std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, LayoutPtr layout,
                                          c10::IntArrayRef sizes, const DeviceMesh& mesh) {
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // The dimension of a digit is described by the digit's own layout: one digit of an all-to-all
-    // is split only after the step. Extents before the digit are multiplied into the current
-    // product, extents after it into the next product.
+    // Reads a dimension with a digit (factor of its size) from the digit's own layout: an
+    // all-to-all splits one of its two digits only after the step. Extents before the digit are
+    // multiplied into the current product, extents after the digit into the next product.
     const bool has_digit = next != digits.end() && next->dim == dim;
     const auto extents = local_extents(has_digit ? *next->layout : *layout, dim,
                                        sizes[static_cast<std::size_t>(dim)], mesh);
@@ -123,20 +122,20 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   return products;
 }
 
-/// A contiguous range of positions of a digit.
+/// A contiguous range of positions of a digit (factor of a dimension).
 struct Chunk {
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
-/// The chunks of a digit of `extent` positions that torch.chunk makes by one mesh dimension after
-/// another, in the order of the ranks of mesh.group(mesh_dims).
+/// The chunks of a digit (factor of a dimension) with `extent` positions, which torch.chunk splits
+/// by one mesh dimension after another. The order is that of the ranks of mesh.group(mesh_dims).
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims) {
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // Each chunk is divided further: later mesh dimensions vary faster, as in the numbering of a
+    // Divides each chunk further. Later mesh dimensions vary faster, as in the numbering of a
     // process group's ranks.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
@@ -149,8 +148,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether all chunks except the last ones have the size of the first. Chunks that are padded to
-/// that size then have their positions in order without gaps, up to the end.
+/// Whether all chunks except the last ones have the size of the first chunk. Chunks that are padded
+/// to this size then have their positions in order without gaps, up to the end.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -171,29 +170,28 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
   return static_cast<std::size_t>(rank);
 }
 
-// The steps of a redistribution plan on this rank. A collective uses flat buffers that contain the
-// ranks' chunks one after another, all with the same size. But the chunks of a digit are strided
-// through the tensor, and the last may be short. So most of the work here is reordering and
-// padding, without copies if the memory is already in order.
+// The steps of a redistribution plan on this rank. A collective uses flat buffers with the ranks'
+// chunks one after another, all of the same size. But the chunks of a dimension are strided in the
+// tensor, and the last chunk may be short. So most of the work here is reordering and padding,
+// without copies if the memory is already in order.
 
 /// A 1-D tensor of the elements of `tensor` in order, with lazy conjugation and negation resolved.
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
-/// The tensor as input of a collective: complex numbers become pairs of real numbers.
+/// The tensor as input of a collective: a complex number becomes two real numbers.
 at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
 
-/// The result of a step that needs no collective.
 Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// Checks that a type can be reduced, because the planner does not know types. Requests of a
-/// program are checked earlier (check_partials), with a message for the user; a failure here is a
-/// bug of the library.
+/// Throws Error for a type that cannot be reduced, because the planner does not know types.
+/// Requests of a program are checked earlier (check_partials), with a message for the user; a
+/// failure here is a bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
                 tensor.scalar_type(), " cannot be reduced with ", to_string(step.op));
@@ -221,7 +219,7 @@ struct ChunkedView {
 };
 
 /// `sharded`: the layout, before or after the step, in which the mesh dimensions Step::mesh_dims
-/// split tensor dimension Step::dim.
+/// shard tensor dimension Step::dim.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -263,7 +261,7 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
 }
 
 /// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
-/// after): one of the digits is gathered, chunk by chunk, and the other is scattered.
+/// after). One digit (factor of a dimension) is gathered by chunks, the other is scattered.
 class AllToAll {
  public:
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
@@ -278,22 +276,22 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank of the group has anything to send. Computed from whole extents instead of this
-  /// rank's chunks, so that all ranks of the group get the same answer.
+  /// Whether no rank of the group has anything to send. Reads whole extents instead of this rank's
+  /// chunks, so that all ranks of the group get the same answer.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// The five sizes of the view, for the given extents of the two digits.
+  /// The five sizes of the view, for given extents of the gathered and the scattered dimension.
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Copies the parts for each rank into one buffer. No copy if the scattered digit comes first,
-  /// because its chunks are already in order.
+  /// Copies the parts for each rank into one buffer. Makes no copy if the scattered dimension of
+  /// the view comes first, because its chunks are then in order.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -305,7 +303,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// Joins all ranks' parts along the gathered digit.
+  /// Joins all ranks' parts along the gathered dimension of the view.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -348,14 +346,14 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
   std::vector<std::int64_t> around_;
-  // Chunks of the gathered digit (from_) and of the scattered digit (to_).
+  // Chunks of the gathered dimension of the view (from_) and of the scattered one (to_).
   std::vector<Chunk> from_, to_;
 };
 
 /// The process group over which a step communicates.
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  // The group is created at its first use, which is collective over its ranks, like the step
-  // itself.
+  // The group is created at its first use. The creation is collective over the group's ranks, like
+  // the step.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
 }
@@ -365,8 +363,8 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
 // copied only if a collective needs it reordered or padded. Below autograd.
 //
 // `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
-// work is done. The first chunk of torch.chunk is the largest: if it is empty, all chunks are
-// empty, and every rank of the group knows this.
+// collective is done. The first chunk of torch.chunk is the largest. If this chunk is empty, all
+// chunks are empty, and every rank of the group knows this.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -468,11 +466,11 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 namespace {
 
-/// Bounds the cache: a spec contains sizes, so a program whose sizes keep changing would add plans
-/// for ever.
+/// Bounds the cache of redistribution plans: specs contain sizes, so a program whose sizes keep
+/// changing would add plans for ever.
 constexpr std::size_t kCachedPlans = 2048;
 
-/// Identifies a redistribution. Spec and layout are interned, and the key owns them, so their
+/// Identifies a redistribution. Spec and layout are interned, and the key owns both, so their
 /// addresses are not reused.
 struct RedistributionKey {
   TensorSpecPtr spec;
@@ -493,7 +491,7 @@ auto& plans() {
   return plans;
 }
 
-/// Names the step for the process group, which with TESSERA_DEBUG reports ranks that run another
+/// Describes the step to the process group, which with TESSERA_DEBUG reports ranks that run another
 /// step.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
@@ -533,8 +531,8 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      // The calling thread waits for this step, so pending transfers are finished first (see
-      // Transfer).
+      // The calling thread waits for this step, so this rank's asynchronous redistributions are
+      // finished first (see Transfer).
       if (!group_of(step, mesh).keeps_order_on_device()) {
         finish_transfers();
       }
@@ -549,7 +547,7 @@ bool only_shapes(const Step& step, const at::Tensor& local, const DeviceMesh& me
 at::Tensor run_steps(std::span<const Step> steps, at::Tensor local, const DeviceMesh& mesh,
                      c10::IntArrayRef sizes) {
   for (const auto& step : steps) {
-    // A step returns the elements in order but not in shape; the layout after the step determines
+    // A step returns the elements in order but not in shape. The layout after the step determines
     // the shape.
     const auto shape = local_sizes(ShardingSpec{mesh, step.to}, sizes);
     local = only_shapes(step, local, mesh) ? at::empty(shape, local.options())
@@ -593,8 +591,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   BelowAutograd guard;
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
-  // NCCL's stream preserves the order of collectives. With process groups of any other kind the
-  // queue of transfers must preserve it, also for tensors on a GPU that are sent through the host
+  // NCCL's stream preserves the order of collectives. With all other process groups the queue of
+  // transfers must preserve the order, also for tensors on a GPU that are sent through CPU memory
   // (see Transfer).
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
@@ -603,9 +601,9 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // Owns the plan, into which `steps` points, because the transfer may outlive the plan cache's
-  // entry. The steps after the last collective do not communicate, so finishing the transfer needs
-  // no peers.
+  // The function owns the plan, into which `steps` points, because the transfer may outlive the
+  // plan cache's entry. The steps after the last collective do not communicate, so this rank can
+  // finish the transfer alone.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
                   sizes = sizes.vec()] {
     const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
@@ -639,7 +637,7 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
       target.layout);
 }
 
-// Pending sums of many small gradients of tensor parallelism, combined into one all-reduce. FSDP's
+// Sums many small gradients of tensor parallelism, which are Partial, in one all-reduce. FSDP's
 // reduction of a parameter group adds sums to a DeferredSums (fsdp/collectives.cpp); the
 // DeferredSums object is in the context that FSDP units share.
 
@@ -647,7 +645,7 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Layouts are interned, so the layout without the partial is compared by pointer. Only sums are
+  // Compares the layout without the Partial by pointer, because layouts are interned. Only sums are
   // combined: a mean or a product cannot be added to sums.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
@@ -673,13 +671,13 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // The buckets are moved out before they are processed, because a `then` may call add(), and
+  // Moves the buckets out before they are processed, because a callback `then` may call add(), and
   // failed sums must not be sent again.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// Ranks match terms by position, so they must have added them in the same order.
+/// Ranks match terms by position, so all ranks must have added the terms in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {
@@ -701,9 +699,9 @@ void DeferredSums::run(const Bucket& bucket) {
 namespace tessera {
 
 // The collectives that a program sees. The wrapper around every process group (comm/checked/)
-// counts all collectives in a table, with or without a scope. A scope reports the difference
-// between two readings of the table; only the list of single calls is recorded for the scope
-// itself.
+// counts all collectives in a table, with or without a CommunicationScope. A scope reports the
+// difference between two readings of the table. Only the list of single calls is recorded for the
+// scope itself.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()), before_(world_->traffic().table()), recorder_(world_->traffic()) {}

@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-// Plans and runs the redistribution of local tensors.
+// Functions that plan and run the redistribution of local tensors.
 
 using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 
@@ -24,14 +24,14 @@ inline bool communicates(const Step& step) {
          step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
 }
 
-/// The plan from `spec`'s layout to `target`, from a bounded cache of this thread.
+/// The plan for a redistribution from `spec`'s layout to `target`, from this thread's cache.
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
 /// Removes all plans from this thread's cache of redistribution plans.
 void clear_plans();
 
 /// Runs a plan on this rank's local tensor of a tensor with global `sizes`. Collective over the
 /// process groups of its steps. The result may share memory with `local`. With a meta tensor no
-/// data is moved. Below autograd: no gradient.
+/// data is moved. Runs below autograd, so no gradient is recorded.
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
@@ -43,10 +43,10 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
 /// Plans and runs the redistribution of a tensor with `spec` to `target`.
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
-/// Scatters `tensor` with the layout of `target`; returns this rank's local tensor. The values are
-/// those of the rank at position `source` of the target's mesh; of the other ranks' tensors only
-/// sizes and type are used. Collective over the mesh: one broadcast of the whole tensor. Below
-/// autograd.
+/// Scatters `tensor` with the layout of `target`, and returns this rank's local tensor. `source` is
+/// the position, in the target's mesh, of the rank whose values are scattered; other ranks' tensors
+/// give only sizes and type. Collective over the mesh: one broadcast of the whole tensor. Runs
+/// below autograd.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);
 
 }  // namespace tessera::detail

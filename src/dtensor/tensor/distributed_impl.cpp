@@ -28,9 +28,9 @@
 
 namespace tessera::detail {
 
-// The wrapper as seen by libtorch. libtorch's TensorImpl answers most queries from its own fields,
-// so the constructor copies the spec's data into these fields. The constructor runs for every
-// operator result, so it uses the cheap path if possible.
+// The TensorImpl of a distributed tensor. libtorch's TensorImpl answers most queries from its own
+// fields, so the constructor copies the spec's data into these fields. The constructor runs for
+// every operator result, so it uses the cheap path if possible.
 
 namespace {
 
@@ -51,7 +51,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// The error message for a call of data_ptr(), which a caller makes in order to print or compute.
+/// The error message for a call of data_ptr(), in the words of a program that prints or computes.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -83,9 +83,9 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
   transfer_ = std::move(transfer);
 }
 
-/// While the transfer was pending, the wrapper used the version counter of a stand-in tensor; the
-/// result takes over this counter. A transfer that throws is not reset, so that later uses throw as
-/// well.
+/// While the transfer was pending, the distributed tensor used the version counter of an empty
+/// stand-in tensor; the result takes over this counter. A transfer that throws stays set, so that
+/// later uses throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);
@@ -127,7 +127,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   detached_view_ = from->detached_view_;
 }
 
-/// Called when the last strong reference is released while a weak reference exists.
+/// libtorch calls this function when only weak references to the tensor remain.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
@@ -135,11 +135,11 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// Making the message allocates memory, so it is made here, in the call before the error, instead of
-// for every wrapper.
+// Makes the message of the error that follows when the caller reads memory. The message allocates
+// memory, so it is not made for every distributed tensor in advance.
 bool DistributedTensorImpl::has_storage() const {
-  // Needed because the base class declares the function const; the message is not part of the
-  // tensor's value.
+  // The const_cast is needed because the base class declares the function const. The message is not
+  // part of the tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
   // One mutex for all tensors suffices, since has_storage() is rarely called.
@@ -219,15 +219,15 @@ DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
   auto& view = *impl.detached_view();
   view.seen->version = version_of(view.base);
   auto result = detached_view_of(alias_tensor(impl));
-  // The in-place change of sizes bumps both versions, which must not make the views unreadable.
+  // The in-place change of sizes bumps the versions of view and base. Both must stay readable.
   view.seen->written = result->seen->written = true;
   return result;
 }
 
 namespace {
 
-/// Advances `coordinate` to the next one along the mesh dimensions `dims`; false after the last
-/// coordinate.
+/// Advances `coordinate` to the next coordinate along the mesh dimensions `dims`. Returns false
+/// after the last one.
 bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
              const std::vector<std::int64_t>& mesh_sizes) {
   for (const int dim : dims) {
@@ -240,8 +240,8 @@ bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
   return false;
 }
 
-/// The first coordinate at which parts of the two layouts have different sizes; empty if there is
-/// none. Compares only along the mesh dimensions where the layouts shard differently.
+/// The first coordinate of the mesh at which the two layouts give parts of different sizes; empty
+/// if there is none. Compares only along mesh dimensions where the layouts shard differently.
 std::vector<std::int64_t> coordinate_of_other_parts(const Layout& layout, const Layout& other,
                                                     c10::IntArrayRef sizes) {
   std::vector<std::int64_t> coordinate(layout.mesh_sizes().size(), 0);
@@ -331,7 +331,7 @@ std::string parameter_name(const at::Tensor& tensor) {
 }
 
 // The table of interned specs, and the arithmetic of strides and sizes. Interning costs a hash and
-// a lock when a spec is made; later comparisons, above all of call keys, only compare addresses.
+// a lock when a spec is made. Later comparisons, above all of cache keys, only compare addresses.
 
 namespace {
 
@@ -355,14 +355,14 @@ std::size_t hash_of(const TensorSpec& spec) {
 class SpecTable {
  public:
   static SpecTable& instance() {
-    // Never destroyed, because tensors with static storage may outlive the table.
+    // The table is never destroyed, because tensors with static storage may outlive it.
     static auto* table = new SpecTable;
     return *table;
   }
 
   TensorSpecPtr intern(TensorSpec&& spec) {
     const auto hash = hash_of(spec);
-    // Unused specs are released after the lock, because their deleter takes the lock.
+    // Releases unused specs after the lock, because their deleter takes the lock.
     std::vector<TensorSpecPtr> others;
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
@@ -373,7 +373,7 @@ class SpecTable {
       }
       others.push_back(std::move(known));
     }
-    // Computed only for a new spec; specs that are in the table already have their geometry.
+    // The geometry is computed only for a new spec; specs in the table already have theirs.
     spec.geometry = {shape_geometry(spec.sizes, spec.strides)};
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
@@ -382,8 +382,8 @@ class SpecTable {
   }
 
  private:
-  // erase() identifies an entry by its address: the weak reference has expired by then, and an
-  // equal spec with the same hash may have been made since.
+  // erase() identifies an entry by its address: the weak reference has then expired, and an equal
+  // spec with the same hash may have been made since.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -405,7 +405,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// The set of the numbers of positions of a digit (factor of a dimension) that ranks have.
+/// The different numbers of positions of a digit (factor of a dimension) that ranks have.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {
@@ -447,7 +447,7 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
-// A stable sort, so that dimensions with equal strides have one order on all ranks.
+// The sort is stable, so that dimensions with equal strides have one order on all ranks.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -464,8 +464,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// A dimension that is not split has one size on all ranks. A dimension that is split into equal
-// parts, or into parts with at least two positions each, is ordered in the same way on all ranks.
+// A dimension that is not sharded has one size on all ranks. A dimension that is sharded into equal
+// parts, or into parts of at least two positions, is ordered in the same way on all ranks.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);
@@ -561,7 +561,7 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
   return impl->local();
 }
 
-/// Makes a distributed tensor without a comparison between ranks, which must have agreed on the
+/// Makes a distributed tensor without a comparison between ranks. The ranks must have agreed on the
 /// sizes already.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {

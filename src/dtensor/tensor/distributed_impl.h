@@ -23,19 +23,19 @@ namespace tessera::detail {
 /// The state of a view that has its own copy of elements, because its base had to be redistributed.
 /// The view may be read until its base is written; a write to the view is repeated on the base.
 struct DetachedView {
-  /// How to make the view again from the base's local tensor, redistributed to `layout`.
+  /// How the view is made again from the base's local tensor, redistributed to `layout`.
   struct Replay {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< arguments of the view operator, with local tensors
     std::size_t base;                    ///< index of the base in `arguments`
     std::size_t result;  ///< index of the view among the operator's results, with lists flattened
     LayoutPtr layout;
-    /// The strides that the base must have, for an operator without a rule.
+    /// The strides that the base must have, for an operator without a sharding rule.
     std::optional<std::vector<std::int64_t>> strides;
   };
 
   /// The base's state when the view was taken or last written. All results of one split share this
-  /// record, since they do not overlap: a write to one result does not invalidate the others.
+  /// record: they do not overlap, so a write to one result does not invalidate another.
   struct Seen {
     /// Version of the base; nullopt if the base is an inference tensor, which has no counter and
     /// must not be written.
@@ -61,26 +61,26 @@ DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
 
-/// Throws Error, naming `what`, if `impl` is a detached view whose base has been written.
+/// Throws Error about `what` if `impl` is a view with its own copy and its base was written.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
-/// The state of the detached view `impl` after an in-place change of its sizes: `impl` becomes a
-/// view of the tensor with its former sizes, and shares memory with it.
+/// Returns the state of the detached view `impl` after an in-place change of its sizes: `impl` is
+/// then a view of a tensor with its former sizes, and shares memory with that tensor.
 DetachedViewPtr view_of_former(const DistributedTensorImpl& impl);
 
-/// The TensorImpl of a distributed tensor: it reports global sizes and strides, has no storage, and
-/// contains the local tensor. Its key kDistributedKey is below autograd and above the backends:
+/// The TensorImpl of a distributed tensor, which reports global sizes and strides, has no storage,
+/// and contains the local tensor. Its key kDistributedKey is below autograd and above the backends:
 /// autograd sees one ordinary tensor, and the fallback on that key (dispatch/fallback.cpp) sees
 /// every operator.
 ///
-/// The local tensor has no autograd state. It shares its version counter with the wrapper, so that
-/// autograd detects a write to either of them if the other was saved.
+/// The local tensor has no autograd state. It shares its version counter with this TensorImpl, so
+/// that autograd detects a write to either of the two if the other was saved.
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
   /// A cheaper constructor for a local tensor that has `storage` and is not an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
-  /// Constructs a wrapper with a pending local tensor. `stand_in` is an empty tensor of the same
-  /// type and device.
+  /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
+  /// of the same type and device.
   DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);
 
   const at::Tensor& local() const {
@@ -91,21 +91,20 @@ class DistributedTensorImpl final : public TensorWrapper {
   }
   const TensorSpecPtr& spec() const { return spec_; }
 
-  /// Replaces the local tensor and the spec. For operators that change a tensor's shape in place.
+  /// Replaces the local tensor and the spec, for operators that change a tensor's shape in place.
   void replace(at::Tensor local, TensorSpecPtr spec);
 
-  /// Not nullptr if this tensor is a view with its own copy, because its base had to be
-  /// redistributed.
+  /// The state of a view with its own copy of elements, because its base had to be redistributed;
+  /// nullptr for any other tensor.
   const DetachedViewPtr& detached_view() const { return detached_view_; }
   void set_detached_view(DetachedViewPtr view) { detached_view_ = std::move(view); }
 
-  /// True after the hook that redistributes a leaf's gradient to the leaf's layout has been
-  /// installed.
+  /// Whether the hook that redistributes a leaf's gradient to the leaf's layout has been installed.
   bool has_gradient_hook() const { return gradient_hook_; }
   void set_gradient_hook() { gradient_hook_ = true; }
 
   void release_resources() override;
-  /// Returns false. Callers such as libtorch's printer read memory next, so this function prepares
+  /// Returns false. Callers such as libtorch's printer read memory next, so has_storage() prepares
   /// the message of the error that follows.
   bool has_storage() const override;
 
@@ -118,8 +117,8 @@ class DistributedTensorImpl final : public TensorWrapper {
   void adopt_sizes();
   void wait_for_transfer() const;
 
-  // Exactly one of local_ and transfer_ is set, except in a wrapper that libtorch has released.
-  // They are mutable because waiting does not change the value.
+  // Exactly one of local_ and transfer_ is set, except in an object that libtorch has released.
+  // Both are mutable because waiting does not change the value.
   mutable at::Tensor local_;
   /// The transfer whose result becomes local_; set until the first use of local_.
   mutable TransferPtr transfer_;
@@ -139,7 +138,7 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
 /// type of `like`.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
-// Functions that convert between a distributed tensor and its local tensor.
+// Functions that convert between a distributed tensor and its local tensor:
 
 /// The impl of a tensor that must be distributed. Throws Error for a plain tensor.
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
@@ -150,13 +149,13 @@ void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
 
-/// Throws Error, on all ranks, unless the parts of a tensor with global `sizes` have equal sizes
-/// under both layouts on every rank. `asked`: what the caller requested, for the message.
+/// Throws Error, on all ranks, unless every rank's part of a tensor with global `sizes` has equal
+/// sizes under both layouts. `asked`: what the caller requested, for the message.
 void check_gradient_parts(const char* asked, const Layout& layout, const Layout& gradient,
                           c10::IntArrayRef sizes);
 
-/// `local`, or a contiguous copy if its strides cannot be described by global strides. This happens
-/// for an expanded gradient, a slice, or if ranks could disagree on the order of dimensions.
+/// Returns `local`, or a contiguous copy if no global strides describe the strides of `local`: for
+/// an expanded gradient, a slice, or if ranks could disagree on the order of dimensions.
 at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,
                        c10::IntArrayRef sizes);
 /// A distributed tensor of global `sizes`, without autograd history, from a local tensor that

@@ -14,7 +14,7 @@
 
 namespace tessera::detail {
 
-/// Properties of sizes and strides, computed once per spec.
+/// Properties of a spec's sizes and strides, computed once per spec.
 struct Geometry : ShapeGeometry {
   /// Always true, because equal specs have equal geometries.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
@@ -39,8 +39,8 @@ TensorSpecPtr intern_spec(TensorSpec spec);
 /// mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Strides of a dense tensor of `sizes` whose dimensions have the order in memory that the strides
-/// `like` imply (channels last, transposed). A stride of 0 stays 0.
+/// Strides of a dense tensor of `sizes`. The strides `like` determine the order of its dimensions
+/// in memory (channels last, transposed). A stride of 0 stays 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
 /// Whether the strides of the local tensors have the same order of dimensions on every rank. The
@@ -57,8 +57,8 @@ std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
 
-/// The layout of the gradient of a tensor with `layout`: equal to `layout`, but replicated where it
-/// is partial, because the derivative of a sum is the same for each term.
+/// The layout of the gradient of a tensor with `layout`: Replicate in place of Partial, because the
+/// derivative of a sum is the same for each term.
 LayoutPtr gradient_layout(LayoutPtr layout);
 
 /// Whether elements of `type` can be reduced with `op`. bool supports no sum and average, integers
@@ -69,7 +69,7 @@ bool is_reducible(c10::ScalarType type, ReduceOp op);
 /// requested, for the message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
-/// The placements as text for messages, or the layout as text if placements cannot express it.
+/// The placements of `layout` as text for messages, or the layout if placements can't express it.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);
 /// A spec as text for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
 std::string describe(const TensorSpec& spec);

@@ -16,13 +16,13 @@
 
 namespace tessera::detail {
 
-// Strides and storage offsets. A distributed tensor has computed global strides; its local tensor
+// Strides and storage offsets. A distributed tensor has computed global strides. Its local tensor
 // has other strides, which a redistribution changes again. Operators on memory (views, as_strided,
 // expanded tensors) need local strides that match the global strides.
 
 namespace {
 
-/// A meta tensor with the sizes and strides of `tensor`, which are global for a distributed tensor.
+/// A meta tensor with the sizes and strides of `tensor` (global ones for a distributed tensor).
 at::Tensor meta_like(const at::Tensor& tensor) {
   return meta_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
@@ -66,7 +66,7 @@ std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef t
   if (inferred == sizes.end()) {
     return sizes;
   }
-  // The size for -1 is the quotient, if there is a single -1; libtorch refuses a second -1.
+  // If there is a single -1, its size is this quotient; libtorch refuses a second -1.
   const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
   const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
   if (known > 0 && elements % known == 0) {
@@ -105,21 +105,21 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
   narrow_stride_zero(to, to.strides()).copy_(narrow_stride_zero(value, to.strides()));
 }
 
-// Writes to views of a tensor along a dimension that is sharded and that the view splits or joins.
-// The viewed tensor had to be gathered, so the view has its own copy (tensor/distributed_impl.h). A
-// write to the view is repeated on its base: the view operator runs again on the gathered base.
-// Code that writes to a view with a copy calls write_through.
+// Writes to views whose base had to be gathered, because the view splits or joins a sharded
+// dimension. Such a view has its own copy (tensor/distributed_impl.h). A write to the view is
+// repeated on its base: the view operator runs again on the gathered base. Code that writes to a
+// view with a copy calls write_through.
 
 namespace {
 
-/// Result tensor `number` of an operator, counted as in a plan: elements of lists one by one.
+/// Result tensor `number` of an operator. Elements of lists are counted one by one.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 
-/// Gives a tensor the strides `strides`, because an operator without a sharding rule runs exactly
+/// Copies a tensor to strides `strides`, because an operator without a sharding rule runs exactly
 /// as on one rank, including strides.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
@@ -139,7 +139,7 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
   replay.op.callBoxed(stack);
   // A view of the gathered base shares its memory, so the write changes the gathered base.
   copy_to_stride_zero(nth_tensor(stack, replay.result), value);
-  // The spec of the gathered base: the base's own spec with another layout.
+  // The spec of the gathered base is the base's own spec with another layout.
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;
   copy_to_stride_zero(base.local(), redistribute_local(gathered, intern_spec(std::move(spec)),

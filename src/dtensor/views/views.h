@@ -18,42 +18,42 @@ namespace tessera::detail {
 /// Adds to an error that sizes are global, because programs often pass a rank's own sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
-/// The strides of the results of a view operator on tensors with global sizes, one entry per tensor
-/// with lists flattened. Computed by running the operator on meta tensors. Local strides are not
+/// Returns the strides of the results of a view operator on tensors with global sizes, one entry
+/// per tensor with lists flattened. The operator runs on meta tensors. Local strides are not
 /// usable: a dimension of local size 1 may have any stride, and ranks would disagree. Throws the
 /// operator's exceptions, on every rank. nullopt if the operator does not run on meta tensors.
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
-/// The sizes `to` with -1 replaced, for a tensor of sizes `from` without elements, for which
-/// libtorch cannot infer -1: (0, 6, 8) viewed as (0, 6, -1, 4). Leading sizes that are equal in
-/// both are the same dimensions; the remaining sizes must have equal products. Returns `to`
-/// unchanged if this does not determine the value.
+/// Returns the sizes `to` with -1 replaced, for a tensor of sizes `from` without elements: (0, 6,
+/// 8) viewed as (0, 6, -1, 4). libtorch cannot infer -1 in this case. Leading sizes that are equal
+/// in `from` and `to` are the same dimensions; the remaining sizes must have equal products.
+/// Returns `to` unchanged if this does not determine the value.
 std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef to);
 
-/// `local`, or a contiguous copy if it cannot be viewed with `sizes`. For _unsafe_view, whose
-/// result need not be an alias. Composite operators call _unsafe_view on results in the memory
-/// order that a kernel chose; for a local tensor with a dimension of size 1 that order may differ
-/// from the global tensor's.
+/// Returns `local`, or a contiguous copy if it cannot be viewed with `sizes`. Used for
+/// _unsafe_view, whose result need not be an alias. Composite operators call _unsafe_view on
+/// results in the memory order that a kernel chose. For a local tensor with a dimension of size 1,
+/// this order may differ from the global tensor's.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
-// Expanded tensors: along a dimension of stride 0 all positions share one element in memory.
+// Expanded tensors. Along a dimension of stride 0 all positions share one element in memory:
 
 /// Whether `tensor` has a dimension of stride 0 and more than one position.
 bool has_stride_zero(const at::Tensor& tensor);
-/// `tensor`, with one element in memory for all positions of each dimension where `strides` are 0.
-/// The values along such a dimension must be equal.
+/// Returns `tensor` with one element in memory for all positions of each dimension where `strides`
+/// are 0. The values along such a dimension must be equal.
 at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides);
-/// `tensor`, reduced to its first position along each dimension where `strides` are 0.
+/// Narrows `tensor` to its first position along each dimension where `strides` are 0.
 at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);
 /// Copies `value` to `to`. Positions of `to` that share an element must get the same value.
 void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
 
-/// Throws Error if the detached view `impl` may not be written.
+/// Throws Error if the detached view `impl` (with its own copy of elements) may not be written.
 void check_writable(const DistributedTensorImpl& impl, std::string_view what);
 
-/// Writes the values of the detached view `view` to its base, and if the base is a detached view
-/// too, to the base's base. Collective: the base is gathered and sliced again.
+/// Writes the values of `view`, which has its own copy of elements, to its base, and if the base
+/// has its own copy too, to the base's base. Collective: the base is gathered and sliced again.
 void write_through(const at::Tensor& view);
 
 }  // namespace tessera::detail

@@ -16,23 +16,22 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-// All functions of this header are collective over `group` and return the same on every rank.
-// `device` is the device of the group's tensors. The functions wait for their result; asynchronous
-// code must pass flush_pending_transfers(group) as the group. Ranks are numbered as in the group.
-// All functions throw PeerError.
+// All functions of this header are collective over `group` and return the same value on every rank.
+// `device` is the device of the group's tensors. The functions wait for their result. Asynchronous
+// code must pass the result of flush_pending_transfers(group) as the group. Ranks are numbered as
+// in the group. All functions throw PeerError.
 
-/// The values of each rank. All ranks must pass the same number of values. One all-gather.
+/// Returns the values of each rank. All ranks must pass the same number of values. One all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own);
 
-/// The values of each rank, exchanged between the hosts by Communicator::any_rank: waits for no
-/// device and counts no traffic. In the group of a fake world every rank has the values of this
-/// rank.
+/// The values of each rank, exchanged between CPUs by Communicator::any_rank: waits for no GPU work
+/// and counts no traffic. In a fake world (fake_world()) every rank has the values of this rank.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 
-/// The text of rank `root`, which may contain any bytes; `own` is ignored on other ranks. Two
-/// broadcasts: the length, then the text.
+/// Returns the text of rank `root`, which may contain any bytes; `own` is ignored on other ranks.
+/// Two broadcasts: the length, then the text.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own);
 

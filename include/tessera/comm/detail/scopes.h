@@ -11,8 +11,8 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// While this object exists, device work that this thread issues runs in the given lane (Lane in
-/// comm/streams.h). Scopes do not nest.
+/// While this object exists, device work that this thread issues runs in the given lane (a stream;
+/// see Lane in comm/streams.h). Scopes do not nest.
 class LaneScope : tessera::detail::NoCopy {
  public:
   LaneScope(Streams& streams, Lane lane) : streams_(streams) { streams_.begin_scope(lane); }
@@ -26,7 +26,7 @@ class LaneScope : tessera::detail::NoCopy {
 /// where work is issued. nullptr restores the default streams.
 void set_host_streams(StreamsPtr streams);
 
-/// Sets the purpose of a group's calls for the duration of the scope (Communicator::set_purpose).
+/// Sets the purpose of a group's calls (Communicator::set_purpose) while this object exists.
 class PurposeScope : tessera::detail::NoCopy {
  public:
   PurposeScope(Communicator& group, std::string purpose) : group_(group) {

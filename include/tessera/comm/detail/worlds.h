@@ -14,15 +14,15 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A collective call in a process group of a fake world.
+/// A collective call in a process group of a fake world (fake_world()).
 struct FakeCollective {
   const std::string& group;       ///< the group's name
   const std::vector<int>& ranks;  ///< world ranks
   std::string collective;
   std::int64_t bytes = 0;  ///< bytes of this rank's input
 };
-/// Returns the Work of a collective call in a fake group, or nullptr if the call is complete at
-/// once.
+/// A function that returns the Work of a collective in a fake world (fake_world()), or nullptr if
+/// the collective is complete at once.
 using FakeStart = std::function<WorkPtr(const FakeCollective&)>;
 
 /// Makes a fake world like fake_world(), but `start` decides when a collective ends. `start` is not
@@ -33,17 +33,17 @@ WorldPtr fake_world(int rank, int size, FakeStart start);
 /// values, so that a step needs no memory. For planning.
 WorldPtr meta_world(int rank, int size);
 
-/// All ranks of a world of `size` ranks, in order.
+/// The rank numbers 0, 1, ..., `size` - 1.
 inline std::vector<int> ranks_of_world(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-/// Shows this thread's warnings in the form of the rank's main thread: one line, each text once for
-/// the whole job. libtorch's warning handler is per thread, so each thread of the library that may
-/// warn calls this first. Does nothing before world_from_environment(), or if the thread has its
-/// own handler.
+/// Prints libtorch's warnings on this thread as on the main thread: in one line, and each text once
+/// for the whole job. libtorch's warning handler is per thread, so each thread of the library that
+/// may warn calls this function first. Does nothing before world_from_environment(), or if the
+/// thread has its own handler.
 void take_warnings_of_thread();
 
 }  // namespace tessera::comm

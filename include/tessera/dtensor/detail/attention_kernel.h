@@ -17,23 +17,22 @@ namespace tessera::detail {
 struct AttentionKernel {
   at::SDPBackend backend = at::SDPBackend::math;
   /// Whether key and value heads are repeated until there are as many as query heads. libtorch's
-  /// fp32 kernels on a GPU need this. Otherwise libtorch would compute the call by formula, whose
-  /// score matrix is larger than the repeated heads.
+  /// fp32 GPU kernels need this. Without the repetition, libtorch would materialise the score
+  /// matrix, which is larger than the repeated heads.
   bool repeats_heads = false;
 };
 
-/// (batch, kv heads, keys, width) -> (batch, heads, keys, width). Head i of the result is head i /
-/// group of `kv`, where group = heads / kv heads.
+/// Repeats the heads of `kv`: (batch, kv heads, keys, width) -> (batch, heads, keys, width). Head i
+/// of the result is head i / group of `kv`, where group = heads / kv heads.
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// A sliding window that determines which of `keys` keys each of `queries` queries sees: its own
-/// key and the keys before, at most `length` in total. The first query's own key is key number
-/// `own`.
+/// A sliding window over `keys` keys for `queries` queries. Query i is at position `own` + i. It
+/// sees the key at its position and the keys before, at most `length` keys in total.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
-/// The mask for a window as a tensor (queries, keys) that is added to the scores, in the type of
-/// `q`. A bool mask would be converted by libtorch in each call.
+/// The mask of a sliding window: a tensor (queries, keys) that is added to the scores, in the type
+/// of `q`. libtorch would convert a bool mask in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
 /// A function that returns the back end that libtorch selects for (q, k, v).
@@ -46,10 +45,10 @@ AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double 
 AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const AskBackend& ask);
 
-/// Sets whether training on a GPU may compute attention by formula, which tessera::attention
-/// otherwise refuses.
+/// Sets whether training on a GPU may use libtorch's math back end, which materialises the score
+/// matrix. tessera::attention throws otherwise.
 void allow_math_attention(bool allowed);
-/// Throws Error if `kernel` computes attention by formula and allow_math_attention() has not
+/// Throws Error if `kernel` is libtorch's math back end and allow_math_attention() has not
 /// permitted this. `masked`: whether a mask tensor is used.
 void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::Tensor& k,
                  bool masked);
@@ -76,16 +75,16 @@ struct AttentionPart {
 /// Gradients of q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// libtorch's choice of a kernel. Sets `repeats_heads` if the kernel does not support fewer kv
-/// heads than query heads.
+/// Returns the kernel that libtorch chooses. Sets `repeats_heads` if this kernel does not support
+/// fewer kv heads than query heads.
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen);
 /// Attention of q to k and v. Every query must see at least one key.
 AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
-/// The gradients of q, k and v, which are terms of the gradients of `whole`, the merged result.
-/// Kernels recompute the attention weights from the log-sum-exp, so with the log-sum-exp over all
-/// keys each term is exact.
+/// Returns the gradients of q, k and v for one call of attention_part(). The sum over all calls is
+/// the gradient of `whole`, the merged result. The sum is exact, because kernels recompute the
+/// attention weights from the log-sum-exp over all keys.
 AttentionGradients attention_part_backward(const AttentionKernel& kernel, const at::Tensor& grad,
                                            const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const AttentionPart& whole,

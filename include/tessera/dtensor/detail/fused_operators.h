@@ -21,12 +21,12 @@ using kernels::RowLosses;
 using kernels::RowLossOptions;
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
-/// Dropout of x. `first_element`: the index of x's first element in the global tensor that one mask
-/// covers.
+/// Dropout of x, whose mask depends on indices in a global tensor. `first_element`: the index of
+/// x's first element in that tensor.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
 /// RMSNorm of x. An undefined `weight` stands for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
-/// Returns the RMSNorm of x + residual, and x + residual itself.
+/// Returns the pair (RMSNorm(x + residual), x + residual).
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
@@ -37,41 +37,41 @@ at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
-/// The cross entropy of each row: (tokens), with the layout of the logits' rows. If the vocabulary
-/// is sharded, collective: two all-reduces (row_losses).
+/// The cross entropy of each row of the logits, as a tensor (tokens), sharded like the rows.
+/// Collective if the vocabulary is sharded: two all-reduces (row_losses).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options = {});
 /// Causal attention of the queries of several chunks to the keys of the whole sequence, without a
-/// mask of chunk * keys elements. q: (batch, heads, tokens, width), chunks of equal length, one
+/// mask of chunk * keys elements. q: (batch, heads, tokens, width), with chunks of equal length one
 /// after another. `firsts`: the position of each chunk's first token. k, v: (batch, kv heads,
-/// sequence, width). `window`: positions that a query sees, including its own; 0: all. `documents`:
-/// offsets as in nn::Documents::offsets(); a query sees only its own document. If `documents` is
-/// empty, a query sees its whole sequence.
+/// sequence, width). `window`: the number of positions that a query sees, with its own; 0: all.
+/// `documents`: offsets as in nn::Documents::offsets(), since a query sees only its own document.
+/// If `documents` is empty, a query sees its whole sequence.
 at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              c10::IntArrayRef firsts, std::int64_t window = 0,
                              c10::IntArrayRef documents = {});
 
-/// A tensor that a node saves for backward. The result of an RMS norm or of silu_mul is not saved:
-/// the node that made it saves its inputs anyway, and recomputes the result in backward, once for
-/// all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of attention). Any
-/// other tensor is itself saved, as by autograd. Results that were written to and results of
-/// operators that redistributed their inputs are saved themselves too, and so are all tensors while
-/// saved-tensor hooks are active (activation checkpointing).
+/// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
+/// not saved: the node that made it saves its inputs anyway. Backward recomputes the result once
+/// for all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of attention).
+/// Every other tensor is saved itself, as by autograd. So are results that were written to, results
+/// of operators that redistributed their inputs, and all tensors while saved-tensor hooks are
+/// active (activation checkpointing).
 ///
-/// Recomputed values are bit-equal. In a recorded backward (create_graph) autograd records the
-/// operator again.
+/// Recomputed values are bit-equal. In a backward with create_graph, autograd records the
+/// recomputation too.
 class KeptTensor {
  public:
   explicit KeptTensor(const at::Tensor& tensor);
-  /// Returns the tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or an
-  /// input of its recomputation, was written to or released. `gradient`: the gradient of the
-  /// tensor, which is used if takes_gradient() is true; undefined if the gradient is not known yet.
+  /// Returns the saved tensor, recomputed if necessary. Throws libtorch's errors if the tensor, or
+  /// an input of its recomputation, was written to or released. `gradient`: the gradient of the
+  /// saved tensor, used if takes_gradient() is true; undefined if the gradient is not known yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
-  /// Whether unpack() can compute the tensor together with the backward of its own operator for
-  /// `gradient`; both read the same inputs, so they are then read once instead of twice.
+  /// Whether unpack() can recompute the tensor and run the backward of its operator for `gradient`
+  /// at once. Both read the same inputs, so that the inputs are read only once.
   bool takes_gradient() const;
-  /// Releases the saved tensor. To be called when no further backward will run the node that saved
-  /// the tensor.
+  /// Releases the saved tensor. The caller must know that no later backward runs the node that
+  /// saved the tensor.
   void release() { saved_.reset_data(); }
 
  private:
@@ -86,13 +86,13 @@ class KeptTensor {
 void check_options(const RowLossOptions& options);
 /// Throws Error unless the sizes are (tokens, vocabulary) for logits and (tokens) for targets.
 void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets);
-/// Throws Error for plain `targets` that are not int64, or that are outside of the vocabulary and
-/// not ignored: no rank has the column of such an index, so the loss would silently lack a term. On
-/// a GPU the range check is a device assertion, without host synchronisation.
+/// Throws Error for plain `targets` that are not int64, or that are neither in the vocabulary nor
+/// ignored. No rank has the column of such a target, so the loss would silently lack a term. On a
+/// GPU the range check is a device assertion, without synchronisation.
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index);
 
-/// `targets` in the layout of the rows. `targets` are plain (the same on every rank) or distributed
-/// on the mesh of `rows`. Collective if their layout differs from that of the rows.
+/// Redistributes `targets` to the sharding of the rows of the logits. `targets` are plain (the same
+/// on every rank) or distributed on the mesh of `rows`. Collective if the layouts differ.
 at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 
 /// A rank's range of columns of the logits, which are split by the vocabulary.
@@ -102,8 +102,8 @@ struct VocabularyShard {
   comm::Communicator* group = nullptr;  ///< ranks that share the columns; nullptr: this rank alone
 };
 
-/// Whether each rank's part of dimension `dim` is one contiguous range, so that a rank can tell
-/// which targets are in its columns.
+/// Whether the part of dimension `dim` on each rank is one contiguous range of the vocabulary. Only
+/// then a rank can tell which targets are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Throws Error unless has_consecutive_columns() is true.
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
@@ -113,7 +113,7 @@ void check_consecutive_columns(const ShardingSpec& spec, int dim);
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 
 /// The losses of the rows of `logits`, (tokens, this rank's columns), with `targets` (tokens).
-/// Collective if the shard has a group: two all-reduces over the group.
+/// Collective if `shard` has a process group: two all-reduces over the group.
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
                      const VocabularyShard& shard, const RowLossOptions& options);
 /// Like row_losses(), but writes to the caller's tensors.
@@ -121,9 +121,9 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                       const VocabularyShard& shard, const RowLossOptions& options,
                       const RowLosses& into);
 
-/// Writes the gradient of the logits to `gradient`, which has the sizes of `logits` and may be the
-/// same tensor. `of_row`: the gradient of each row's loss, (tokens) in loss_type(); undefined for
-/// ones. Not collective.
+/// Writes the gradient of the logits to `gradient`, which has the sizes of `logits` and may be
+/// `logits` itself. `of_row`: the gradient of each row's loss, (tokens) in loss_type(); if
+/// undefined, all are 1. Not collective.
 void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
                            const at::Tensor& log_sum_exp, const at::Tensor& of_row,
                            const VocabularyShard& shard, const RowLossOptions& options,

@@ -20,24 +20,24 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Describes where the elements of a local tensor are in the tensor that a single rank would have.
+/// Describes which elements of the global tensor a local tensor has, to draw random numbers.
 struct RandomPlace {
   kernels::GlobalPlace elements;
-  /// The sizes with which the local tensor is viewed, if `elements` splits dimensions of the local
-  /// tensor.
+  /// The sizes with which the local tensor must be viewed before it is filled, if `elements` splits
+  /// dimensions of the local tensor.
   std::vector<std::int64_t> local_sizes;
   /// Whether ranks draw random numbers for different elements.
   bool is_part = false;
 };
 
-/// The place of a tensor according to the tensor's own layout. For a plain tensor, all elements.
+/// The elements that a tensor's own layout gives this rank; all elements if the tensor is plain.
 RandomPlace own_place(const at::Tensor& tensor);
 
-/// Fills `local`, a plain floating-point tensor, with random numbers. Without autograd.
+/// Fills `local`, a plain floating-point tensor, with random numbers that autograd does not record.
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key);
 
-/// A call of a random operator, for which a RandomRegion finds the place of the elements.
+/// A call of a random operator. A RandomRegion finds which global elements the call fills.
 struct RandomCall {
   std::string_view name;  ///< name of the random operator, for messages
   at::Tensor tensor;      ///< the plain or distributed tensor to fill, or the input of dropout
@@ -51,27 +51,27 @@ struct RandomCall {
 /// The numbers of rows that the data-parallel ranks have in one forward, in the order of the ranks.
 class BatchRows {
  public:
-  /// Describes this rank's rows of an input with `sizes` (nullopt if the forward had no tensor).
-  /// `dims` are 1-D meshes that number the data-parallel ranks, the outermost mesh first.
+  /// Constructs the rows of a forward whose input has `sizes` on this rank (nullopt: no input
+  /// tensor). `dims` are 1-D meshes that number the data-parallel ranks, the outermost mesh first.
   BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes);
-  /// Describes a forward in which every tensor is part `index` of `count` equal parts.
+  /// Constructs the rows of a forward in which every tensor is part `index` of `count` equal parts.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether a BatchPart of the program set the rows; otherwise the input of the forward did.
+  /// Whether a BatchPart of the program declared the rows, and not the forward's input.
   bool is_given() const { return index_ >= 0; }
-  /// Exchanges the numbers of rows with all other data-parallel ranks, at the first call only.
-  /// Returns the maximum over all ranks of each element of `values`, which must have the same
-  /// length on all ranks. Collective, between the hosts.
+  /// At the first call, the data-parallel ranks exchange their numbers of rows, in CPU memory.
+  /// Returns the maximum over these ranks of each element of `values`, whose length must be equal
+  /// on all ranks. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Moves `place` from a place in this rank's tensor, which has `sizes`, to the place in the
-  /// tensor of all ranks' rows. Collective like settle(). Throws Error if the place is unknown.
+  /// Changes `place` from elements of this rank's tensor, which has `sizes`, to elements of the
+  /// tensor of all ranks' rows. Collective like settle(). Throws Error if the elements are unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
   bool begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const;
 
-  /// Index of this rank's part; negative if the part is derived from the rows.
+  /// Index of this rank's part of the batch; negative if the numbers of rows determine the part.
   std::int64_t index_ = -1;
   std::vector<DeviceMesh> dims_;
   std::int64_t ranks_ = 1;
@@ -83,25 +83,25 @@ class BatchRows {
 
 /// A part of a program, usually a model's forward, in which random operators draw on each rank the
 /// numbers that a single rank would draw. This includes at:: operators on plain tensors, which then
-/// use manual_seed. If tensor parallelism opened the region, plain tensors in it are the same on
-/// every rank of a mesh. Recomputations share the region of their forward.
+/// use manual_seed. If tensor parallelism opened the region, plain tensors in the region are the
+/// same on every rank of a mesh. Recomputations share the region of their forward.
 class RandomRegion {
  public:
-  /// Makes a region inside `outer` (which may be nullptr). The region uses the rows of `outer`
-  /// unless `rows` are given. `replicated_on`: the mesh whose ranks all have equal plain tensors;
-  /// undefined: only the mesh of `outer`.
+  /// Constructs a region inside `outer` (which may be nullptr). The region uses the BatchRows of
+  /// `outer` unless `rows` are given. `replicated_on`: a mesh whose ranks all have equal plain
+  /// tensors, in addition to the mesh of `outer`.
   RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<BatchRows> rows,
                DeviceMesh replicated_on = {});
 
   const std::shared_ptr<BatchRows>& rows() const { return rows_; }
   /// Whether plain tensors are the same on every rank of `mesh`.
   bool replicates_on(const DeviceMesh& mesh) const;
-  /// Records that to_local() of a distributed tensor has returned a local tensor that differs
-  /// between ranks. From now on a random operator on a plain tensor cannot know for which elements
-  /// it draws.
+  /// Records that to_local() has returned a local tensor that differs between ranks. After this, a
+  /// random operator on a plain tensor cannot know which elements of the global tensor it fills,
+  /// and throws.
   void note_part();
-  /// The place of the elements for which `call` draws. Collective at the first call if
-  /// data-parallel ranks must compare rows. Throws Error if the place is unknown.
+  /// Finds the elements of the global tensor for which `call` draws. Collective at the first call
+  /// if data-parallel ranks must compare rows. Throws Error if the elements are unknown.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -114,25 +114,25 @@ class RandomRegion {
   std::shared_ptr<BatchRows> rows_;
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
-  /// The places that the outermost region found in forward. Recomputations need them because their
-  /// inputs look like parameters.
+  /// The RandomPlaces that the outermost region found in forward, by call. A recomputation in
+  /// backward reads them, because its inputs look like parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 
-/// This thread's region, or nullptr. A backward has the region of the thread that called it.
+/// This thread's RandomRegion, or nullptr. A backward has the region of the thread that called it.
 const RandomRegionPtr& random_region();
-/// The place of the elements of `call` in this thread's region. Outside of any region a plain
-/// tensor is a whole tensor.
+/// Finds the elements of the global tensor for which `call` draws, in this thread's region. Outside
+/// of any region a plain tensor is a whole tensor.
 RandomPlace random_place(const RandomCall& call);
 /// Whether a plain tensor that an operator combines with a distributed tensor on `mesh` counts as
 /// the same on every rank. True in the forward of a module that was parallelized on this mesh, in a
-/// ReplicationScope, and in backward formulas; false where a hook or a function of the program may
-/// run.
+/// ReplicationScope, and in libtorch's backward formulas. False in a backward's hooks and functions
+/// that the program defines.
 bool plain_is_replicated_on(const DeviceMesh& mesh);
 
-/// A scope around code that gets local tensors from to_local() but does not return them. After the
-/// scope, random operators know the places of their elements again.
+/// A scope around code that calls to_local() but does not return the local tensors. Such calls do
+/// not count for RandomRegion::note_part().
 class LocalPartsScope : NoCopy {
  public:
   LocalPartsScope();
@@ -148,8 +148,8 @@ struct ActiveRandomRegion {
   bool replays = false;
 };
 
-/// Sets this thread's region during the scope; nullptr means no region. `replays`: whether the
-/// scope is a recomputation of a forward in which the region has already drawn its numbers.
+/// Sets this thread's RandomRegion during the scope; nullptr means no region. `replays`: whether
+/// the scope recomputes a forward in which the region has already drawn its numbers.
 class RandomRegionScope {
  public:
   explicit RandomRegionScope(RandomRegionPtr region, bool replays = false);

@@ -31,7 +31,7 @@ void check_agreement(const DistributedTensor& tensor);
 
 namespace tessera::detail {
 
-/// Ranks that must have equal copies of tensors.
+/// A process group whose ranks must have equal copies of tensors.
 struct Peers {
   comm::Communicator* group = nullptr;  ///< process group of the ranks that must have equal copies
   std::vector<int> ranks;               ///< world ranks, in the order of the group
@@ -40,16 +40,16 @@ struct Peers {
 
 /// All ranks of a mesh as Peers.
 Peers peers_of(const DeviceMesh& mesh);
-/// The ranks along one dimension of a mesh, through the coordinate of this rank, as Peers.
+/// The ranks that differ from this rank only in their coordinate along one mesh dimension.
 Peers peers_along(const DeviceMesh& mesh, int dim);
 
-/// Whether the ranks along mesh dimension `mesh_dim` have copies: the layout is neither sharded nor
-/// partial over that mesh dimension.
+/// Whether the ranks along mesh dimension `mesh_dim` have equal copies: the layout is neither
+/// sharded nor partial over that mesh dimension.
 inline bool is_replicated_on(const Layout& layout, int mesh_dim) {
   return layout.sharded_dim(mesh_dim) < 0 && layout.partial_on(mesh_dim) == nullptr;
 }
 
-/// This rank's copy of a tensor of which all peers have a copy.
+/// This rank's copy of a tensor that must be equal on all ranks of a Peers group.
 struct Replica {
   std::string name;  ///< the tensor's name for messages: "parameter 'norm.weight'"
   at::Tensor local;  ///< the copy, a plain tensor; undefined if this rank has no copy
@@ -59,7 +59,7 @@ struct Replica {
 enum class Equality : std::uint8_t {
   kBitwise,
   /// Permits differences from another order of summation: up to the square root of the type's
-  /// epsilon, relative to the largest value in the block.
+  /// epsilon, relative to the largest value among the compared values.
   kRounded,
 };
 
@@ -69,30 +69,30 @@ std::int64_t hash_of_values(const at::Tensor& tensor);
 /// Throws Error, on all peers, unless their replicas are equal. The message begins with `what`,
 /// names the first replica that differs, the ranks, the first different element and two of its
 /// values, and ends with `remedy`. All peers pass the same number of replicas, in the same order.
-/// Collective. If the replicas are equal, the cost is one hash of the values, which the hosts
-/// exchange: no tensor is sent, and no traffic is counted.
+/// Collective. If the replicas are equal, the cost is one hash of the values, exchanged in CPU
+/// memory: no tensor is sent, and no traffic is counted.
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 
-/// The global sizes of a tensor whose part on this rank is `local`, if the tensor has `placements`
-/// on `mesh`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
-/// dimension is sharded, the ranks exchange the sizes of their parts, between the hosts. Throws
-/// Error, on every rank, if the parts are not those of torch.chunk; `what` names the caller.
-/// Collective, except for meta tensors, whose shards count as even.
+/// The global sizes of a tensor with `placements` on `mesh` whose part on this rank is `local`.
+/// Each Shard must name a dimension of `local`; strided shards are not allowed. If a dimension is
+/// sharded, the ranks exchange the sizes of their parts in CPU memory. Throws Error, on every rank,
+/// if the parts are not those of torch.chunk; `what` names the caller. Collective, except for meta
+/// tensors, whose shards count as even.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 
-/// Whether ranks compare each new distributed tensor. The variable TESSERA_DEBUG decides; without
-/// the variable, ranks compare only in builds without NDEBUG.
+/// Whether ranks compare sizes, type and placements of each new distributed tensor: TESSERA_DEBUG,
+/// if set, decides; otherwise only builds without NDEBUG compare.
 bool checks_agreement();
 
 /// Whether TESSERA_DEBUG enables checks that need collectives in the middle of a step. Each thread
 /// reads the variable once.
 bool checks_calls();
 
-/// Runs `work`, which must not communicate. If it throws on one rank of the mesh, every rank throws
-/// an Error with the message of the first such rank. `what`: the name of the work in the message.
-/// Collective.
+/// Runs `work`, which must not communicate. If `work` throws on one rank of the mesh, every rank
+/// throws an Error with the message of the first such rank. `what`: the name of `work` in the
+/// message. Collective.
 void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
                           const std::function<void()>& work);
 
@@ -101,7 +101,7 @@ void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
 void check_replicated(const DeviceMesh& mesh, std::string_view what,
                       const std::vector<at::Tensor>& tensors);
 
-// Names of the modules whose forwards this thread is running, for messages with TESSERA_DEBUG=1.
+// The names of the modules whose forwards this thread runs, for messages with TESSERA_DEBUG=1.
 
 /// Records that the forward of the module with FQN `fqn` begins. The caller must call
 /// pop_module_name() when the forward ends.

@@ -10,8 +10,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// During this scope, operators of this thread are not intercepted by an OperatorMode. For internal
-/// work of the library that is not part of the user's computation.
+/// During this scope, operators of this thread are not intercepted by an OperatorMode. The library
+/// uses the scope for internal work that is not part of the user's computation.
 class OperatorModePause {
  public:
   OperatorModePause();
@@ -27,8 +27,8 @@ OperatorMode* active_operator_mode();
 bool is_strict();
 
 /// Whether an operator on this thread treats plain tensors as replicated: in a ReplicationScope,
-/// and while libtorch computes a gradient formula. False where a hook or a function of the program
-/// may run instead of a gradient formula.
+/// and while libtorch computes a gradient formula. False in a backward's hooks and functions that
+/// the program defines.
 bool plain_tensors_are_replicated();
 
 /// Empties this thread's dispatch cache, and releases the meshes of its plans. Must not be called
@@ -39,8 +39,8 @@ void clear_dispatch_cache();
 
 namespace tessera::detail {
 
-/// During the scope, factory functions on this thread that are called without a device make meta
-/// tensors. Implements nn::MetaDevice. Scopes nest.
+/// During the scope, factory functions on this thread make meta tensors, unless the caller passes a
+/// device. Implements nn::MetaDevice. Scopes nest.
 class MetaFactoryGuard : NoCopy {
  public:
   MetaFactoryGuard();
@@ -48,8 +48,8 @@ class MetaFactoryGuard : NoCopy {
 
  private:
   bool outer_;
-  /// Guard that includes a dispatch key on this thread, so that operators without distributed
-  /// tensors reach the library's fallback too.
+  /// Includes kDistributedKey on this thread, so that operators without distributed tensors reach
+  /// the fallback of this key too.
   IncludeKeys guard_;
 };
 

@@ -16,19 +16,18 @@ namespace comm {
 class Communicator;
 }
 
-/// Finishes this rank's background transfers (RedistributeOptions::async), including those of its
-/// backward, and returns `group`. Call it before a collective that is waited for at once: ranks may
-/// use the results of background transfers in different orders, and would otherwise wait for one
-/// another. Only a CPU needs this; on a GPU the streams preserve the order. Does not throw: a
-/// failed transfer throws when its result is used. Not collective.
-///
-///     flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
+/// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including those
+/// of its backward, and returns `group`. Call this function before a collective that is waited for
+/// at once: ranks may use asynchronous results in different orders, and would otherwise wait for
+/// one another. Only a CPU needs this; on a GPU the streams preserve the order. Does not throw: a
+/// failed redistribution throws when its result is used. Not collective. Example:
+/// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
-/// Lets the gradient of `leaf` keep the layout that backward gives it, which may be Partial. The
-/// gradient is then not redistributed to the layout of the leaf. For callers that reduce many
-/// gradients together. Returns false, without effect, if another caller or the first operator that
-/// used the leaf has already decided. Not collective. Throws Error for a plain tensor.
+/// Lets the gradient of `leaf` keep the layout that backward computes, which may be Partial. The
+/// gradient is then not redistributed to the layout of the leaf, so that the caller can reduce many
+/// gradients together. Returns false, without effect, if an earlier call or use of the leaf has
+/// already decided. Not collective. Throws Error for a plain tensor.
 bool leave_gradient_pending(const at::Tensor& leaf);
 
 }  // namespace tessera
@@ -37,28 +36,28 @@ namespace tessera::detail {
 
 /// Calls `callback` at the end of the current backward. The callback may run on any autograd
 /// thread, but uses the state of the calling rank (counts, random numbers, pending transfers). Must
-/// be called inside a backward or inside such a callback. Callbacks run in the order of
+/// be called inside a backward or inside another such callback. Callbacks run in the order of
 /// registration.
 void call_at_end_of_backward(std::function<void()> callback);
 
-/// The process group over which `gradient` must be summed to get the layout of `leaf`; nullptr if
-/// no redistribution is necessary, or another kind of redistribution. For leaves with
-/// leave_gradient_pending(). Both tensors are distributed. Not collective.
+/// The process group over which `gradient` must be summed to get the layout of `leaf`, for a leaf
+/// with leave_gradient_pending(). nullptr if the layouts are equal, or if a sum over one group is
+/// not sufficient. Both tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
-/// Sums of many small tensors over the ranks of a process group, such as the gradients of norm
-/// weights under sequence parallelism. All sums over one group with one type use one all-reduce,
-/// instead of one small all-reduce for each sum. One thread at a time. Without autograd.
+/// Sums many small tensors over the ranks of a process group, such as the gradients of norm weights
+/// under sequence parallelism. All sums of one type over one group use one all-reduce, instead of
+/// one for each sum. Not thread safe. Without autograd.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
 
-  /// Adds a sum. `value`: this rank's term. run() calls `then` with the sum, which has the same
-  /// sizes. `owner`: see forget(). Not collective.
+  /// Adds a tensor to be summed over `group`; `value` is this rank's term. run() calls `then` with
+  /// the sum, which has the same sizes. `owner`: see forget(). Not collective.
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
   /// Computes all sums that were added. Collective over each group in use.
   void run();
-  /// Drops the sums that were added for `owner`. All ranks of the group must do so.
+  /// Drops the sums of `owner` that run() has not computed. All ranks of the group must do so.
   void forget(const void* owner);
 
  private:
