@@ -1,6 +1,6 @@
-// Meshes of one world share a family, which owns the descriptions of all these meshes, so that
-// slices and roots may point to each other. Equal meshes are one object, so that comparing meshes
-// compares pointers; dtensor compares meshes in each operator.
+// Meshes of one World share a DeviceMesh::Family, which owns the descriptions of all these meshes,
+// so that slices and roots may point to each other. Equal meshes are one object, so comparing
+// meshes compares pointers. Each operator on distributed tensors compares meshes.
 #include "tessera/mesh/device_mesh.h"
 
 #include <fmt/format.h>
@@ -27,8 +27,8 @@ namespace tessera {
 
 namespace {
 
-/// The ranks of the submesh that has the dimensions `dims` and contains `coordinate`, row-major in
-/// the order of `dims`. The whole mesh has `shape` and `ranks`.
+/// Returns the ranks of the submesh with the dimensions `dims` that contains `coordinate`,
+/// row-major in the order of `dims`. The whole mesh has `shape` and `ranks`.
 std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& shape,
                                std::vector<std::int64_t> coordinate, const std::vector<int>& dims) {
   const MeshShape sub(dims | ranges::views::transform([&](int dim) { return shape.size(dim); }) |
@@ -53,14 +53,14 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
-    // Usually the root has the ranks 0, 1, 2 and so on, so the position of a rank is tried first
-    // and thousands of ranks are not searched.
+    // Usually the root has the ranks 0, 1, 2 and so on, so a rank's position equals the rank, and
+    // no search through thousands of ranks is needed.
     const auto same = static_cast<std::size_t>(rank);
     return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
                                                     : std::ranges::find(root, rank) - root.begin();
   };
-  // A rank's position in the root is the sum of coordinate times stride over the root's dimensions,
-  // so the offsets of steps along different dimensions can be added.
+  // A rank's position in the root is the sum of coordinate times stride over the root's dimensions.
+  // So the offsets of moves along different dimensions can be added.
   const std::ptrdiff_t own_position = position(own);
   std::vector<std::ptrdiff_t> positions = {own_position};
   for (const std::vector<int>& part : parts) {
@@ -73,8 +73,7 @@ std::vector<int> product_through(const std::vector<int>& root,
     positions = std::move(longer);
   }
   const auto size = static_cast<std::ptrdiff_t>(root.size());
-  // Checks that no position is outside of the root. Parts that share a dimension would lead
-  // outside, or would give one rank twice.
+  // Submeshes that share a dimension give positions outside of the root, or one position twice.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
   std::vector<std::ptrdiff_t> sorted = positions;
   std::ranges::sort(sorted);
@@ -88,23 +87,22 @@ std::vector<int> product_through(const std::vector<int>& root,
   return ranks;
 }
 
-/// The coordinate of `rank`, from its position in the list of ranks; empty if the rank is not in
-/// the list.
+/// Returns the coordinate of `rank` in a mesh with `ranks`; empty if the mesh does not contain it.
 std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
                                         const MeshShape& shape) {
   const auto self = std::ranges::find(ranks, rank);
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
-/// A template because DeviceMesh::Family is private: members can name it, but this file-local code
-/// cannot.
+/// The family of each World. A template because DeviceMesh::Family is private, so only members of
+/// DeviceMesh can name it.
 template <class T>
 struct Registry {
   std::mutex mutex;
   std::map<const comm::World*, std::weak_ptr<T>> families;
 };
 
-/// Never destroyed, because a mesh may outlive main().
+/// The registry is never destroyed, because a mesh may outlive main().
 template <class T>
 Registry<T>& registry() {
   static auto* const families = new Registry<T>();
@@ -113,7 +111,7 @@ Registry<T>& registry() {
 
 }  // namespace
 
-/// The immutable description of a mesh, and the process groups that were made for it so far.
+/// The immutable description of a mesh, and the process groups that exist for it so far.
 struct DeviceMesh::Impl {
   Impl(Family* family, const Impl* root, std::vector<int> ranks, MeshShape shape, int own_rank)
       : family(family),
@@ -123,8 +121,7 @@ struct DeviceMesh::Impl {
         coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
         dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
-  // A plain pointer, because every handle of a mesh owns the family, and the family owns this
-  // object.
+  // A raw pointer, because every DeviceMesh keeps its family alive, and the family owns this Impl.
   Family* family;
   const Impl* root;
   // World ranks of the mesh, in row-major order of `shape`.
@@ -133,17 +130,17 @@ struct DeviceMesh::Impl {
   // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
-  /// The groups of single dimensions. They are found without a lock, because every collective looks
-  /// one up.
+  /// The process groups of single dimensions. They are atomic pointers and need no lock, because
+  /// every collective looks one up.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
-  // Protects `groups`; the elements of dim_groups are atomic. Keys of `groups` are lists of
-  // dimensions, because their order decides the order of the ranks.
+  // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
+  // the dimensions decides the order of the ranks.
   mutable std::mutex mutex;
   mutable std::map<std::vector<int>, comm::CommunicatorPtr> groups;
 };
 
-/// All meshes of a world, interned: equal meshes are one object. Every handle owns the family, so
-/// the family lives as long as any mesh. Thread safe.
+/// All meshes of one World, interned: equal meshes are one object. Every DeviceMesh shares
+/// ownership of its family, so the family lives as long as any of its meshes. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
   /// The family of `world`; a world has at most one family at a time. The family is destroyed with
@@ -164,12 +161,12 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
   Family(const Family&) = delete;
   Family& operator=(const Family&) = delete;
-  /// Removes the family from the table of families. Runs on any thread, when the last handle of a
-  /// mesh of the family is destroyed.
+  /// Removes the family from the registry. Runs on any thread, when the last DeviceMesh of the
+  /// family is destroyed.
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
-    // Does not remove the entry if it belongs to a newer family of this world.
+    // The entry is not removed if it already belongs to a newer family of the same World.
     if (const auto entry = families.find(world_.get());
         entry != families.end() && entry->second.expired()) {
       families.erase(entry);
@@ -191,13 +188,13 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
     return slot.get();
   }
 
-  /// The dimensions of the root that have the ranks of `mesh` in the same order. If there are none,
-  /// the dimensions of `mesh` itself, which unflatten() may have made.
+  /// Returns dimensions of the root of `mesh` whose submesh has the ranks of `mesh` in the same
+  /// order. If there are none, returns the dimensions of `mesh`, which unflatten() may have made.
   static std::vector<std::string> dims_of_root(const Impl& mesh) {
     const MeshShape& all = mesh.root->shape;
     const std::vector<std::string>& own = mesh.shape.names();
-    // A flattened dimension counts as a dimension of the root: comparing coordinates would not find
-    // its parts of size 1.
+    // A name that was given to flatten() counts as a name of the root. Comparing coordinates would
+    // not find flattened dimensions of size 1.
     const auto is_of_root = [&](const std::string& name) {
       return std::ranges::find(all.names(), name) != all.names().end() ||
              !mesh.family->flattened_dims(mesh.root, name).empty();
@@ -240,7 +237,7 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
     return known->second == all ? std::vector<std::string>{} : known->second;
   }
 
-  /// The dimensions that were flattened to `name`; empty if there was no such flattening.
+  /// Returns the dimensions of `root` that were flattened to `name`; empty if there are none.
   std::vector<std::string> flattened_dims(const Impl* root, const std::string& name) const {
     const std::lock_guard lock(mutex_);
     const auto known = flattened_.find({root, name});
@@ -253,24 +250,24 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
 
   comm::WorldPtr world_;
   mutable std::mutex mutex_;
-  // All meshes of the family. Entries are never removed while the family exists, because a program
-  // has few meshes. The root is part of the key, because equal slices of different roots are
-  // different meshes.
+  // All meshes of the family. Entries are not removed before the family is destroyed, because a
+  // program has few meshes. The root is part of the key, because equal slices of different roots
+  // are different meshes.
   std::map<Key, std::unique_ptr<Impl>> members_;
-  // Dimensions for which a flattened name stands. Keys are root and name.
+  // The dimensions for which a name given to flatten() stands. Keys are root mesh and name.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
 };
 
 namespace {
 
-/// The name of a dimension, for messages and group names. Meshes without names use numbers: "dim0".
+/// The name of a dimension, for messages and names of groups; "dim0" in a mesh without names.
 std::string dim_name(const MeshShape& shape, int dim) {
   return shape.names().empty() ? "dim" + std::to_string(dim)
                                : shape.names()[static_cast<std::size_t>(dim)];
 }
 
-/// Checks the ranks of a mesh without communication, in such a way that all ranks find the same
-/// errors. If only some ranks rejected a mesh, the others would wait forever in its first group.
+/// Checks the ranks of a mesh without communication, so that all ranks find the same errors. If
+/// only some ranks rejected the mesh, the others would wait forever in its first collective.
 void check_ranks(const comm::WorldPtr& world, const std::vector<int>& ranks,
                  const MeshShape& shape) {
   TESSERA_CHECK(world != nullptr, "DeviceMesh: no world; pass world_from_environment()");
@@ -293,8 +290,8 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// Checks all groups before it stores the first group, so that an error leaves the mesh unchanged.
-/// Holds the lock during the whole call, because another thread may be using a group.
+/// All groups are checked before the first one is stored, so that an error leaves the mesh
+/// unchanged. The lock is held meanwhile, because another thread may use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
@@ -313,8 +310,8 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
                   " must have ", mesh.size(dim), " ranks and this one as number ",
                   mesh.local_rank(dim));
     const auto other = known.find({dim});
-    // The group must not be replaced: equal meshes are one object, and its existing group may have
-    // pending collectives.
+    // An existing group must not be replaced, because it may have pending collectives: equal meshes
+    // are one object, so another DeviceMesh may use the group.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " has a group already; make the mesh from groups before it is used, or give it "
@@ -326,8 +323,8 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   return mesh;
 }
 
-/// The description of the mesh. All queries call this function, so that the use of an unassigned
-/// mesh is an Error and not a crash.
+/// Returns the description of the mesh. All queries call this function, so that the use of a
+/// default-constructed DeviceMesh throws Error and does not crash.
 const DeviceMesh::Impl& DeviceMesh::impl() const {
   TESSERA_CHECK(impl_ != nullptr,
                 "DeviceMesh: used before a mesh was assigned to it; "
@@ -335,8 +332,8 @@ const DeviceMesh::Impl& DeviceMesh::impl() const {
   return *impl_;
 }
 
-/// Throws Error if this rank is not a member. Other ranks may store and compare a mesh (pipeline
-/// stages do), but have no coordinate in it.
+/// Throws Error if this rank is not a member of the mesh. Ranks that are no members may store and
+/// compare the mesh (pipeline stages do), but have no coordinate in it.
 void DeviceMesh::check_member(const char* wish) const {
   TESSERA_CHECK(contains_this_rank(), to_string(*this), ": rank ", world()->rank(),
                 " is not a member and has no ", wish, "; ask contains_this_rank() first");
@@ -389,8 +386,8 @@ std::int64_t DeviceMesh::local_rank(int dim) const {
   return coordinate()[static_cast<std::size_t>(shape().dim(dim))];
 }
 
-/// This rank's index along the dimension `name`. For a name that was given to flatten(), the index
-/// in the flattened submesh.
+/// Returns this rank's index along the dimension `name`, or in the flattened submesh if `name` was
+/// given to flatten().
 std::int64_t DeviceMesh::local_rank(std::string_view name) const {
   const auto dims = dims_called(name);
   return dims.size() == 1 ? local_rank(dims.front()) : (*this)[name].local_rank();
@@ -401,9 +398,9 @@ std::int64_t DeviceMesh::local_rank() const {
   return local_rank(0);
 }
 
-/// An existing group is found without a lock, because each collective of every operator calls this
-/// function. Release and acquire order the pointer after the group's construction. Groups exist as
-/// long as the mesh family.
+/// Finds an existing group without a lock, because every collective calls this function. Release
+/// and acquire order the pointer after the group's construction. The raw pointer stays valid,
+/// because groups are destroyed only with the mesh.
 comm::Communicator& DeviceMesh::group(int dim) const {
   dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];
@@ -426,13 +423,13 @@ comm::Communicator& DeviceMesh::group() const {
 }
 
 comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
-  // Negative dimensions are replaced, so that -1 and ndim - 1 find one entry.
+  // Negative dimensions are replaced, so that -1 and ndim - 1 find the same group.
   std::vector<int> wrapped;
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
   }
-  // The lock is held while the group is made, which is collective. Otherwise a second thread could
-  // make another group, without any other rank.
+  // The lock is held while the group is made. Making a group is collective, so a second thread that
+  // made it too would wait for other ranks forever.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
@@ -441,15 +438,15 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
     for (const int dim : wrapped) {
       names.push_back(dim_name(shape(), dim));
     }
-    // If the group cannot be made, the entry stays null and the next call tries again.
+    // If group() throws, `known` stays null in the map, and the next call tries again.
     known = world()->group(ranks_through(ranks(), shape(), coordinate(), wrapped),
                            fmt::format("{}", fmt::join(names, "_")));
   }
   return *known;
 }
 
-/// Looks up the group by the list of all dimensions, so that a 1-D mesh uses the group of its
-/// dimension.
+/// The group is looked up by the list of all dimensions, so that a 1-D mesh uses the group of its
+/// only dimension.
 comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   std::vector<int> dims(static_cast<std::size_t>(ndim()));
   std::iota(dims.begin(), dims.end(), 0);
@@ -489,7 +486,7 @@ std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
 
 namespace {
 
-/// The names as text for messages.
+/// Joins the names of dimensions by commas, for error messages.
 std::string listed(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
@@ -500,8 +497,8 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-/// All meshes made from one root, including slices of slices, are registered under the root, so a
-/// submesh is one object, in whatever way the program makes it.
+/// Makes a mesh with the same root as this mesh, or finds an equal one. Slices of slices have the
+/// first mesh as root, so equal submeshes are one object, however the program made them.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
   if (ranks == own.root->ranks && shape == own.root->shape) {
@@ -519,8 +516,8 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names)
   return slice({names.begin(), names.end()});
 }
 
-/// Usually all names are names of dimensions. Names given to flatten() are looked up in the root's
-/// family. If both kinds occur, the slice is concatenated from its parts.
+/// Usually all names are names of dimensions. Names given to flatten() are looked up in the mesh
+/// family; if there are several names, the slices of the single names are then concatenated.
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
   if (names == shape().names()) {
@@ -544,8 +541,8 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   return concatenate(parts);
 }
 
-/// The dimensions must be in the order of the mesh, as in PyTorch; otherwise there would be several
-/// submeshes with the same dimensions.
+/// Throws Error unless `names` are in the order of the mesh, as in PyTorch; otherwise there would
+/// be several submeshes with the same dimensions.
 DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   if (names == shape().names()) {
     return *this;
@@ -563,7 +560,7 @@ DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
 }
 
-/// The dimension with this name, or the dimensions that flatten() gave the name to.
+/// Returns the dimension with this name, or the dimensions that were flattened to this name.
 std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   const std::string text(name);
   std::vector<int> dims;
@@ -578,10 +575,8 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// The name is recorded for the root, so that every slice of the root finds the flattening. For a
-/// mesh without names nothing is recorded. If the name is already recorded for other dimensions,
-/// those dimensions must have the same ranks in the same order, as the dimensions of an unflattened
-/// mesh do.
+/// Records the name for the root, so that all slices of the root know it. For a mesh without names
+/// nothing is recorded. Throws Error if the name already stands for other dimensions.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");
@@ -600,8 +595,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
-/// The list of ranks does not change, because its row-major order is the same before and after the
-/// division.
+/// The list of ranks does not change, because dividing a dimension keeps the row-major order.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);
@@ -618,7 +612,7 @@ DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::i
   return relative(ranks(), MeshShape(all_sizes, all_names));
 }
 
-/// All meshes must have one root, because ranks of unrelated meshes have no product.
+/// Throws Error unless all meshes have the same root, because unrelated meshes cannot be combined.
 DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
   TESSERA_CHECK(!meshes.empty(), "concatenate: no meshes were given; give at least one");
   const DeviceMesh root = meshes.front().root();

@@ -1,20 +1,19 @@
-// Which symbols a library exports. Sources are compiled with hidden visibility. Declarations
-// between TESSERA_API_BEGIN and TESSERA_API_END in a header are exported; declarations only in a
-// source are not.
+// Macros for the symbols that a library exports. Sources are compiled with hidden visibility, so
+// only declarations between TESSERA_API_BEGIN and TESSERA_API_END in a header are exported.
 #pragma once
 
 /// Exports one declaration.
 #define TESSERA_API __attribute__((visibility("default")))
 
-// Pragmas are used because an attribute on a namespace does not work: g++ rejects it on a nested
-// namespace, and clang does not apply it to functions.
+// The macros below are pragmas, because a visibility attribute on a namespace does not work: g++
+// rejects it on a nested namespace, and clang does not apply it to functions.
 
 /// Exports all declarations up to TESSERA_API_END; used in every installed header.
 #define TESSERA_API_BEGIN _Pragma("GCC visibility push(default)")
-/// Ends the region that TESSERA_API_BEGIN has begun.
+/// Ends the exported declarations that TESSERA_API_BEGIN has begun.
 #define TESSERA_API_END _Pragma("GCC visibility pop")
 
-/// Like TESSERA_API_BEGIN, for the tests, in headers that are not installed.
+/// Like TESSERA_API_BEGIN, for headers that are not installed, whose functions tests call.
 #define TESSERA_API_FOR_TEST_BEGIN TESSERA_API_BEGIN
 /// Ends the region that TESSERA_API_FOR_TEST_BEGIN has begun.
 #define TESSERA_API_FOR_TEST_END TESSERA_API_END

@@ -1,8 +1,7 @@
 #pragma once
 
-/// @file
-/// Includes every public header, for programs, except tessera/comm/mpi_world.h, which needs MPI.
-/// The library's own sources include only what they use.
+/// @file Includes all public headers except tessera/comm/mpi_world.h, which needs MPI. For
+/// programs; the library's sources do not include this file.
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"

@@ -4,6 +4,5 @@
 /// Semantic versioning: until 1.0 a new minor version may change the interface.
 #define TESSERA_VERSION "0.3.0"
 
-/// The version of the interface, which programs and libraries must share; part of the library
-/// names, such as libtessera_core.so.0.3.
+/// The version of the binary interface, part of the library names, such as libtessera_core.so.0.3.
 #define TESSERA_SOVERSION "0.3"

@@ -19,34 +19,34 @@
 
 namespace tessera::files {
 
-// Writes files that are either complete or absent, such as checkpoints, token shards and reports: a
-// reader that opens the final name never sees partial data, even after a crash. Steps of a write:
-// write to a temporary name in the same folder (rename() is atomic only within one file system),
-// fsync, rename, fsync of the folder.
+// AtomicFile writes files that are either complete or absent (checkpoints, token shards, reports).
+// A reader of the final name never sees partial data, even after a crash. Steps of a write: write
+// to a temporary name in the same folder (rename() is atomic only within one file system), fsync,
+// rename, fsync of the folder.
 
 namespace {
 
-/// The part of temporary names after the final name. It contains the host's name, because locks may
-/// work on one host only. So no writer removes a temporary file of another host.
+/// The part of a temporary file's name after the final name. It contains the machine's name,
+/// because writers remove stale files only of their machine: file locks may not work across
+/// machines.
 std::string temporary_mark() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   return std::string(".tmp-") + host.data() + "-";
 }
 
-/// The temporary name without the number at its end. The leading dot hides the file from shell
-/// patterns. The name contains the final name, so that a later writer of the same file recognises
-/// left-over temporary files.
+/// Returns the name of a temporary file without the number at its end. The leading dot hides the
+/// file from shell patterns. The name contains the final name, so that a later writer of the same
+/// file recognises and removes the temporary files of killed writers.
 std::string temporary_prefix(const std::filesystem::path& path) {
   return "." + path.filename().string() + temporary_mark();
 }
 
-/// The maximum number of bytes that may be written but not yet on the disk. The limit keeps sync()
-/// short whatever the file's size, because other ranks may wait for this rank in a collective.
+/// The maximum number of bytes that are written but not yet on the disk. The limit keeps sync()
+/// short for files of any size, because other ranks may wait for this rank in a collective.
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{16} << 20;
 
-/// Makes a system call, and repeats it while a signal interrupts it. Returns the result of the
-/// call.
+/// Makes a system call, and repeats it while a signal interrupts it. Returns its result.
 template <class Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
@@ -56,29 +56,28 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// The folder of a file. For a bare file name, whose parent path is empty and cannot be opened, the
-/// folder is ".".
+/// Returns the folder of a file; "." for a bare file name, whose parent path is empty.
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Whether the file still has a name. Another writer that removes stale files may have unlinked it
-/// between this process's open() and flock(); data written to it would then be lost.
+/// Whether the file still has a name. Another process may have removed the file as stale between
+/// this process's open() and flock(); data written to the file would then be lost.
 bool still_linked(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink > 0;
 }
 
-/// Whether the file has two names. NFS repeats a request whose answer was lost, so link() may fail
-/// although the link was made.
+/// Whether the file has two names, so that link() has succeeded. NFS repeats a request whose answer
+/// was lost, so link() may return an error although the link was made.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
 }
 
-/// Throws Error if the path is a device, a pipe or a socket, which the rename would replace.
+/// Throws Error if `path` is a device, a pipe or a socket, which rename() would replace.
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code ignored;  // ignored, because opening the file will give a better error
+  std::error_code ignored;  // ignored; opening the file gives a better error
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
                 "', which is a device, a pipe or a socket: give the name of a file");
@@ -104,8 +103,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) 
   open_temporary();
 }
 
-/// A successful publish() clears the temporary name, so a remaining name means that the file was
-/// abandoned.
+/// Removes the temporary file unless publish() has succeeded, which clears `temporary_`.
 AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) {
     unlink(temporary_.c_str());
@@ -116,15 +114,14 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // The counter is needed because threads of one process may write the same path at once (ranks as
-  // threads), so the process id alone is not unique.
+  // The process id alone is not unique, because threads of one process may write the same path at
+  // once (ranks that are threads in tests).
   static std::atomic<int> counter{0};
   while (fd_ < 0) {
     temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +
                                      std::to_string(counter++));
     fd_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    // An existing file with the temporary name belongs to a process that has ended and whose id was
-    // reused.
+    // An existing file with this name was left by a process that has ended and whose id was reused.
     if (fd_ < 0 && errno == EEXIST) {
       continue;
     }
@@ -132,8 +129,8 @@ void AtomicFile::open_temporary() {
       temporary_.clear();
       fail_system("cannot write");
     }
-    // The lock shows other writers that this writer is alive. Another writer that looked before the
-    // lock was taken may have removed the file, or may be about to remove it; then this writer
+    // The lock shows other processes that this writer is alive. A process that looked before the
+    // lock was taken may have removed the file, or may hold the lock to remove it; then this writer
     // tries another name.
     const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (is_taken || !still_linked(fd_)) {
@@ -142,8 +139,8 @@ void AtomicFile::open_temporary() {
   }
 }
 
-/// Reserves space with fallocate(), which also extends the file, so callers reserve exactly as many
-/// bytes as they write. A file system without fallocate (NFS before 4.2) reserves nothing.
+/// fallocate() also extends the file, so callers must reserve exactly as many bytes as they write.
+/// On a file system without fallocate (NFS before 4.2) nothing is reserved.
 void AtomicFile::reserve(std::uint64_t bytes) {
   const auto allocate = [&] { return fallocate(fd_, 0, 0, static_cast<off_t>(bytes)); };
   if (bytes == 0 || uninterrupted(allocate) == 0) {
@@ -154,14 +151,13 @@ void AtomicFile::reserve(std::uint64_t bytes) {
   }
 }
 
-/// pwrite() may write fewer bytes than requested; above 2 GiB it always does. The offset is an
-/// argument, so the caller may write in any order.
+/// Loops, because pwrite() may write fewer bytes than requested; above 2 GiB it always does.
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      // A result of 0 is no error, but the loop would never end.
+      // pwrite() sets no error for a result of 0, but then the loop would never end.
       errno = written == 0 ? EIO : errno;
       fail_system("cannot write");
     }
@@ -174,7 +170,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   }
 }
 
-/// Must be called before publish(), because a rename may reach the disk before the data.
+/// Must be called before publish(), because the rename may reach the disk before the data do.
 void AtomicFile::sync() {
   if (uninterrupted([&] { return fsync(fd_); }) != 0) {
     fail_system("cannot make durable");
@@ -190,14 +186,14 @@ void AtomicFile::publish() {
   sync_folder(folder_of(path_));
 }
 
-/// Uses link(), because rename() would replace a file of another writer.
+/// Uses link(), because rename() would replace a file that another process has published.
 bool AtomicFile::publish_new() {
   const bool linked = link(temporary_.c_str(), path_.c_str()) == 0 || has_two_names(fd_);
   if (!linked && errno == EEXIST) {
     return false;
   }
   if (!linked && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS)) {
-    publish();  // file systems without hard links need a rename
+    publish();  // without hard links, rename() is the only way
     return true;
   }
   if (!linked) {
@@ -226,8 +222,8 @@ bool write_new_file(const std::filesystem::path& path, const std::string& text) 
   return file.publish_new();
 }
 
-// Removes temporary files that have no writer any more. The kernel releases a lock when its process
-// ends, so a file that can be locked has no writer.
+// The kernel releases the lock of a file when its writer ends. So a temporary file that can be
+// locked has no writer and is removed.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of) {
   const std::string mark = temporary_mark();
@@ -238,9 +234,9 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // NFS grants an exclusive lock only for a file that is opened for writing. If the entry is a
-    // link, it must not be followed (O_NOFOLLOW); if it is a FIFO, opening it must not block
-    // (O_NONBLOCK).
+    // O_WRONLY, because NFS grants an exclusive lock only for a file that is opened for writing.
+    // O_NOFOLLOW, because a symbolic link must not be followed. O_NONBLOCK, because opening a FIFO
+    // must not wait.
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;
@@ -259,7 +255,7 @@ void sync_folder(const std::filesystem::path& folder) {
   if (fd >= 0) {
     close(fd);
   }
-  // Some file systems need no sync of a folder and return these errors.
+  // Some file systems cannot sync a folder, need not do it, and return one of these errors.
   const bool not_needed = error == EINVAL || error == EOPNOTSUPP;
   TESSERA_CHECK(synced || not_needed, "cannot make the folder '", folder.string(),
                 "' durable: ", std::strerror(error),
@@ -292,7 +288,7 @@ namespace {
       error == ENOENT ? path : std::filesystem::path());
 }
 
-/// Rejects git-lfs pointers, which are about 130 bytes long.
+/// Throws Error if the file is a git-lfs pointer, which is about 130 bytes long.
 void check_content(const InputFile& file) {
   constexpr std::uint64_t kLeastPointer = 100, kMostPointer = 300;
   if (file.size() >= kLeastPointer && file.size() <= kMostPointer) {
@@ -306,7 +302,7 @@ void check_content(const InputFile& file) {
 
 InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks symlinks)
     : path_(std::move(path)) {
-  // O_NONBLOCK, because opening a FIFO must not wait for a writer.
+  // O_NONBLOCK is used below, because opening a FIFO must not wait for a writer.
   const int nofollow = symlinks == Symlinks::kRefuse ? O_NOFOLLOW : 0;
   fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | nofollow);
   try {
@@ -339,7 +335,7 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-/// pread() may return fewer bytes than requested; 0 means the end of the file.
+/// Loops, because pread() may return fewer bytes than requested; 0 means the end of the file.
 void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto got = pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));
@@ -371,14 +367,14 @@ std::string read_file(const std::filesystem::path& path, const std::string& what
 
 namespace tessera::detail {
 
-// CRC-32C, by a table or, if the processor has it, by the SSE 4.2 instruction.
+// Computes CRC-32C with a table or, if the processor has it, with the SSE 4.2 instruction.
 
 namespace {
 
-/// The polynomial of CRC-32C; the coefficient of x^31 is in the lowest bit.
+/// The generator polynomial of CRC-32C; the coefficient of x^31 is in the lowest bit.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 
-/// For each value of a byte, how the byte changes the checksum.
+/// The usual table for CRC-32C: for each value of a byte, the value to XOR into the checksum.
 constexpr std::array<std::uint32_t, 256> kTable = [] {
   std::array<std::uint32_t, 256> table{};
   for (std::uint32_t byte = 0; byte < table.size(); ++byte) {

@@ -1,5 +1,5 @@
-// The cache has the layout of `huggingface_hub`: models--ORG--NAME/refs/REVISION contains a commit,
-// and models--ORG--NAME/snapshots/COMMIT links to the files in models--ORG--NAME/blobs.
+// Reads Hugging Face's hub cache: models--ORG--NAME/refs/REVISION contains a commit, and
+// models--ORG--NAME/snapshots/COMMIT has links to the files in models--ORG--NAME/blobs.
 
 #include "tessera/core/hub_cache.h"
 
@@ -26,7 +26,7 @@ constexpr std::uint64_t kMostIndexBytes = 100'000'000;
 constexpr std::uint64_t kMostRefBytes = 1000;
 constexpr const char* kFolderPrefix = "models--";
 
-/// A model's name on the hub.
+/// The name of a model on Hugging Face's hub.
 struct HubName {
   std::string model;
   std::string revision;  ///< branch, tag or commit; "" means main
@@ -53,8 +53,8 @@ std::string home() {
   return user != nullptr ? user->pw_dir : "/";
 }
 
-/// Expands "~" and variables like os.path.expanduser() and expandvars(). The name of an unset
-/// variable is left unchanged.
+/// Expands "~" and environment variables, like Python's os.path.expanduser() and expandvars(). An
+/// unset variable is not replaced.
 fs::path expanded(std::string text) {
   if (text == "~" || text.starts_with("~/")) {
     text = home() + text.substr(1);
@@ -72,7 +72,7 @@ fs::path expanded(std::string text) {
   return result.append(rest, text.cend());
 }
 
-/// Parses a name of the hub. Returns nullopt for a text that can only be a path.
+/// Parses the name of a model on the hub; nullopt for a text that can only be a path.
 std::optional<HubName> parse_name(const std::string& text) {
   static const std::regex kForm(R"(((?:\w[\w.-]*/)?\w[\w.-]{0,95})(?:@([\w.-]+(?:/[\w.-]+)*))?)");
   static const std::regex kFile(R"(.*(--|\.\.|\.git$|\.json$|\.model$|[.-]$|[.-]/).*)");
@@ -84,7 +84,7 @@ std::optional<HubName> parse_name(const std::string& text) {
   return HubName{parts.str(1), parts.str(2)};
 }
 
-/// The commit that a branch or tag refers to; otherwise `revision` itself is the commit.
+/// Returns the commit of a branch or tag; returns `revision` itself if it is neither.
 std::string commit_of(const fs::path& model, const std::string& revision) {
   const fs::path ref = model / "refs" / (revision.empty() ? "main" : revision);
   std::error_code error;
@@ -92,7 +92,7 @@ std::string commit_of(const fs::path& model, const std::string& revision) {
                                          : ref.filename().string();
 }
 
-/// Whether the folder contains the file. A link to a missing blob counts as missing.
+/// Whether the folder contains the file. A link to a missing file counts as missing.
 bool has(const fs::path& folder, const char* file) {
   std::error_code error;
   return fs::exists(folder / file, error);
@@ -109,7 +109,7 @@ void check_has(const fs::path& snapshot, const HubName& name,
        snapshot.string(), "'); ", name.fetch());
 }
 
-/// The hub name of the model to which a snapshot folder belongs; nullopt for any other folder.
+/// Returns the model and commit of a snapshot folder; nullopt for any other folder.
 std::optional<HubName> name_of(const fs::path& snapshot) {
   const std::string model = snapshot.parent_path().parent_path().filename().string();
   if (snapshot.parent_path().filename() != "snapshots" || !model.starts_with(kFolderPrefix)) {
@@ -131,7 +131,7 @@ std::set<std::string> shards_of(const fs::path& index) {
   return shards;
 }
 
-/// The folder of a model's snapshot; nullopt if the cache does not contain the model.
+/// Returns the folder of a model's snapshot; nullopt if the hub cache has no such model.
 std::optional<fs::path> find_snapshot(const HubName& name) {
   const fs::path model = hub_cache() / name.folder();
   std::error_code error;

@@ -15,10 +15,10 @@
 
 namespace tessera::detail {
 
-// Reads switches from the environment where they are needed (comm, dtensor, fsdp). A misspelt value
-// is an error and does not mean "off": otherwise a requested check would silently not run.
+// Switches are environment variables. A misspelt value is an error and does not mean "off";
+// otherwise a requested check would silently not run.
 
-/// An empty variable counts as not set, because a variable is often cleared with NAME= in a shell.
+/// An empty variable counts as not set, because shells often clear a variable with NAME= .
 std::optional<bool> environment_switch(const char* name) {
   static constexpr std::array<std::string_view, 3> kOn{"1", "true", "on"};
   static constexpr std::array<std::string_view, 3> kOff{"0", "false", "off"};
@@ -44,7 +44,7 @@ namespace {
 
 constexpr std::array kStopSignals = {SIGTERM, SIGUSR1};
 
-// Whether a stop signal has come. Static, because a signal handler can access only static objects.
+// Whether a stop signal has come. A global, because a signal handler can access only globals.
 std::atomic<bool> stop_came = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal's handler may not wait for a lock");
 std::array<struct sigaction, kStopSignals.size()> old_actions;
@@ -60,8 +60,8 @@ StopSignals::StopSignals() {
   struct sigaction action {};
   action.sa_handler = note_stop;
   sigemptyset(&action.sa_mask);
-  // Interrupted reads and writes are restarted, so that only code that calls received() reacts to a
-  // signal.
+  // SA_RESTART restarts interrupted reads and writes, so that only code that calls received()
+  // notices a signal.
   action.sa_flags = SA_RESTART;
   for (std::size_t i = 0; i < kStopSignals.size(); ++i) {
     sigaction(kStopSignals[i], &action, &old_actions[i]);
@@ -101,14 +101,14 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // Keeps free memory at the end of the heap, and uses the heap for large blocks. Setting either of
-  // these limits ends glibc's automatic adjustment of both.
+  // Free memory at the end of the heap is kept, and large blocks are in the heap and not in
+  // mappings. Setting one of the two limits ends glibc's automatic adjustment of both.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif
 }
 
-/// The line is written in one call, so that lines of several ranks do not mix.
+/// The message is written by a single call, so that lines of several ranks do not mix.
 void end_program(const std::string& who, std::string message) {
   message.resize(std::min(message.find("\nException raised from "), message.size()));
   std::ranges::replace(message, '\n', ' ');

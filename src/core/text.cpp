@@ -14,9 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-/// Checks the text before a tree of JSON values is built, because a tree silently stores the last
-/// of several equal keys. A check in the parser's callback would be slow, because the parser would
-/// visit all siblings at the end of each object.
+/// Checks JSON text before it is parsed to JSON values, because an nlohmann::json object silently
+/// keeps only the last of several equal keys. A SAX parser is used, because the callback of
+/// json::parse() would make parsing slow.
 class Checker final : public nlohmann::json_sax<json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}
@@ -67,7 +67,7 @@ class Checker final : public nlohmann::json_sax<json> {
   int depth_ = 0;
   std::size_t keys_ = 0;
   std::size_t values_ = 0;
-  /// Keys of the objects that are being read.
+  /// The keys so far of each JSON object that is being read, the outermost object first.
   std::vector<std::unordered_set<std::string>> objects_;
 };
 
@@ -77,7 +77,7 @@ void detail::check_strict_json(std::string_view text, const JsonLimits& limits) 
   TESSERA_CHECK(!text.starts_with(kByteOrderMark),
                 "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
-  // The parser takes a NUL as the end of its input and would ignore the rest.
+  // The parser takes a NUL byte as the end of its input and would ignore the bytes after it.
   TESSERA_CHECK(text.find('\0') == std::string::npos, "JSON contains a NUL byte");
   Checker checker(limits);
   json::sax_parse(text, &checker);
@@ -118,8 +118,8 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 namespace tessera {
 namespace {
 
-/// Computes one row of the Levenshtein table at a time; `diagonal` is the entry of the previous row
-/// that was overwritten.
+/// Returns the Levenshtein distance. `row` is one row of the table of the dynamic program;
+/// `diagonal` is the entry of the previous row that was just overwritten.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

@@ -65,7 +65,7 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // The set of nodes that this backward executes; empty if all nodes run.
+  // Which nodes this backward executes; empty if it executes all nodes of the graph.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;
@@ -97,12 +97,12 @@ void queue_end_of_backward(std::function<void()> callback) {
 
 namespace {
 
-/// A class derived from Node, only to access a protected member of nodes.
+/// A class derived from libtorch's Node, only to access the protected mutex of nodes.
 struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
 
-/// Whether this thread's backward adds to the gradients of all leaves that it reaches.
+/// Whether this thread's backward adds to `.grad` of all leaves, without create_graph.
 bool accumulates_all() {
   const auto* asked = torch::autograd::get_current_graph_task_exec_info();
   return asked != nullptr && asked->empty() && !c10::GradMode::is_enabled();
@@ -129,8 +129,8 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// The type of the library's hooks. A class, so that a hook of the library can be recognised among
-/// other hooks.
+/// The hooks that this library registers on tensors. A class, so that they can be distinguished
+/// from the program's hooks by their type.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;
@@ -144,11 +144,11 @@ bool is_of_program(const CppHook& hook) {
   return hook && hook.target<Tagged>() == nullptr;
 }
 
-// libtorch does not export the type information of its hooks' classes, which dynamic_cast and a
-// sanitizer's checks need; only an object's own mangled class name is available.
+// libtorch does not export the type information of its hook classes, which dynamic_cast and UBSan
+// need. Only the mangled class name of an object (typeid) is available.
 #define TESSERA_WITHOUT_TYPE_CHECK __attribute__((no_sanitize("vptr")))
 
-/// `hook` as a pointer to T; nullptr if `hook` is of another class.
+/// Returns `hook` as a pointer to T; nullptr if `hook` is of another class.
 template <class T>
 TESSERA_WITHOUT_TYPE_CHECK const T* hook_cast(const FunctionPreHook& hook,
                                               std::string_view mangled) {
@@ -167,7 +167,7 @@ TESSERA_WITHOUT_TYPE_CHECK bool is_of_program(const std::unique_ptr<FunctionPreH
   return single == nullptr || is_of_program(single->hook_);
 }
 
-/// Whether the node belongs to a torch::autograd::Function, or to a class of the program.
+/// Whether the node's class is a torch::autograd::Function, or a class of the program.
 TESSERA_WITHOUT_TYPE_CHECK bool is_node_of_program(const torch::autograd::Node& node) {
   const std::string_view mangled = typeid(node).name();
   if (mangled.starts_with("N5torch8autograd")) {
@@ -243,17 +243,17 @@ void move_hooks(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-// Autograd's engine with the functions of EngineAnswers.
+// Replaces autograd's engine by one that calls the functions of EngineAnswers.
 
 namespace {
 
 using torch::autograd::Engine;
 
-/// The functions that the engine calls; nullptr until the engine is installed.
+/// The functions that AnsweringEngine calls; nullptr until install_engine() was called.
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {
-  // Never destroyed, because autograd's threads run until the process ends.
+  // This object is never destroyed, because autograd's threads run until the process ends.
   static AnsweringEngine engine;
   return engine;
 }

@@ -95,21 +95,21 @@ GroupWorkPtr start_barrier(Group& group) {
 namespace {
 
 struct Source {
-  /// A source file of libtorch, as its messages name it before the line number.
+  /// A source file of libtorch, as libtorch's log messages name it before the line number.
   std::string_view file;
-  std::string_view severities;  ///< severities of messages to drop: E for errors, W for warnings
+  std::string_view severities;  ///< severities to drop: E for errors, W for warnings
 };
 
-/// Sources of messages that repeat other errors: the watchdog reports errors of a group, and
-/// failures of the store are thrown.
+/// Sources of log messages that repeat other errors: errors of process groups, which this library's
+/// watchdog reports, and failures of the store, which are thrown.
 constexpr std::array<Source, 5> kNoise = {{{"ProcessGroupNCCL.cpp:", "E"},
                                            {"TCPStore.cpp:", "WE"},
                                            {"TCPStoreBackend.cpp:", "WE"},
                                            {"TCPStoreLibUvBackend.cpp:", "WE"},
                                            {"socket.cpp:", "WE"}}};
 
-/// Whether a message repeats an error that is reported elsewhere. The form of a message is "[E1122
-/// 23:40:19.069930443 socket.cpp:612] text", preceded by "[rank1]:" if libtorch knows the rank.
+/// Whether a log message repeats an error that is reported elsewhere. A message looks like "[E1122
+/// 23:40:19.069930443 socket.cpp:612] text", after "[rank1]:" if libtorch knows the rank.
 bool is_noise(std::string_view text) {
   if (text.starts_with("[rank")) {
     text.remove_prefix(std::min(text.find(':'), text.size() - 1) + 1);
@@ -125,7 +125,7 @@ bool is_noise(std::string_view text) {
 
 std::atomic<int> open_scopes = 0;
 
-/// A stream buffer that drops these messages. The buffer stores nothing, so threads need no lock.
+/// A stream buffer that drops messages by is_noise(). It stores nothing, so threads need no lock.
 class Filter final : public std::streambuf {
  public:
   explicit Filter(std::streambuf& to) : to_(to) {}
@@ -146,7 +146,7 @@ class Filter final : public std::streambuf {
   std::streambuf& to_;
 };
 
-/// Installs the filter permanently, because a thread may be writing when the last scope ends.
+/// Installs a Filter in std::cerr and never removes it, because other threads may be writing.
 void filter_errors() {
   static std::streambuf* const before = std::cerr.rdbuf(new Filter(*std::cerr.rdbuf()));
   static_cast<void>(before);

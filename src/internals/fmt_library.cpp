@@ -1,5 +1,5 @@
-// The parts of fmt that are normally in its library, compiled once here: libtorch ships fmt's
-// headers without the library.
+// Compiles the parts of {fmt} that are normally in its library, because libtorch has {fmt}'s
+// headers but not the library.
 
 #include <fmt/format-inl.h>
 

@@ -37,8 +37,8 @@ void set_autocast_state(const AutocastState& state) {
 }
 
 bool autocasts(c10::DeviceType device) {
-  // The check comes first, because libtorch throws for a device without autocast, such as the meta
-  // device.
+  // The device is checked first, because libtorch throws for a device without autocast, such as
+  // meta.
   return std::ranges::find(kCastDevices, device) != kCastDevices.end() &&
          at::autocast::is_autocast_enabled(device);
 }
@@ -46,7 +46,7 @@ bool autocasts(c10::DeviceType device) {
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
 
 c10::DebugInfoKind kind_of(Carried what) {
-  constexpr int kFirst = 128;  // first of the library's kinds; libtorch's own kinds count from 0
+  constexpr int kFirst = 128;  // libtorch's own kinds count from 0
   return static_cast<c10::DebugInfoKind>(kFirst + static_cast<int>(what));
 }
 

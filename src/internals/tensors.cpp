@@ -17,7 +17,7 @@
 namespace tessera::detail {
 namespace {
 
-/// A tensor of any type that has sizes and strides but no memory.
+/// A tensor with sizes and strides, but without memory and without the key of a backend.
 class ShapeOnly final : public c10::TensorImpl {
  public:
   ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
@@ -45,14 +45,13 @@ void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t by
 }
 
 void free_memory(const c10::Storage& storage) {
-  // The null pointer is stored with the device that tensors over this storage must report.
+  // The null pointer gets the storage's device, which tensors of this storage report.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // Permits the change first, because libtorch forbids changing the metadata of tensors that
-  // detach() made.
+  // libtorch forbids changing the metadata of tensors that detach() made, so this flag permits it.
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

@@ -11,8 +11,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The only exception type that this library throws itself. The message is one line that says what
-/// was requested, what was found, and how to correct the input.
+/// The only type of exception that this library throws itself. The message is one line: what was
+/// requested, what was found, and how to correct the input.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -20,7 +20,7 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// Concatenates the arguments, streamed one after another, into one string.
+/// Writes the arguments one after another to a stream, and returns the text.
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
@@ -30,20 +30,20 @@ std::string concat(const Parts&... parts) {
 
 }  // namespace detail
 
-/// Throws Error with the parts streamed into one message.
+/// Throws Error whose message is the concatenation of `parts`.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   throw Error(detail::concat(parts...));
 }
 
-/// The first of the candidates with the smallest Levenshtein distance from `word`, for a message
-/// about an unknown name. Returns "" if there are no candidates.
+/// Returns the candidate with the smallest Levenshtein distance from `word` (of several the first),
+/// for a message about an unknown name. Returns "" if there are no candidates.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace tessera
 TESSERA_API_END
 
-/// Throws tessera::Error with the remaining arguments streamed into one message unless `condition`.
+/// Throws tessera::Error unless `condition`; the other arguments are concatenated to the message.
 #define TESSERA_CHECK(condition, ...) \
   do {                                \
     if (!(condition)) [[unlikely]] {  \

@@ -23,28 +23,27 @@ void check_strict_json(std::string_view text);
 namespace tessera::files {
 
 /// Writes `text` to a file, atomically and durably: after a crash the file has either its old
-/// content or `text`. Throws Error with the system's reason.
+/// content or `text`. Throws Error with the system's message.
 void write_file(const std::filesystem::path& path, const std::string& text);
 
 /// Writes a file like write_file(), unless the file exists. Returns whether the file was written.
-/// If several processes call this for one path at the same time, exactly one of them writes the
-/// file.
+/// If several processes write the same path at the same time, exactly one of them writes the file.
 bool write_new_file(const std::filesystem::path& path, const std::string& text);
 
-/// Makes a folder and its parent folders, and syncs them to the disk. Throws Error with the name of
-/// the folder that cannot be made.
+/// Makes a folder and its parent folders, and syncs them to the disk. Throws Error if a folder
+/// cannot be made.
 void create_folders(const std::filesystem::path& folder);
 
 /// Whether the path of a file may be a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 
-/// An untrusted regular file that is open for reading. InputFile uses pread() and not a memory
-/// mapping, so that a file that shrinks causes an Error and does not end the process. All functions
-/// throw Error with the file's name. Thread safe.
+/// An untrusted regular file that is open for reading. The file is read by pread() and not mapped
+/// to memory. So if it is truncated meanwhile, Error is thrown and the process is not killed. All
+/// functions throw Error with the file's name. Thread safe.
 class InputFile {
  public:
-  /// Opens the file without waiting: a FIFO is rejected. `what`: the expected kind of file, for
-  /// messages ("a token shard").
+  /// Opens the file. A FIFO is rejected, without waiting for its writer. `what`: the expected kind
+  /// of file, for messages ("a token shard").
   InputFile(std::filesystem::path path, std::string what, Symlinks symlinks = Symlinks::kFollow);
   ~InputFile();
   InputFile(InputFile&& other) noexcept;
@@ -55,7 +54,7 @@ class InputFile {
   const std::filesystem::path& path() const { return path_; }
   /// Size of the file in bytes at the time of opening.
   std::uint64_t size() const { return size_; }
-  /// Reads the bytes from `offset`. Throws Error if the file ends before.
+  /// Fills `out` with the bytes from `offset` on. Throws Error if the file is too short.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
@@ -64,8 +63,8 @@ class InputFile {
   std::uint64_t size_ = 0;
 };
 
-/// The content of a file of at most `max_bytes`. Throws the Errors of InputFile. Throws Error for a
-/// longer file, before anything is read.
+/// Returns the content of a file. Throws Error in the same cases as InputFile, and for a file of
+/// more than `max_bytes` bytes, which is not read.
 std::string read_file(const std::filesystem::path& path, const std::string& what,
                       std::uint64_t max_bytes, Symlinks symlinks = Symlinks::kFollow);
 

@@ -11,8 +11,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The sizes and names of a mesh's dimensions, outermost first. Positions are numbered in row-major
-/// order. A value type, as thread safe as std::vector.
+/// The sizes and names of a mesh's dimensions, outermost first. The positions in the mesh are
+/// numbered in row-major order. A value type, as thread safe as std::vector.
 class MeshShape {
  public:
   MeshShape() = default;
@@ -34,7 +34,7 @@ class MeshShape {
   /// `dim` as an index from 0; negative numbers count from the end. Throws Error if there is no
   /// such dimension.
   int dim(int dim) const;
-  /// The coordinate of position `index`. Throws Error if `index` is out of range.
+  /// Returns the coordinate of position number `index`. Throws Error if `index` is out of range.
   std::vector<std::int64_t> coordinate(std::int64_t index) const;
   std::int64_t index(const std::vector<std::int64_t>& coordinate) const;
 

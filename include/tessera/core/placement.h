@@ -34,8 +34,8 @@ struct Partial {
   friend bool operator==(const Partial&, const Partial&) = default;
 };
 
-/// Tensor dimension `dim` is divided into `split_factor` chunks, and each chunk is sharded.
-/// PyTorch's _StridedShard.
+/// Tensor dimension `dim` is divided into `split_factor` chunks, and each chunk is sharded over the
+/// mesh dimension. PyTorch's _StridedShard.
 struct StridedShard {
   std::int64_t dim = 0;
   std::int64_t split_factor = 1;
@@ -60,22 +60,21 @@ inline bool is_partial(const Placement& p) {
 inline bool is_shard(const Placement& p) {
   return std::holds_alternative<Shard>(p);
 }
-/// Whether a placement is Shard{dim}. A negative `dim` equals only the same negative number.
+/// Whether a placement is Shard{dim}. A negative `dim` is not converted: -1 equals only -1.
 inline bool is_shard(const Placement& p, std::int64_t dim) {
   return p == Placement(Shard{dim});
 }
 
-/// The number of positions of chunk `index`, if `size` positions are divided into `chunks` chunks
-/// in the same way as by torch.chunk: a chunk has ceil(size / chunks) positions, but the last
-/// chunks may be shorter or empty.
+/// Returns the number of positions of chunk `index`, if `size` positions are divided into `chunks`
+/// chunks as by torch.chunk: ceil(size / chunks), but the last chunks may be shorter or empty.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index);
 
-/// The reduction's name: "sum", "avg", "max", "min" or "product".
+/// Returns the reduction's name: "sum", "avg", "max", "min" or "product".
 std::string to_string(ReduceOp op);
-/// The placement in PyTorch's notation: "Shard(0)", "Replicate()", "Partial(sum)",
+/// Returns the placement in PyTorch's notation: "Shard(0)", "Replicate()", "Partial(sum)",
 /// "_StridedShard(dim=0, sf=2)".
 std::string to_string(const Placement& placement);
-/// The placements in brackets: "[Shard(0), Replicate()]".
+/// Returns the placements in brackets: "[Shard(0), Replicate()]".
 std::string to_string(const Placements& placements);
 /// Writes to_string(op).
 std::ostream& operator<<(std::ostream& stream, ReduceOp op);
@@ -83,8 +82,8 @@ std::ostream& operator<<(std::ostream& stream, ReduceOp op);
 std::ostream& operator<<(std::ostream& stream, const Placement& placement);
 /// Writes to_string(placements).
 std::ostream& operator<<(std::ostream& stream, const Placements& placements);
-/// Reads the text of to_string(Placement), or one of the forms "Shard(dim=0)", "S(0)", "R" and "P".
-/// Throws Error for any other text.
+/// Parses the text of to_string(Placement), or one of the forms "Shard(dim=0)", "S(0)", "R" and
+/// "P". Throws Error for any other text.
 Placement parse_placement(std::string_view text);
 
 }  // namespace tessera

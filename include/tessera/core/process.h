@@ -1,4 +1,4 @@
-// The process of a program: its signals, its memory and how it ends.
+// Signals, memory and exit of a program's process.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The exit code of a program that has stopped after a signal, has saved a checkpoint, and can be
-/// restarted to continue: EX_TEMPFAIL of sysexits.h. tessera-run does not count it as a failure.
+/// The exit code of a program that a signal has stopped, that has saved a checkpoint, and that can
+/// be restarted: EX_TEMPFAIL of sysexits.h. tessera-run does not count this exit as a failure.
 inline constexpr int kStoppedExitCode = 75;
 
 /// While a StopSignals object exists, the signals SIGTERM and SIGUSR1 are recorded and do not end
-/// the process. A batch system sends such a signal when the time of a job is over. A signal reaches
-/// the ranks at different times, so that the ranks must agree before one rank stops. One object at
-/// a time in a process. Thread safe.
+/// the process. A batch system such as Slurm sends such a signal when the time of a job is over.
+/// Ranks receive the signal at different times, so they must agree on the step at which all stop.
+/// Only one object may exist at a time. Thread safe.
 class StopSignals : tessera::detail::NoCopy {
  public:
   StopSignals();
@@ -27,11 +27,11 @@ class StopSignals : tessera::detail::NoCopy {
   bool received() const;
 };
 
-/// Makes this process reuse the memory that it frees, up to 2 GiB at a time. For a training loop,
-/// whose steps all allocate the same sizes: glibc otherwise returns large blocks to the system,
-/// which must clear them again in the next step. Call keep_freed_memory() after the model is
-/// loaded. Does nothing if glibc's variables for this are set (GLIBC_TUNABLES,
-/// MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_), or with another C library.
+/// Makes malloc reuse freed memory instead of returning it to the kernel, up to 2 GiB. For training
+/// loops, whose steps all allocate the same sizes: otherwise the kernel clears the pages of large
+/// blocks again in each step. Call keep_freed_memory() after the model is loaded. Does nothing if
+/// the environment sets glibc's values (GLIBC_TUNABLES, MALLOC_TRIM_THRESHOLD_,
+/// MALLOC_MMAP_THRESHOLD_), or with another C library.
 void keep_freed_memory();
 
 /// Ends this process with status 1 and one line on standard error, "`who`: `message`", without

@@ -1,4 +1,4 @@
-// Registers sharding rules of programs and of other layers.
+// Functions by which a program registers sharding rules for its operators.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Gives operator `op` a sharding rule, or replaces the library's rule. `op` is the operator's
-/// name, with its overload name, if any: "mylib::scale", "mylib::scale.out". In-place and out=
-/// variants are registered under their own names, with the rule of the functional operator. `rule`
-/// returns nullopt for a call that the rule does not cover. `reads_numbers`: whether the rule
-/// depends on the values of float and Scalar arguments. Applies to all ranks in this process; every
-/// process of a job must register the same rules. Not collective. Thread safe. Throws Error after
-/// the operator's first use on a distributed tensor, and for a second rule of one operator. The
-/// first call of any operator throws Error for a rule of an operator that does not exist, or that
-/// is composed of other operators (CompositeImplicitAutograd), whose rule would never be used.
+/// Gives operator `op` a sharding rule, or replaces the library's rule. `op` is the operator's full
+/// name: "mylib::scale", "mylib::scale.out". In-place and out= variants are registered under their
+/// own names, with the rule of the functional operator. `rule` returns nullopt for a call that the
+/// rule does not cover. `reads_numbers`: whether the rule depends on the values of float and Scalar
+/// arguments. Every process of a job must register the same rules. Not collective. Thread safe.
+/// Throws Error after the operator's first use on a distributed tensor, and for a second rule of
+/// one operator. The first call of any operator throws Error if a registered `op` does not exist,
+/// or if libtorch composes it of other operators (CompositeImplicitAutograd), because its rule
+/// would never be used.
 ///
 ///   // An elementwise operator: each dimension is one factor, which the output shares.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
@@ -40,21 +40,20 @@ namespace tessera {
 void register_rule(std::string op, std::function<std::optional<ShardingRule>(const OpCall&)> rule,
                    bool reads_numbers = false);
 
-/// One way to run an operator on a mesh dimension: the placement of each tensor argument, in the
-/// order of the schema with lists flattened, and the resulting placements of the results. Two
-/// combinations are possible: some inputs are Shard, and every result is Shard or Partial; or some
-/// inputs are Partial, and every result is Partial. Negative dimensions count from the end.
+/// Placements with which an operator can run on one mesh dimension: those of the tensor arguments,
+/// in the order of the schema with lists flattened, and those of the results. Either some inputs
+/// are Shard and every result is Shard or Partial, or some inputs are Partial and every result is
+/// Partial. Negative dimensions count from the end.
 struct AcceptedPlacements {
   std::vector<Placement> inputs;
   std::vector<Placement> outputs;
 };
 
-/// Registers a rule as a list of placements. On each mesh dimension the operator runs on the local
-/// tensors if they have the placements of one entry of `accepted`, or are all replicated.
-/// `results` returns the global sizes of each result of a call; by default there is one result,
-/// with the sizes of the first tensor. Entries that shard one dimension inconsistently, or with
-/// several reductions, need a rule of factors instead: calling the operator then throws Error.
-/// PyTorch's register_sharding.
+/// Registers a rule as a list of placements. On each mesh dimension, inputs are redistributed to
+/// the placements of one entry of `accepted`, or all are replicated. `results` returns the global
+/// sizes of each result of a call; by default there is one result, with the sizes of the first
+/// tensor. If entries shard one dimension inconsistently, or with several reductions, calling the
+/// operator throws Error; write a ShardingRule instead. PyTorch's register_sharding.
 ///
 ///   // A matrix product: rows of a, columns of b, or the dimension that is summed over.
 ///   register_rule("mylib::product",

@@ -16,7 +16,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The properties of a tensor that a sharding rule can read.
+/// The properties of a tensor that a sharding rule may depend on.
 struct TensorMeta {
   std::vector<std::int64_t> sizes;  ///< global sizes of the tensor
   std::int64_t itemsize = 4;        ///< number of bytes of an element
@@ -26,23 +26,23 @@ struct TensorMeta {
   std::int64_t numel() const;
 };
 
-/// A call of an operator on distributed tensors, for the operator's sharding rule. The arguments
-/// are in the order of the schema, include keyword-only arguments and `out`, and have default
-/// values where the caller gave none. A tensor that is passed twice is in `tensors` twice.
+/// A call of an operator on distributed tensors, for the operator's sharding rule. `args` has all
+/// arguments of the schema in order, with keyword-only arguments, `out` and default values. A
+/// tensor that is passed twice is in `tensors` twice.
 ///
-/// The parameter `arg` of a member function is the index of an argument. The member functions treat
-/// an argument after the last one as None, and throw Error for an argument of another kind.
+/// The parameter `arg` of a member function is an index in `args`. The member functions treat an
+/// index past the end as None, and throw Error for an argument of another type.
 struct OpCall {
-  std::string_view op;  ///< name with overload: "aten::add.Tensor"; no overload: "aten::mm"
+  std::string_view op;  ///< full name: "aten::add.Tensor", or "aten::mm" without overload
   std::vector<Argument> args;
   std::vector<TensorMeta> tensors;
 
   bool has_tensor(std::size_t arg) const;  ///< whether the argument is a tensor, and not None
-  /// The index of a tensor argument in `tensors`.
+  /// Returns the index in `tensors` of tensor argument `arg`.
   int tensor_index(std::size_t arg) const;
   const TensorMeta& tensor(std::size_t arg) const;
-  /// The tensors of a list argument. A single tensor is a list of one tensor, and None is an empty
-  /// list.
+  /// Returns the tensors of a list argument. A single tensor counts as a list of one tensor, and
+  /// None as an empty list.
   std::vector<TensorRef> tensor_list(std::size_t arg) const;
 
   bool is_none(std::size_t arg) const;
@@ -55,53 +55,53 @@ struct OpCall {
   const DType& dtype(std::size_t arg) const;
   /// Value of an argument that is an integer, a bool or a double.
   double number(std::size_t arg) const;
-  /// The values of an argument that is a list of integers. A single integer is a list of one
-  /// integer, and None is an empty list.
+  /// Returns the values of an argument that is a list of integers. A single integer counts as a
+  /// list of one integer, and None as an empty list.
   std::vector<std::int64_t> integers(std::size_t arg) const;
 };
 
-/// How one operator may be sharded, in the einsum style of GSPMD (Xu et al. 2021) and Shardy. Every
-/// dimension of every tensor is an ordered list of factors, major first, whose sizes multiply to
-/// the dimension's size. Sharding a factor shards each tensor that has the factor, over the same
-/// mesh dimensions. Inputs without the factor are replicated. Outputs without the factor become
-/// Partial if the factor has a reduction. A factor without a reduction must stay unsharded if an
-/// output lacks the factor. For mm (m, k) x (k, n) -> (m, n) the factors are m, n and k, and k has
-/// the reduction sum.
+/// How one operator may be sharded, in the einsum style of GSPMD (Xu et al. 2021) and Shardy. A
+/// factor is an index letter of the einsum. Every tensor dimension is a list of factors, major
+/// first, whose sizes multiply to the dimension's size. If a factor is sharded, each tensor that
+/// has the factor is sharded over the same mesh dimensions. Inputs without the factor are
+/// replicated. Outputs without the factor become Partial if the factor has a reduction; if it has
+/// none, it must not be sharded. For mm (m, k) x (k, n) -> (m, n) the factors are m, n and k, and k
+/// has the reduction sum.
 ///
 /// A rule describes one mesh dimension; propagate() applies it to a whole mesh. A value type.
 struct ShardingRule : detail::LocalExecution {
-  /// The size of an output's factor if the rule cannot know the size. Such a factor must stay
-  /// unsharded.
+  /// The size of a factor (einsum index letter) of an output if the rule cannot know the size. Such
+  /// a factor must not be sharded.
   static constexpr std::int64_t kUnknown = -1;
-  /// A factor: a part of one or several dimensions, of inputs and outputs, that are sharded
-  /// together.
+  /// An einsum index letter: dimensions of inputs and outputs (or parts of dimensions) that have
+  /// the same factor are sharded together.
   struct Factor {
     std::int64_t size = 1;  ///< number of positions of the factor
-    /// The reduction by which outputs without the factor become Partial. nullopt: the factor stays
-    /// unsharded if an output lacks it.
+    /// The reduction by which outputs without the factor (einsum index letter) become Partial.
+    /// nullopt: the factor must not be sharded if an output lacks it.
     std::optional<ReduceOp> reduction = std::nullopt;
-    /// Whether the factor's shards may differ in size. False if the result depends on equal sizes
-    /// (a mean).
+    /// Whether the shards of the factor (einsum index letter) may differ in size. False if the
+    /// result depends on equal sizes (a mean).
     bool allow_uneven = true;
     /// Whether a shard may be empty. False if the operator throws for an empty tensor (a maximum),
     /// because then only some ranks would throw.
     bool allow_empty = true;
-    /// True if the factor must not be sharded although outputs have it (the dimension of a softmax
-    /// or a sort).
+    /// True if the factor (einsum index letter) must not be sharded although outputs have it (the
+    /// dimension of a softmax or a sort).
     bool unsharded = false;
-    /// Whether a shard must be one contiguous range of the factor (see offset_arguments).
+    /// Whether a shard must be a contiguous range of this index letter (see offset_arguments).
     bool contiguous = false;
   };
-  /// The factors of one tensor dimension. Empty for a dimension of size 1, which broadcasts, and
-  /// for an input dimension that must stay unsharded and corresponds to no other dimension.
-  using Factors = std::vector<int>;  ///< indices of factors, which refer to ShardingRule::factors
-  using TensorFactors = std::vector<Factors>;  ///< the factors of all dimensions of one tensor
+  /// The factors (einsum index letters) of one tensor dimension. Empty for a dimension of size 1,
+  /// which broadcasts, and for a dimension of one input that must stay unsharded.
+  using Factors = std::vector<int>;            ///< indices in ShardingRule::factors
+  using TensorFactors = std::vector<Factors>;  ///< factors of all dimensions of a tensor
 
   std::vector<Factor> factors;
-  /// Factors of each input tensor, one entry for each of OpCall::tensors.
+  /// Factors (einsum index letters) of each input tensor, one entry for each of OpCall::tensors.
   std::vector<TensorFactors> inputs;
-  /// One entry for each returned tensor, with lists flattened, followed by one entry for each input
-  /// that is written and not returned (the _foreach_..._ operators return nothing).
+  /// Factors of each returned tensor, with lists flattened, and then of each input that is written
+  /// but not returned (the _foreach_..._ operators return nothing).
   std::vector<TensorFactors> outputs;
 
   /// Declares that the operator commutes with a reduction: if all of `partial_inputs` are
@@ -113,18 +113,18 @@ struct ShardingRule : detail::LocalExecution {
   };
   std::vector<Linear> linear;
 
-  /// Inputs that are added to the result of a reduction (the bias of addmm). If such an input lacks
-  /// a sharded factor with a reduction, the input is made Partial with this reduction, so that the
-  /// input is added once and not once for each rank.
+  /// Inputs that are added to the result of a sum (the bias of addmm). If the factor (einsum index
+  /// letter) that is summed over is sharded, such an input is made Partial, so that it is added
+  /// once and not once for each rank.
   std::vector<int> additive;
 
   /// Inputs of which only sizes and type are read (the argument of zeros_like, the target of
-  /// copy_). These inputs are never reduced. They are gathered only if the result has other local
+  /// copy_). They are never reduced, and are redistributed only if the result has other local
   /// sizes.
   std::vector<int> unread;
 
-  /// An argument that contains the sizes of an output, or the size of one of its dimensions. On
-  /// each rank the argument is replaced by the local sizes.
+  /// An argument that contains the sizes of an output, or the size of one output dimension. On each
+  /// rank the argument is replaced by local sizes.
   struct SizeArgument {
     int arg = 0;
     int output = 0;
@@ -134,8 +134,8 @@ struct ShardingRule : detail::LocalExecution {
   };
   std::vector<SizeArgument> size_arguments;
 
-  /// Whether the operator draws random numbers. An unchanged random operator would draw the same
-  /// numbers on every shard.
+  /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
+  /// tensors, because every shard would get the same numbers.
   bool random = false;
 };
 
@@ -145,43 +145,42 @@ struct ShardingRule : detail::LocalExecution {
 namespace tessera::rules {
 
 using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
-using Factors = ShardingRule::Factors;    ///< the factors of a dimension, as indices
-/// the factors of a tensor, one entry for each dimension
+using Factors = ShardingRule::Factors;    ///< factors of a dimension, as indices in rule.factors
+/// The factors (einsum index letters) of a tensor, one list for each dimension.
 using TensorFactors = ShardingRule::TensorFactors;
 
-// In this header, tensor indices refer to OpCall::tensors, and factor indices refer to
-// ShardingRule::factors.
+// In this header, tensors are given as indices in OpCall::tensors, and factors (einsum index
+// letters) as indices in ShardingRule::factors.
 
-/// A sharding rule for `call` in which no dimension has a factor. The rule replicates all tensors
-/// until factors are added.
+/// Returns a sharding rule for `call` in which no tensor dimension has a factor (index letter). It
+/// replicates all tensors until factors are added.
 ShardingRule start(const OpCall& call);
 
-/// Adds a factor that may be sharded. Returns its index.
+/// Adds a factor (einsum index letter) that may be sharded. Returns its index.
 int add_factor(ShardingRule& rule, std::int64_t size);
-/// Adds a factor that must not be sharded. Returns its index.
+/// Adds a factor (einsum index letter) that must not be sharded. Returns its index.
 int add_unsharded(ShardingRule& rule, std::int64_t size);
-/// Adds a factor of `size` positions. If the factor is sharded, outputs without the factor become
-/// Partial(op). Returns the factor's index.
+/// Adds a factor (einsum index letter) that is reduced: if it is sharded, outputs without the
+/// factor become Partial(op). Returns its index.
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
-/// Adds a factor for each of `sizes`; these factors may be sharded. Returns the factors of a tensor
-/// with `sizes`, one factor for each dimension.
+/// Adds a factor (einsum index letter) that may be sharded for each of `sizes`. Returns the factors
+/// of a tensor with `sizes`, one factor for each dimension.
 TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes);
 
-/// Forbids sharding of all factors of a dimension.
+/// Forbids sharding of the given factors (einsum index letters) of a tensor dimension.
 void keep_unsharded(ShardingRule& rule, const Factors& factors);
 
-/// Forbids empty shards of all factors that the rule has so far.
+/// Forbids empty shards of all factors (einsum index letters) that the rule has so far.
 void forbid_empty_shards(ShardingRule& rule);
 
-/// Declares that the operator is linear in `inputs` together: if all of them are Partial sums or
-/// averages, the outputs are too.
+/// Declares that the operator is jointly linear in the tensors `inputs`: if all of them are Partial
+/// sums or averages, the outputs are too.
 void add_linear(ShardingRule& rule, std::vector<int> inputs);
-/// Declares that the operator commutes with the given reductions of `inputs` together.
+/// Declares for each of `ops`: if all `inputs` are Partial(op), the outputs are Partial(op).
 void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
                 std::initializer_list<ReduceOp> ops);
-/// Declares linearity in a short notation for tables of operators: terms separated by blanks. A
-/// term has the positions in `tensors` of the tensors that may be partial together, and a character
-/// for the reductions:
+/// Calls add_linear() for terms in a short notation, separated by blanks. A term has the positions
+/// in `tensors` of the tensors that may be partial together, and a character for the reductions:
 ///   "01"   sum and avg: linear in tensors 0 and 1 together
 ///   "0<"   max and min: monotone, not decreasing
 ///   "01^"  max;  "01v"  min
@@ -189,16 +188,16 @@ void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
 ///   "12*"  every reduction: elements are selected, not changed
 void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
 
-/// For each of `ndim` dimensions, whether the list argument `arg` names the dimension. All true if
-/// the argument is None or empty.
+/// Returns for each of `ndim` dimensions whether the list of dimensions in argument `arg` contains
+/// it. All true if the argument is None or empty.
 std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 
-/// Gives `tensors` the factors of an operator that broadcasts them. Returns the factors of the
-/// result, one entry for each dimension; nullopt if the sizes cannot be broadcast.
+/// Adds one factor (einsum index letter) for each dimension of the broadcast sizes, and gives the
+/// factors to `tensors`. Returns the result's factors; nullopt if the sizes cannot be broadcast.
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors);
 
-/// The factors of tensor number `tensor` of the call, as a reference that the caller may write to.
+/// Returns the factors (einsum index letters) of tensor number `tensor`, to read or to assign.
 inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
   return rule.inputs[static_cast<std::size_t>(tensor)];
 }

@@ -17,33 +17,33 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// An n-dimensional arrangement of ranks, with a process group for each dimension. A value that is
-/// cheap to copy: copies share one immutable object. PyTorch's DeviceMesh.
+/// An n-dimensional arrangement of ranks, with a process group for each dimension. It is cheap to
+/// copy: copies share one immutable object. PyTorch's DeviceMesh.
 ///
 /// Only a rank that is a member of the mesh can communicate on the mesh. On other ranks
 /// coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
 ///
-/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. As a name, functions accept
-/// the name of a dimension or a name that was given to flatten(). Other numbers and names throw
-/// Error. Thread safe; a group is made under a lock.
+/// Dimensions are numbered from 0 or, as in PyTorch, backwards from -1. A `name` is the name of a
+/// dimension, or a name that was given to flatten(). Other numbers and names throw Error. Thread
+/// safe.
 class DeviceMesh {
  public:
   /// An object without a mesh, which may only be assigned and compared.
   DeviceMesh() = default;
-  /// `ranks`: world ranks in row-major order of `shape`, all different. Not collective.
+  /// Makes a mesh of the world ranks `ranks`, in row-major order of `shape`. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
 
-  /// A mesh that uses the caller's process groups, one for each dimension, instead of groups made
-  /// by the world. This rank's rank in each group must equal its coordinate in the dimension. Not
-  /// collective. Throws Error if a group does not fit, or if an equal mesh already has a group for
-  /// the dimension.
+  /// Makes a mesh that uses the caller's process groups, one for each dimension, instead of making
+  /// groups. This rank's rank in each group must equal its coordinate in the dimension. Not
+  /// collective. Throws Error if a group does not fit, or if an equal mesh already has another
+  /// group for the dimension.
   static DeviceMesh from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                 const std::vector<comm::CommunicatorPtr>& groups);
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// The address of the shared object. Meshes of one world with equal ranks, sizes and names have
-  /// the same address, and so have the same submeshes of equal meshes.
+  /// The address of the object that copies of this mesh share. Meshes of one world with equal
+  /// ranks, sizes and names have the same address, and so have equal slices of one mesh.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
@@ -56,7 +56,7 @@ class DeviceMesh {
   const comm::WorldPtr& world() const;
   /// The type of the mesh's devices: "cpu" or "cuda".
   const std::string& device_type() const;
-  /// The device of this rank's tensors, with the index of its GPU. The same device on all threads.
+  /// The device of this rank's tensors, with the index of the GPU. The same on all threads.
   c10::Device device() const;
 
   /// This rank's coordinate; empty if this rank is not a member of the mesh.
@@ -68,26 +68,25 @@ class DeviceMesh {
   /// This rank's index in a 1-D mesh; throws Error for a mesh with more dimensions.
   std::int64_t local_rank() const;
 
-  /// The submesh of the named dimensions that contains this rank, in the mesh's order. A name that
-  /// was given to flatten() is a dimension, too. Not collective. Equal names return the same
-  /// object. Throws Error for an unknown or repeated name, for another order, or if this rank is
-  /// not a member.
+  /// Returns the submesh that has the named dimensions and contains this rank. A name that was
+  /// given to flatten() counts as a dimension. Not collective. Throws Error for an unknown or
+  /// repeated name, if the names are not in the mesh's order, or if this rank is not a member.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
-  /// The mesh from which this mesh was made by slicing and reshaping, or this mesh itself if it was
-  /// not made from another mesh.
+  /// Returns the mesh from which this mesh was made by slicing and reshaping, or this mesh itself
+  /// if it was not made from another mesh.
   DeviceMesh root() const;
-  /// The mesh with all dimensions merged into one dimension, called `name` (default: the names
-  /// joined by "_"). Not collective.
+  /// Returns the mesh with all dimensions merged into one dimension, called `name` (default: the
+  /// dimensions' names joined by "_"). Not collective.
   DeviceMesh flatten(const std::string& name = "") const;
-  /// The mesh with dimension `name` divided into several dimensions, outermost first. Throws Error
-  /// unless the sizes multiply to the dimension's size. Not collective.
+  /// Returns the mesh with dimension `name` divided into several dimensions, outermost first.
+  /// Throws Error unless the sizes multiply to the dimension's size. Not collective.
   DeviceMesh unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                        const std::vector<std::string>& names) const;
-  /// The mesh of the dimensions of several submeshes of one root, in the given order: the submesh
-  /// of the root that contains this rank and has all of these dimensions. Not collective. Throws
-  /// Error if two submeshes share a dimension.
+  /// Returns the submesh that has the dimensions of all of `meshes`, in this order, and contains
+  /// this rank. All of `meshes` must have the same root(). Not collective. Throws Error if two of
+  /// them share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
   /// The process group of a dimension. The first call makes the group, which is collective over the
@@ -115,9 +114,9 @@ class DeviceMesh {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// A mesh over all ranks of `world`, row-major: the last dimension varies fastest with the rank.
-/// Throws Error if the sizes don't multiply to the world size. Not collective: groups are made at
-/// first use.
+/// Makes a mesh over all ranks of `world`, row-major: the last dimension varies fastest with the
+/// rank. Throws Error if the sizes don't multiply to the world size. Not collective: process groups
+/// are made at their first use.
 DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> sizes,
                             std::vector<std::string> names);
 

@@ -1,4 +1,4 @@
-// Reads the flight records of a job's ranks and describes in words what the ranks did.
+// Reads the flight records of a job's ranks (their last collectives) and explains a hang in words.
 
 #include "tessera/core/detail/flight_record.h"
 
@@ -134,9 +134,9 @@ std::string name_ranks(const std::vector<int>& ranks) {
 namespace {
 
 using RecordPtr = std::unique_ptr<const Record>;
-using World = std::map<int, RecordPtr>;  // records of a job's ranks, indexed by rank
+using World = std::map<int, RecordPtr>;  // flight records of all ranks, by rank
 
-/// Reads a record. Throws Error if the file contains no record of this version.
+/// Reads a flight record. Throws Error if the file contains no record of this format version.
 RecordPtr load_record(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   auto record = std::make_unique<Record>();
@@ -148,7 +148,7 @@ RecordPtr load_record(const std::filesystem::path& path) {
   return record;
 }
 
-/// The records in a folder, indexed by the number of the world.
+/// Reads the flight records in a folder, by number of the World: a job may have several.
 std::map<int, World> read_records(const std::string& folder) {
   std::map<int, World> worlds;
   std::error_code error;
@@ -168,7 +168,7 @@ std::map<int, World> read_records(const std::string& folder) {
   return worlds;
 }
 
-/// The ranks that belong to the group of a rank's call and have not begun the call.
+/// Returns the ranks that belong to the process group of collective `call` and have not begun it.
 std::vector<int> missing_ranks(const World& world, const Record& record, const CallLabel& call) {
   std::vector<int> missing;
   const GroupSlot* group = find_group(record, call.group);
@@ -191,7 +191,7 @@ std::string since_text(std::int64_t since) {
   return since == 0 ? "" : text.data();
 }
 
-/// Adds a line for each rank; ranks with equal activities share a line.
+/// Adds lines that say what each rank did last; ranks with equal texts share a line.
 void explain(const World& world, std::vector<std::string>& lines) {
   std::vector<std::tuple<std::string, std::int64_t, std::vector<int>>> groups;
   for (const auto& [rank, record] : world) {

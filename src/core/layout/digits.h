@@ -17,17 +17,17 @@ std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
   return mesh_sizes[static_cast<std::size_t>(mesh_dim)];
 }
 
-/// The product of the sizes of `mesh_dims`.
+/// Returns the product of the sizes of the mesh dimensions `mesh_dims`.
 std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
                           const std::vector<int>& mesh_dims);
 
-/// The canonical form of `digits` (see Layout). Neighbouring digits that act as one are merged,
-/// even if only the sizes show it: [2 over dp][8] is [16 over dp] for dp=2.
+/// Returns the canonical form of `digits` (see Layout). Neighbouring Digits that act as one are
+/// merged, even if only the sizes show it: [2 over dp][8] is [16 over dp] for dp=2.
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
 
-/// `layout` with every mesh dimension of size 1 replicated. Each rank has the same values under
-/// both layouts, so the planner need not distinguish them.
+/// Returns `layout` with every mesh dimension of size 1 replicated. The local tensors are the same
+/// as with `layout`, so a redistribution plan need not distinguish the two.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout);
 
 }  // namespace tessera::detail

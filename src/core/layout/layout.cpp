@@ -14,19 +14,19 @@
 
 namespace tessera::detail {
 
-// The canonical form of a dimension's digits. Interning compares layouts by content, so two
-// descriptions of the same division must become one. Otherwise equal layouts would look different
-// and be redistributed into each other.
+// The canonical form of the Digits of a tensor dimension (see Layout). Layouts are interned by
+// content, so two descriptions of the same division must become one. Otherwise equal layouts would
+// be different objects, and would be redistributed into each other.
 
 namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
 /// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the same boundaries
-/// as `extent` blocks of `factor` positions. If so, an undivided digit of extent `factor` may be
-/// merged with the digit of extent `extent` before it. Tested exactly and not by divisibility,
-/// because uneven chunks may scale as well: 5 over 3 gives 2, 2 and 1, and 10 over 3 gives 4, 4 and
-/// 2.
+/// as `extent` blocks of `factor` positions. If so, an undivided Digit (sub-dimension) of `factor`
+/// positions can be merged with the Digit of `extent` positions before it. Divisibility is not
+/// needed, because uneven chunks may scale as well: 5 over 3 ranks gives 2, 2 and 1, and 10 over 3
+/// ranks gives 4, 4 and 2.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {
@@ -37,13 +37,12 @@ bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
   if (ceil_div(extent * factor, parts) != chunk * factor) {
     return false;
   }
-  // torch.chunk makes chunks of at most two nonzero sizes: full chunks, and one remainder. Both are
-  // tested.
+  // torch.chunk makes chunks of at most two nonzero sizes: full chunks, and one remainder.
   const auto rest = mesh_dims.subspan(1);
   return cuts_scale(mesh, chunk, factor, rest) && cuts_scale(mesh, extent % chunk, factor, rest);
 }
 
-/// The number of positions of the digit on the rank that has the most.
+/// Returns the number of positions of the Digit (sub-dimension) on the rank that has the most.
 std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   auto extent = digit.extent;
   for (const int dim : digit.mesh_dims) {
@@ -52,9 +51,9 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   return extent;
 }
 
-/// Whether `major` followed by `minor` is one digit over the mesh dimensions of both. There are two
-/// cases. If the minor digit is not divided, the major digit may include it. If the major digit is
-/// divided into single positions, the mesh dimensions of the minor digit continue its division.
+/// Whether two sub-dimensions (Digit) can be merged into one over the mesh dimensions of both. In
+/// one case `minor` is not divided. In the other case the chunks of `major` are single positions,
+/// so the mesh dimensions of `minor` divide further.
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
     return mesh_product(mesh, minor.mesh_dims) == 1;
@@ -91,8 +90,8 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
   if (out.size() != 1) {
     return out;
   }
-  // A single digit is the whole dimension, so its extent is omitted. The layout then does not
-  // depend on sizes.
+  // A single Digit (sub-dimension) is the whole dimension, so its extent is set to 0. The layout
+  // then does not depend on sizes.
   if (out.front().mesh_dims.empty()) {
     return {};
   }
@@ -100,9 +99,8 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
   return out;
 }
 
-/// Meshes with dimensions of size 1 are common, since one configuration serves any number of GPUs.
-/// If these dimensions were not removed, a redistribution plan would communicate in groups of one
-/// rank.
+/// Meshes with dimensions of size 1 are common, because one configuration serves any number of
+/// GPUs. Without this function, redistribution plans would have collectives in groups of one rank.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
   const auto& mesh = layout->mesh_sizes();
   const auto is_unit = [&](int dim) { return mesh_size(mesh, dim) == 1; };
@@ -124,11 +122,11 @@ LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
 
 namespace tessera {
 
-// Layouts, and the table that interns them. dtensor compares and hashes layouts in every operator,
-// so these operations are pointer comparisons. The cost is paid here, once for each new layout.
+// Layouts, and the table that interns them. Every operator on distributed tensors compares and
+// hashes layouts. Interning makes this cheap, because pointers can be compared instead.
 
-/// The data that identify a layout, in canonical form. intern() first checks the content, because
-/// the canonical form reads mesh sizes by index.
+/// The data that identify a layout. check() must be called before the canonical form is computed,
+/// which uses mesh dimensions as indices.
 struct Layout::Content {
   std::vector<std::int64_t> mesh_sizes;
   Layout::Dims dims;
@@ -141,7 +139,7 @@ struct Layout::Content {
 
 namespace {
 
-/// Mixes 64-bit words by multiplication with 2^64 / golden ratio (Knuth's multiplicative hashing).
+/// Hashes 64-bit words by multiplication with 2^64 / golden ratio (Knuth's multiplicative hashing).
 class Hasher {
  public:
   void add(std::uint64_t value) {
@@ -151,7 +149,7 @@ class Hasher {
   std::uint64_t value() const { return state_; }
 
  private:
-  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // digits of pi; any odd initial value would do
+  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // arbitrary odd value: digits of pi
 };
 
 /// Marks mesh dimension `dim` in `used`. Throws Error if `dim` is out of range or already marked.
@@ -163,7 +161,7 @@ void check_mesh_dim(std::vector<bool>& used, int dim) {
   used[static_cast<std::size_t>(dim)] = true;
 }
 
-/// Whether `digits` may differ from their canonical form; most layouts are already canonical.
+/// Whether `digits` may not be in canonical form (see Layout); most layouts already are.
 bool needs_canonical(const std::vector<Digit>& digits) {
   return digits.size() > 1 ||
          (digits.size() == 1 && (digits[0].extent != 0 || digits[0].mesh_dims.empty()));
@@ -171,9 +169,8 @@ bool needs_canonical(const std::vector<Digit>& digits) {
 
 }  // namespace
 
-/// The hash includes the number of digits as well as the digits, so that moving a digit to the
-/// neighbouring tensor dimension changes the hash. Computed once for each call of intern(), whether
-/// or not it finds the layout.
+/// The hash includes the number of Digits (sub-dimensions) of each tensor dimension, so that moving
+/// a Digit to the neighbouring tensor dimension changes the hash.
 std::uint64_t Layout::Content::hash() const {
   Hasher hasher;
   for (const auto size : mesh_sizes) {
@@ -194,8 +191,8 @@ std::uint64_t Layout::Content::hash() const {
   return hasher.value();
 }
 
-/// Checks the content. Must be called before canonical_digits(), which uses mesh dimensions as
-/// indices.
+/// Throws Error for invalid content. Must be called before canonical_digits(), which uses mesh
+/// dimensions as indices.
 void Layout::Content::check() const {
   std::vector<bool> used(mesh_sizes.size(), false);
   for (const auto& digits : dims) {
@@ -219,8 +216,8 @@ void Layout::Content::canonicalise() {
     }
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  // Sorts the partial dimensions, whose order has no meaning: reductions always run from the inner
-  // mesh dimension to the outer one.
+  // The order of `partial` has no meaning, because reductions always run from inner mesh dimensions
+  // to outer ones; so equal layouts get the same order.
   std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
@@ -229,14 +226,14 @@ void Layout::Content::canonicalise() {
 class Layout::Table {
  public:
   static Table& instance() {
-    // never destroyed, because layouts outlive static objects
+    // The table is never destroyed, because static objects may have layouts.
     static auto* const table = new Table;
     return *table;
   }
 
   LayoutPtr find_or_make(Content content) {
-    // Nearly every call finds its layout under the shared lock. For a new layout the bucket is
-    // searched again, because another thread may have inserted the layout.
+    // Nearly every call finds its layout under the shared lock. Otherwise the bucket is searched
+    // again under the exclusive lock, because another thread may have inserted the layout.
     const auto hash = content.hash();
     auto& bucket = bucket_of(hash);
     {
@@ -254,13 +251,13 @@ class Layout::Table {
     return LayoutPtr(made);
   }
 
-  /// Releases what may be the last reference to a layout. Done under the lock, so that no thread
-  /// can find the layout and make a new reference between the count reaching 0 and the removal.
+  /// Drops a reference to a layout, and frees the layout if it was the last one. The lock is held,
+  /// so that no thread can find the layout after its count has reached 0 and before it is removed.
   void release(const Layout* layout) {
-    // The bucket is found before the layout is removed, because removal destroys the layout.
+    // The hash is read before the layout is erased, because erasing destroys the layout.
     auto& bucket = bucket_of(layout->hash_);
     const std::unique_lock lock(bucket.mutex);
-    // acq_rel: all accesses by threads that have released their references happen before the
+    // acq_rel: accesses by threads that have dropped their references happen before the
     // destruction.
     if (layout->holders_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
       return;
@@ -281,8 +278,8 @@ class Layout::Table {
 
  private:
   struct Bucket {
-    // Finds a layout in the bucket. The caller holds the bucket's lock, so the new reference is
-    // made under the lock (see release()).
+    // Returns the layout with this content, or nullptr. The caller holds the bucket's lock, so that
+    // the layout cannot be freed before the returned reference exists.
     LayoutPtr find(std::uint64_t hash, const Content& content) const {
       const auto [begin, end] = layouts.equal_range(hash);
       for (auto entry = begin; entry != end; ++entry) {
@@ -296,13 +293,12 @@ class Layout::Table {
       return nullptr;
     }
 
-    // A multimap of layouts by hash, because different contents may have equal hashes; find()
-    // compares contents.
+    // The lock of `layouts`, a multimap by hash, because different layouts may have equal hashes.
     mutable std::shared_mutex mutex;
     std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
   };
 
-  // Selects the bucket by the top four bits of the hash, which multiplication mixes best.
+  // Selects one of 16 buckets by the top four bits of the hash, which multiplication mixes best.
   Bucket& bucket_of(std::uint64_t hash) { return buckets_[hash >> 60]; }
 
   std::array<Bucket, 16> buckets_;
@@ -333,7 +329,7 @@ LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
   return Table::instance().find_or_make(std::move(content));
 }
 
-// Releases a reference to a layout. Takes the table's lock only for the last reference.
+// Drops a reference to a layout. Takes the lock of the table's bucket only for the last reference.
 void Layout::release(const Layout* layout) {
   auto holders = layout->holders_.load(std::memory_order_relaxed);
   while (holders > 1) {
@@ -369,8 +365,8 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 
 namespace {
 
-/// A digit as text. `alone`: whether the digit is the only digit of its dimension; its extent is
-/// then omitted.
+/// Returns a Digit (sub-dimension) as text. `alone`: whether it is the only Digit of its tensor
+/// dimension; its extent is then omitted.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// The shape of a mesh without ranks: sizes, names, and positions as coordinates, row-major as in
-// PyTorch's DeviceMesh. core computes redistribution plans with it; mesh/ adds the ranks.
+// MeshShape has the sizes and names of a mesh's dimensions, and numbers its positions row-major, as
+// PyTorch's DeviceMesh does. DeviceMesh (mesh/) adds the ranks.
 
 MeshShape::MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names)
     : sizes_(std::move(sizes)), names_(std::move(names)) {
@@ -51,7 +51,7 @@ int MeshShape::dim(int dim) const {
   return dim < 0 ? dim + ndim() : dim;
 }
 
-/// Coordinates are row-major, so that ranks of one host are usually neighbours along the last
+/// Coordinates are row-major, so the ranks of one machine are usually neighbours along the last
 /// dimension.
 std::vector<std::int64_t> MeshShape::coordinate(std::int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < numel(), "position ", index, " is outside mesh ",
@@ -91,31 +91,30 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
   return stream << to_string(shape);
 }
 
-// Computes which part of a tensor the rank at a coordinate has: sizes, offsets, boxes. The
-// functions are pure, so planning, random numbers, checkpoints and Muon can compute the part of any
-// rank without communication. All divisions follow torch.chunk: full chunks of ceil(size / n), then
-// a shorter one, then empty ones.
+// Computes which part of a tensor the rank at a coordinate stores. The functions are pure: any rank
+// can compute the part of any other rank without communication. All divisions follow torch.chunk:
+// full chunks of ceil(size / n) positions, then a shorter one, then empty ones.
 
 namespace {
 
-/// A range of positions along a tensor dimension: its beginnings in the global tensor and in the
-/// local tensor.
+/// A contiguous range of positions along a tensor dimension: its first index in the global tensor
+/// and its first index in the local tensor.
 struct Run {
   std::int64_t global = 0;
   std::int64_t local = 0;
   std::int64_t size = 0;
 };
 
-/// The chunk of one digit that the rank at a coordinate has.
+/// The chunk of one Digit (see Layout) that the rank at a coordinate stores.
 struct Chunk {
-  std::int64_t extent = 0;  ///< extent of the whole digit, of which this is a chunk
+  std::int64_t extent = 0;  ///< number of positions of the whole Digit
   std::int64_t offset = 0;
   std::int64_t size = 0;
 };
 
-/// The chunk of a digit at a coordinate. Each mesh dimension divides the chunk that the previous
-/// mesh dimension left, as torch.chunk does. `dim_size` is the extent of a digit that is the only
-/// digit of its dimension.
+/// Returns the chunk of a Digit (sub-dimension) that the rank at `coordinate` stores. Each mesh
+/// dimension divides the chunk of the previous mesh dimension, as torch.chunk does. `dim_size` is
+/// the size of the tensor dimension, used if it has only one Digit.
 Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
                std::span<const std::int64_t> coordinate) {
   Chunk out{digit.extent == 0 ? dim_size : digit.extent, 0, 0};
@@ -129,7 +128,7 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
   return out;
 }
 
-/// Checks sizes given by callers, because wrong lengths would cause reads past the end.
+/// Throws Error for lists of a wrong length, which would cause reads past the end.
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
@@ -139,9 +138,8 @@ void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                 " dimensions was given a coordinate of ", coordinate.size());
 }
 
-/// The ranges `inner`, repeated for each position of `chunk`. From one repetition to the next the
-/// ranges move by `global_stride` positions in the global tensor, and by `local_stride` positions
-/// in the local tensor.
+/// Repeats the ranges `inner` for each position of `chunk`. From one position to the next the
+/// ranges move by `global_stride` in the global tensor and by `local_stride` in the local tensor.
 std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
                         std::int64_t global_stride, std::int64_t local_stride) {
   std::vector<Run> out;
@@ -154,9 +152,9 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
   return out;
 }
 
-/// The ranges of a dimension that the rank at a coordinate has, in order. Computed from the last
-/// digit outwards. As long as the rank has all positions of the digits so far, the result is a
-/// single range.
+/// Returns the contiguous ranges of a tensor dimension that the rank at `coordinate` stores, in
+/// order. The loop goes from the last Digit (sub-dimension) outwards. As long as the rank has all
+/// positions of the Digits so far, there is a single range.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);
@@ -171,8 +169,8 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
     if (chunk.size == 0) {
       return {};
     }
-    // If the rank has all positions of the later digits, neighbouring ranges merge into one range.
-    // Otherwise there is a range for each position of this digit.
+    // If the rank has all positions of the later Digits (sub-dimensions), neighbouring ranges merge
+    // into one range. Otherwise there are separate ranges for each position of this Digit.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {
@@ -186,19 +184,19 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
 
 }  // namespace
 
-/// The size is 0 for chunks behind the last position, where torch.chunk would return no chunk.
+/// The size is 0 for the last chunks if there are too few positions; torch.chunk omits such chunks.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   const auto full = detail::ceil_div(size, chunks);
   return std::clamp(size - index * full, std::int64_t{0}, full);
 }
 
-/// The offset of an empty chunk is `size`, so that offsets are never outside of the tensor.
+/// The offset of an empty chunk is `size`, so that offsets never exceed the tensor's size.
 std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   return std::min(size, index * detail::ceil_div(size, chunks));
 }
 
-/// The local size is the product of the digits' local sizes, because a rank has equally many
-/// positions of inner digits for each position of an outer digit.
+/// The local size is the product of the local sizes of the Digits (sub-dimensions): for each
+/// position of an outer Digit a rank has equally many positions of the inner Digits.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(tensor_dim);
@@ -232,7 +230,7 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
   return out;
 }
 
-/// A tensor without dimensions has one box without sizes: one element. An empty shard has no box.
+/// A 0-d tensor has one block (Box) with empty lists: its element. An empty shard has no block.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate) {
   check_arguments(layout, sizes, coordinate);
@@ -264,8 +262,8 @@ std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, s
   return out;
 }
 
-// Conversions between a part of a tensor and a list of integers, because operator schemas have no
-// type for boxes.
+// Converts a FlatPlace to a list of integers and back, because operator schemas have no type for
+// blocks of a tensor.
 
 std::vector<std::int64_t> flat_place(const FlatPlace& place) {
   std::vector<std::int64_t> numbers = place.sizes;

@@ -17,8 +17,8 @@
 
 namespace tessera {
 
-// Converts placements to text and back, in PyTorch's notation: the printed text can be parsed
-// again, and pasted into Python. Documents, messages and the command line use this notation.
+// Converts placements to text and back, in PyTorch's notation. The text can be pasted into Python.
+// Documents, messages and the command line use this notation.
 
 namespace {
 
@@ -30,7 +30,7 @@ constexpr std::array<std::pair<std::string_view, ReduceOp>, 5> kReduceOps{{
     {"product", ReduceOp::kProduct},
 }};
 
-/// A visitor, so that a placement type without an overload does not compile.
+/// A visitor for std::visit, so that a placement type without an overload does not compile.
 struct Printer {
   std::string operator()(const Replicate&) const { return "Replicate()"; }
   std::string operator()(const Shard& s) const { return detail::concat("Shard(", s.dim, ")"); }
@@ -72,7 +72,7 @@ std::optional<Placement> parse(const std::string& text) {
 
 }  // namespace
 
-/// Sum and average commute. For other pairs the order of reductions matters (see Layout).
+/// Sum and average commute. For other pairs of different reductions the order matters.
 bool commute(ReduceOp a, ReduceOp b) {
   const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_linear(a) && is_linear(b));
@@ -124,36 +124,36 @@ Placement parse_placement(std::string_view text) {
 
 // Placements <-> Layout. NOTE [Orders and strided shards]
 //
-// PyTorch applies a placement list in mesh order. A mesh dimension may have to be applied after a
-// mesh dimension that is later in the mesh; such a mesh dimension has a StridedShard, whose split
-// factor is the number of chunks that the later mesh dimension, applied first, makes. Example: FSDP
-// over tensor parallelism on mesh (dp=2, tp=4) applies tp first, then dp; PyTorch writes
-// [_StridedShard(0, sf=4), Shard(0)].
+// In PyTorch's list of placements, the order of the mesh dimensions is the order in which they
+// divide a tensor dimension. If a mesh dimension divides after a later mesh dimension, it has a
+// StridedShard. Its split factor is the number of chunks of the later mesh dimension, which divides
+// first. Example: FSDP over tensor parallelism on mesh (dp=2, tp=4) divides over tp first, then
+// over dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
 //
-// To a layout: mesh dimensions are inserted into the order from the last to the first, each behind
-// the mesh dimensions whose sizes multiply to its split factor.
+// Placements to a layout: the mesh dimensions, from the last to the first, are inserted into the
+// order, each after the mesh dimensions whose sizes multiply to its split factor.
 //
-// To placements: the split factor of a mesh dimension is the product of the sizes of the mesh
-// dimensions that precede it in the order and are later in the mesh.
+// A layout to placements: the split factor of a mesh dimension is the product of the sizes of the
+// later mesh dimensions that divide before it.
 //
-// A split factor that no order explains stands for a local digit before the mesh dimension (a
-// flattened view, a fused weight). DigitCutter splits this digit off the dimension, which must
-// divide evenly.
+// If no order explains a split factor, the mesh dimension divides each of `split_factor` undivided
+// blocks (a flattened view, a fused weight). DigitCutter then unflattens the tensor dimension into
+// Digits (see Layout), which must divide evenly.
 
 namespace {
 
 using detail::mesh_size;
 using Sizes = std::vector<std::int64_t>;
 
-/// A division of a tensor dimension by one mesh dimension. A plain Shard has split factor 1.
+/// The division of a tensor dimension over one mesh dimension. A Shard has split factor 1.
 struct Cut {
   int mesh_dim = 0;
   std::int64_t split_factor = 1;
 };
 
-/// The order of application that explains all split factors, if there is one. Mesh dimensions are
-/// inserted from the last to the first, so all mesh dimensions that are already in `order` are
-/// later in the mesh, and split factors count their sizes.
+/// Returns the order of mesh dimensions that explains all split factors, or nullopt. Mesh
+/// dimensions are inserted from the last to the first, so those in `order` are later in the mesh. A
+/// split factor is the product of sizes of such later mesh dimensions.
 std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
   std::vector<int> order;
   for (const Cut& cut : cuts | ranges::views::reverse) {
@@ -170,13 +170,13 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// Applies cuts to one tensor dimension in mesh order. Stores the digits of the dimension after
-/// each cut.
+/// Applies the cuts of one tensor dimension in mesh order. Stores the Digits (see Layout) of the
+/// tensor dimension after each cut.
 class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Divides a digit by a mesh dimension. Returns false if the cut is not at a digit's boundary.
+  /// Divides a sub-dimension over a mesh dimension. Returns false if the cut is at no boundary.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -184,7 +184,7 @@ class DigitCutter {
     }
     for (auto i = *first; i < digits_.size(); ++i) {
       auto& digit = digits_[i];
-      const bool last = i + 1 == digits_.size();  // only the last digit may be divided unevenly
+      const bool last = i + 1 == digits_.size();  // only the last Digit may be divided unevenly
       const auto left = remaining(digit);
       if (!last && left == 1) {
         continue;
@@ -201,8 +201,8 @@ class DigitCutter {
   std::vector<Digit> digits() && { return std::move(digits_); }
 
  private:
-  /// The number of positions of the digit that each rank has; nullopt if the numbers differ between
-  /// ranks. Only equal parts can be divided further by one factor on all ranks.
+  /// Returns the number of positions of a sub-dimension (Digit) on each rank; nullopt if it differs
+  /// between ranks, because only equal chunks can be divided further in the same way.
   std::optional<std::int64_t> remaining(const Digit& digit) const {
     const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
     if (digit.extent % parts != 0) {
@@ -211,8 +211,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// The index of the digit that follows the first `factor` undivided positions. May split a digit
-  /// in two.
+  /// Returns the index of the Digit (sub-dimension) after the first `factor` undivided positions.
+  /// May split a Digit in two, so that there is a boundary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -222,7 +222,7 @@ class DigitCutter {
       if (!left || *left == 0) {
         return std::nullopt;
       }
-      // The first `factor` positions end inside this digit.
+      // The first `factor` positions end inside this Digit (sub-dimension).
       if (*left % factor == 0 && *left != factor) {
         const auto behind = *left / factor;
         digits_[i].extent /= behind;
@@ -237,8 +237,8 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // The split factor covers all positions. The mesh dimension then divides an additional digit of
-    // one position, which only the rank at coordinate 0 has.
+    // The split factor covers all positions. The mesh dimension then divides an additional Digit
+    // (sub-dimension) of one position, which only the rank at coordinate 0 has.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
   }
@@ -247,9 +247,8 @@ class DigitCutter {
   std::vector<Digit> digits_;
 };
 
-/// The digits of one tensor dimension with `size` positions. Prefers a pure order of mesh
-/// dimensions, because an order does not depend on sizes: such a layout is one object for all
-/// tensors and may be divided unevenly.
+/// Returns the sub-dimensions (Digit) of a tensor dimension of size `size`. Prefers a single one
+/// with the order of pure_order(): it does not depend on `size`, and may be divided unevenly.
 std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector<Cut>& cuts,
                                             std::int64_t size) {
   if (cuts.empty()) {
@@ -267,15 +266,15 @@ std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector
   return std::move(cutter).digits();
 }
 
-/// The content of a placement list: the cuts of each tensor dimension in mesh order, and the
+/// The content of a list of placements: the cuts of each tensor dimension in mesh order, and the
 /// partial mesh dimensions.
 struct CutsAndPartials {
   std::vector<std::vector<Cut>> cuts;
   std::vector<PartialDim> partial;
 };
 
-/// `dim` as an index from 0. The error message contains the whole list of placements, which is what
-/// the user wrote.
+/// Returns `dim` as an index from 0. Throws Error if `dim` is out of range, with the whole list of
+/// placements as the user wrote it.
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
                 " shard dimension ", dim, " of a tensor with ", ndim,
@@ -304,9 +303,9 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// The split factor of `mesh_dim`, which is in one of `digits`: the number of positions in
-/// preceding digits that are undivided when PyTorch applies `mesh_dim`, multiplied by the factor of
-/// `mesh_dim` within its digit. See NOTE [Orders and strided shards].
+/// Returns the split factor of `mesh_dim`, which divides one of `digits`: the number of undivided
+/// positions of the preceding Digits when PyTorch applies `mesh_dim`, times the sizes of later mesh
+/// dimensions that divide its Digit first. See NOTE [Orders and strided shards].
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {
@@ -314,8 +313,8 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     const auto at = std::find(order.begin(), order.end(), mesh_dim);
     if (at == order.end()) {
       factor *= digit.extent;
-      // Skips mesh dimensions that are earlier in the mesh, because PyTorch has applied them
-      // before.
+      // Mesh dimensions before `mesh_dim` have divided this Digit (sub-dimension) already, because
+      // PyTorch applies placements in mesh order.
       for (const int m : order) {
         factor /= m < mesh_dim ? mesh_size(mesh, m) : 1;
       }
@@ -326,8 +325,8 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     }
     break;
   }
-  // The factor may be 0 after uneven cuts in preceding digits; to_placements() later refuses such a
-  // layout.
+  // The factor may be 0 after an uneven division of preceding Digits (sub-dimensions);
+  // to_placements() then throws Error.
   return std::max(factor, std::int64_t{1});
 }
 
@@ -346,15 +345,15 @@ Placement placement_of(const Layout& layout, int mesh_dim) {
   return StridedShard{dim, factor};
 }
 
-/// Whether a tensor dimension has several digits. Only such a layout may have no list of
-/// placements.
+/// Whether a tensor dimension has several Digits (sub-dimensions). Only such a layout may have no
+/// equivalent list of placements.
 bool has_several_digits(const Layout& layout) {
   return std::any_of(layout.dims().begin(), layout.dims().end(),
                      [](const auto& digits) { return digits.size() > 1; });
 }
 
-/// Converts placements to a layout. Returns nullptr if the cuts of a tensor dimension are not at
-/// boundaries of its digits.
+/// Converts placements to a layout. Returns nullptr if the StridedShards of a tensor dimension do
+/// not align with its other shards.
 LayoutPtr try_to_layout(const Sizes& mesh_sizes, const Placements& placements,
                         std::span<const std::int64_t> sizes) {
   auto [cuts, partial] = cuts_of(placements, sizes.size());
@@ -393,7 +392,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // Converts back and compares, because not every list of digits can be expressed by placements.
+  // Converts back and compares, because not every layout has an equivalent list of placements.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

@@ -1,6 +1,6 @@
-// The redistribution planner: finds the cheapest steps from one layout to another. It is pure and
-// does not communicate: every rank computes the same plan, so ties must be broken in the same way
-// everywhere. dtensor caches plans and executes them (redistribute/).
+// The redistribution planner finds the cheapest steps from one layout to another. It does not
+// communicate: every rank computes the same plan, so ties must be broken in the same way on all
+// ranks. Plans are cached and executed in src/dtensor/redistribute/.
 #include "tessera/core/detail/redistribute_plan.h"
 
 #include <algorithm>
@@ -19,16 +19,16 @@
 namespace tessera {
 namespace {
 
-// Lists the possible steps from one layout towards another. Collectives can append and remove mesh
-// dimensions only at the inner end of a digit.
+// Lists the possible next steps from one layout towards another. A collective can append or remove
+// only the innermost mesh dimensions of a tensor dimension, or of a Digit of it (layout.h).
 
-/// The task of a redistribution plan: a tensor of `sizes` must get layout `to`.
+/// What a redistribution plan must achieve: a tensor of global `sizes` must get layout `to`.
 struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
   std::int64_t itemsize = 1;  ///< number of bytes of an element
-  /// Tensor dimensions that may be sharded temporarily by a mesh dimension that does not shard them
-  /// in the target, to make room for another mesh dimension.
+  /// Tensor dimensions that a mesh dimension may shard temporarily, although it does not shard them
+  /// in layout `to`.
   std::vector<int> temporary_dims;
 
   std::int64_t size(int dim) const { return sizes[static_cast<std::size_t>(dim)]; }
@@ -41,9 +41,9 @@ bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// `digits` with only the mesh dimensions in `present`. nullopt if a mesh dimension in `present` is
-/// inner to one that is not, because a missing mesh dimension can only be appended at the inner
-/// end.
+/// Returns `digits` with only the mesh dimensions in `present`. nullopt if a mesh dimension that is
+/// not in `present` has one in `present` after it in a Digit (sub-dimension), because missing mesh
+/// dimensions can only be appended at the end.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -62,29 +62,29 @@ std::vector<int> with(std::vector<int> list, std::span<const int> more) {
   return list;
 }
 
-/// A tensor dimension to which mesh dimensions may be appended, and the digits of the tensor
-/// dimension after that.
+/// A tensor dimension that a step may shard over more mesh dimensions, and the Digits
+/// (sub-dimensions) of the tensor dimension after this step.
 struct Destination {
   int dim = 0;
   Digits digits;
 };
 
-/// The last mesh dimensions of a digit. Only these can be removed from the digit, because the
-/// chunks of inner mesh dimensions are within those of outer mesh dimensions.
+/// The last mesh dimensions of a Digit (sub-dimension). One collective can remove only these,
+/// because the chunks of later mesh dimensions are within the chunks of earlier ones.
 struct Tail {
   int dim = 0;
   std::size_t digit = 0;
   std::vector<int> mesh_dims;
 };
 
-/// A layout between the start and the target, with the possible next steps.
+/// A layout on the way from the start to the target, and what may be the next steps.
 ///
-/// A mesh dimension is settled if it, and all mesh dimensions before it in its tensor dimension,
-/// divide the tensor dimension as in the target. No step moves a settled mesh dimension, which
-/// keeps the search small.
+/// A mesh dimension is called settled if it, and all mesh dimensions before it in its tensor
+/// dimension, divide the tensor dimension as in the target layout. No step moves a settled mesh
+/// dimension, so the search visits fewer layouts.
 class SearchState {
  public:
-  /// A tensor dimension that is not sharded counts as complete. `problem` must outlive this object.
+  /// `problem` must outlive this object.
   SearchState(const Problem& problem, LayoutPtr layout)
       : problem_(problem),
         layout_(layout),
@@ -102,10 +102,10 @@ class SearchState {
     return layout_->sharded_dim(mesh_dim) < 0 && layout_->partial_on(mesh_dim) == nullptr;
   }
 
-  /// The mesh dimensions that one collective may remove from a digit. Starts with the innermost
-  /// mesh dimension and extends outwards while mesh dimensions are not settled; a longer tail needs
-  /// one collective over a flattened group. Stops at the first tail that cannot be one group,
-  /// because then no longer tail can.
+  /// Returns the lists of mesh dimensions (Tail) that one collective may remove from a tensor
+  /// dimension. A list begins with the innermost mesh dimension and extends outwards over mesh
+  /// dimensions that are not settled. A collective over several mesh dimensions uses one flattened
+  /// process group. If a list cannot be one group, no longer list can.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -124,14 +124,14 @@ class SearchState {
     return out;
   }
 
-  /// Sets of mesh dimensions that are partial with the same reduction and may be reduced now.
-  /// Subsets are enumerated as bits: at most 2^n subsets for n partial mesh dimensions, where n is
-  /// usually one or two. A set is legal if all of its reductions are equal and commute with the
-  /// inner partials that remain, because inner mesh dimensions are reduced first.
+  /// Returns the sets of partial mesh dimensions that one collective may reduce now. Their
+  /// reductions must be equal, and must commute with those of inner mesh dimensions that remain
+  /// partial, because inner mesh dimensions are reduced first. All 2^n subsets of n partial mesh
+  /// dimensions are tried; n is usually one or two.
   std::vector<std::vector<int>> reducible_sets() const {
     const auto& partial = layout_->partial();
     std::vector<std::vector<int>> out;
-    // Each non-empty subset of `partial`, as a set of bits.
+    // Visits each non-empty subset of `partial`; bit i of `set` stands for partial[i].
     for (unsigned set = 1; set < 1U << partial.size(); ++set) {
       std::vector<int> dims;
       bool legal = true;
@@ -154,9 +154,9 @@ class SearchState {
     return out;
   }
 
-  /// `mesh_dims`, sorted in their order in the target, which decides which chunk each rank gets.
-  /// Mesh dimensions that the target does not shard keep their order. Mesh dimensions that the
-  /// target shards in another tensor dimension are last.
+  /// Returns `mesh_dims` in their order in the target, which decides which chunk each rank gets. If
+  /// the target does not shard the first of them, the order is kept. Mesh dimensions that the
+  /// target uses for another tensor dimension are last.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0) {
@@ -169,8 +169,8 @@ class SearchState {
     return mesh_dims;
   }
 
-  /// Where the target has `mesh_dims`, in this order. nullopt if other mesh dimensions must be
-  /// removed from there first, or placed there first.
+  /// Returns the tensor dimension that the target shards over `mesh_dims`. nullopt if other mesh
+  /// dimensions must be removed from it first, or appended to it first.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
@@ -179,8 +179,8 @@ class SearchState {
     const auto& there = problem_.to->digits(dim);
     const auto after = with(layout_->mesh_dims_of(dim), mesh_dims);
     const auto all_there = problem_.to->mesh_dims_of(dim);
-    // All of `mesh_dims` must belong to one tensor dimension in the target; otherwise parts of the
-    // set are moved one by one.
+    // In the target, all of `mesh_dims` must divide the same tensor dimension. Otherwise smaller
+    // sets of mesh dimensions are moved one by one.
     if (!std::all_of(mesh_dims.begin(), mesh_dims.end(),
                      [&](int m) { return contains(all_there, m); })) {
       return std::nullopt;
@@ -192,8 +192,8 @@ class SearchState {
     return Destination{dim, std::move(*digits)};
   }
 
-  /// The final destination, if `mesh_dims` can be moved there, and the temporary destinations. The
-  /// final destination is first, because for equal costs the planner takes the path found first.
+  /// Returns the tensor dimensions to which `mesh_dims` can be moved. The one that they divide in
+  /// the target comes first, because of plans with equal costs the first is taken.
   std::vector<Destination> destinations(std::span<const int> mesh_dims) const {
     std::vector<Destination> out;
     if (auto destination = final_destination(mesh_dims)) {
@@ -201,12 +201,12 @@ class SearchState {
     }
     for (const int dim : problem_.temporary_dims) {
       auto digits = layout_->digits(dim);
-      // A mesh dimension must not be appended to its final tensor dimension temporarily, because it
-      // would be at a wrong position in the order.
+      // A mesh dimension must not be appended temporarily to the tensor dimension that it divides
+      // in the target, because its position in the order would be wrong.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
-      // Uses only tensor dimensions with at most one digit, because appending to one of several
-      // digits depends on sizes.
+      // Skips tensor dimensions with several Digits (sub-dimensions), because it depends on the
+      // sizes to which Digit a mesh dimension can be appended.
       if (digits.size() > 1 || is_final) {
         continue;
       }
@@ -221,7 +221,7 @@ class SearchState {
     return out;
   }
 
-  // The functions from here on return the layout after a step.
+  // The after_ functions return the layout after a step.
 
   /// The layout after the mesh dimensions of `tail` were gathered, or moved to `destination`.
   LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
@@ -247,9 +247,9 @@ class SearchState {
   }
 
  private:
-  /// Finds the settled mesh dimensions of tensor dimension `dim`: the longest common prefix of the
-  /// current order of its mesh dimensions and their order in the target. If the dimension has
-  /// several digits, either all its mesh dimensions are settled or none.
+  /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`: the longest
+  /// common prefix of the mesh dimensions that divide it now and in the target. If `dim` has
+  /// several Digits (sub-dimensions), either all of its mesh dimensions are settled or none.
   void settle(int dim) {
     const auto& here = layout_->digits(dim);
     if (here.empty()) {
@@ -258,8 +258,8 @@ class SearchState {
     const auto& there = problem_.to->digits(dim);
     const auto present = layout_->mesh_dims_of(dim);
     std::size_t settled = 0;
-    // Two orders of mesh dimensions cannot be compared if there are several digits, because the
-    // order does not show which digit a mesh dimension divides.
+    // If there are several Digits (sub-dimensions), comparing the orders of mesh dimensions is not
+    // enough, because the order does not show which Digit a mesh dimension divides.
     if (here.size() > 1 || there.size() > 1) {
       if (fits_several_digits(dim, present)) {
         settled = present.size();
@@ -285,9 +285,9 @@ class SearchState {
     return Layout::intern(layout_->mesh_sizes(), std::move(dims), std::move(partial));
   }
 
-  /// Whether the current digits of `dim` equal the target's digits without the mesh dimensions that
-  /// are missing now. Digits are compared in canonical form, because removing mesh dimensions may
-  /// merge neighbouring digits.
+  /// Whether the current Digits (sub-dimensions) of `dim` equal the target's Digits without the
+  /// mesh dimensions that are not in `present`. They are compared in canonical form, because
+  /// removing mesh dimensions may merge neighbouring Digits.
   bool fits_several_digits(int dim, const std::vector<int>& present) const {
     const auto& there = problem_.to->digits(dim);
     if (there.size() <= 1) {
@@ -297,9 +297,9 @@ class SearchState {
     return part && detail::canonical_digits(layout_->mesh_sizes(), *part) == layout_->digits(dim);
   }
 
-  /// Whether `mesh_dims` are the last mesh dimensions of a digit whose extent is divisible by the
-  /// product of all of its mesh dimensions. Only then does one flattened group divide the digit as
-  /// the nested chunks of its mesh dimensions do.
+  /// Whether `mesh_dims` are the last mesh dimensions of a Digit (sub-dimension) whose extent is
+  /// divisible by the product of the sizes of all its mesh dimensions. Only then has one flattened
+  /// process group the same chunks as the nested mesh dimensions.
   bool is_group(int dim, const Digits& digits, std::span<const int> mesh_dims) const {
     if (mesh_dims.size() == 1) {
       return true;
@@ -312,33 +312,33 @@ class SearchState {
         !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
       return false;
     }
-    // Uneven nested chunks have other boundaries than the chunks of one division.
+    // Uneven nested chunks have other boundaries than the chunks of a single division.
     const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
     return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
   }
 
   const Problem& problem_;
   LayoutPtr layout_;
-  // For each mesh dimension, whether the mesh dimension is settled (see SearchState).
+  // For each mesh dimension, whether it is settled (see SearchState).
   std::vector<bool> settled_;
-  // For each tensor dimension, whether all of its mesh dimensions are settled.
+  // For each tensor dimension, whether it is not sharded or all of its mesh dimensions are settled.
   std::vector<bool> complete_;
 };
 
-// The costs of redistribution steps: bytes from the sizes of actual shards, time from the
-// CostModel, and the lower bound that guides the search. Bytes are those of the rank that sends
-// most, because a collective takes as long as its slowest rank.
+// The costs of redistribution steps: bytes from the actual sizes of shards, time from the
+// CostModel, and the lower bound for the A* search. The rank that sends most bytes counts, because
+// a collective takes as long as its slowest rank.
 
-/// The cost of a step without communication: a kernel launch and perhaps a copy. Above 0, so that
-/// of two plans that send equally many bytes the shorter plan wins.
+/// The time of a step without communication: a kernel launch and perhaps a copy. It is not 0, so
+/// that of two plans with equal communication the one with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
 
-/// The coordinate of the rank with the largest shards, because torch.chunk puts short chunks last.
+/// Returns the coordinate of the rank with the largest shards: torch.chunk puts short chunks last.
 std::vector<std::int64_t> first_coordinate(const Problem& problem) {
   return std::vector<std::int64_t>(problem.to->mesh_sizes().size(), 0);
 }
 
-/// The coordinate of the rank with the smallest shards along `mesh_dims`.
+/// Returns the coordinate of the rank with the smallest shards along `mesh_dims`.
 std::vector<std::int64_t> last_coordinate(const Problem& problem,
                                           const std::vector<int>& mesh_dims) {
   auto out = first_coordinate(problem);
@@ -348,9 +348,9 @@ std::vector<std::int64_t> last_coordinate(const Problem& problem,
   return out;
 }
 
-/// The number of elements that a rank sends in an all-to-all: all except its own chunk, which is
-/// smallest on the last coordinate. `local / before` is the number of elements for each position of
-/// the dimension.
+/// Returns the largest number of elements that a rank sends in an all-to-all. A rank sends all its
+/// elements except the chunk that it keeps, which is smallest on the last coordinate. `local /
+/// before` is the number of elements for each position of `to_dim`.
 std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::int64_t local) {
   const auto size = problem.size(step.to_dim);
   const auto before = local_size(*step.from, step.to_dim, size, first_coordinate(problem));
@@ -359,14 +359,14 @@ std::int64_t all_to_all_elements(const Problem& problem, const Step& step, std::
   return before == 0 ? 0 : local / before * (before - kept);
 }
 
-/// The number of elements that one rank sends in a step, with ring algorithms.
+/// Returns the number of elements that one rank sends in a step, with ring algorithms.
 std::int64_t elements(const Problem& problem, const Step& step) {
   const auto parts = detail::mesh_product(problem.to->mesh_sizes(), step.mesh_dims);
   const auto local = local_numel(*step.from, problem.sizes, first_coordinate(problem));
   switch (step.kind) {
     case StepKind::kAllGather:
       return local * (parts - 1);
-    case StepKind::kReduceScatter:  // all parts count as equally large, because short parts are
+    case StepKind::kReduceScatter:  // counts short shards as large, because they are
                                     // padded
       return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
     case StepKind::kAllReduce:
@@ -381,17 +381,17 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   return 0;
 }
 
-/// Estimated numbers of elements per rank: `needed` in the target layout, and `present`, those of
-/// the needed elements that a rank already has. Fractions are not rounded, because rounding up
+/// Estimated numbers of elements per rank: `needed` is the size of the shard in the target layout;
+/// `present` is how many of these elements a rank already has. Not rounded, because rounding up
 /// could make the lower bound too high.
 struct Shares {
   double needed = 1;
   double present = 1;
 };
 
-/// The Shares of a layout, as if all divisions were even and independent. If a mesh dimension
-/// shards different tensor dimensions now and in the target, only a part of the present elements is
-/// needed.
+/// Returns the Shares of a layout, as if all divisions were even and independent. If a mesh
+/// dimension shards different tensor dimensions now and in the target, a rank needs only a part of
+/// its current elements.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
   Shares out;
@@ -414,7 +414,7 @@ Shares shares(const SearchState& state) {
   return out;
 }
 
-/// The number of different reductions that are still to be done. Each takes a separate collective.
+/// The number of different reductions that must still run, each in a separate collective.
 int pending_reductions(const SearchState& state) {
   unsigned ops = 0;
   for (const auto& partial : state.layout()->partial()) {
@@ -426,8 +426,8 @@ int pending_reductions(const SearchState& state) {
   return __builtin_popcount(ops);
 }
 
-/// Whether some mesh dimension must be removed from a tensor dimension, which takes at least one
-/// collective.
+/// Whether some tensor dimension is sharded over a mesh dimension that must be removed from it,
+/// which needs at least one collective.
 bool has_pending_shard(const SearchState& state) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (state.layout()->sharded_dim(m) >= 0 && !state.is_settled(m)) {
@@ -462,19 +462,19 @@ double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layo
     return 0;
   }
   const auto [needed, present] = shares(state);
-  // With a pending reduction a rank's current values are useless, so the rank must receive all
-  // elements that it needs.
+  // If a reduction still has to run, a rank's current values are not final, so the rank must
+  // receive all elements that it needs.
   const auto received = reductions > 0 ? needed : needed - present;
   return collectives * model.latency_us +
          received * static_cast<double>(problem.itemsize) / model.bytes_per_us;
 }
 
-// The steps that may follow a layout on the way to the target, with one function for each kind of
-// step. A function lists all useful candidates, and the search chooses by cost. A step that no
-// function lists is never planned, so each function documents what it omits.
+// The functions below add the useful next steps from a layout, one function for each kind of step.
+// The search chooses among these steps by cost. Each function documents which steps it omits,
+// because these are never planned.
 
-/// Shards a replicated tensor as in the target, by a local slice. Proposes only the final
-/// destination, because any other slice would have to be gathered again.
+/// Proposes to shard a replicated tensor as in the target, by a local slice. Other slices are
+/// omitted, because they would have to be gathered again.
 void slice(const SearchState& state, std::vector<Step>& out) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (!state.is_replicated_on(m)) {
@@ -492,13 +492,13 @@ void slice(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Makes a replicated tensor partial as in the target, without communication. The replicated value
-/// becomes one term of the reduction; the other terms are identities.
+/// Proposes to make a replicated tensor partial as in the target, without communication. The
+/// replicated value becomes one term of the reduction; all other terms are the identity.
 void make_partial(const SearchState& state, std::vector<Step>& out) {
   const auto& now = state.layout()->partial();
   for (const auto& wanted : state.problem().to->partial()) {
-    // Inner mesh dimensions are reduced first (see Layout): an inner reduction that does not
-    // commute would change the identities that this step adds over an outer mesh dimension.
+    // Inner mesh dimensions are reduced first (see Layout). If the reductions do not commute, an
+    // inner reduction would change the identities that this step adds over an outer mesh dimension.
     const bool survives = std::all_of(now.begin(), now.end(), [&](const PartialDim& p) {
       return p.mesh_dim < wanted.mesh_dim || commute(p.op, wanted.op);
     });
@@ -513,8 +513,8 @@ void make_partial(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// For each set of mesh dimensions that may be reduced together, proposes the final destination,
-/// and temporary destinations, from which a later all-to-all or all-gather continues.
+/// For each set of mesh dimensions that may be reduced together, proposes to shard the tensor
+/// dimension that they divide in the target, or temporarily another one (Problem::temporary_dims).
 void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   for (const auto& set : state.reducible_sets()) {
     const auto mesh_dims = state.in_final_order(set);
@@ -541,9 +541,8 @@ void all_reduce(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Moves the last mesh dimensions of one tensor dimension to another tensor dimension. To change
-/// the order of mesh dimensions within one tensor dimension, they move through another tensor
-/// dimension or are gathered.
+/// Proposes to move the last mesh dimensions of one tensor dimension to another tensor dimension. A
+/// new order within one tensor dimension needs two such steps, or an all-gather.
 void all_to_all(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     for (const auto& destination : state.destinations(tail.mesh_dims)) {
@@ -560,8 +559,8 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Gathers mesh dimensions. Every unsettled mesh dimension can be gathered, so the search reaches
-/// every target.
+/// Proposes to gather mesh dimensions. Every mesh dimension that is not settled can be gathered, so
+/// the search reaches every target.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,
@@ -574,11 +573,11 @@ void all_gather(const SearchState& state, std::vector<Step>& out) {
 
 using Move = void (*)(const SearchState& state, std::vector<Step>& out);
 
-// The order of this list decides between plans of equal cost: the plan that is found first wins.
+// The order of these functions decides between plans of equal cost: the plan found first wins.
 constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
                                      all_reduce, all_to_all,   all_gather};
 
-/// Problem::temporary_dims has at most this many tensor dimensions.
+/// The maximum number of tensor dimensions in Problem::temporary_dims.
 constexpr std::size_t kTemporaryDims = 2;
 
 /// A shortest-path search over layouts by A* (Hart, Nilsson and Raphael 1968). least_cost
@@ -590,12 +589,12 @@ class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
 
-  // The queue never becomes empty for layouts of one mesh, because all_gather is always possible.
+  // The queue never becomes empty, because an all-gather towards the target is always possible.
   std::vector<Step> run(LayoutPtr from) {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
-      // A node may be in the queue several times, once for each cheaper path to the node. The first
-      // of its entries that is taken out has the lowest cost; later entries are skipped.
+      // A node may be in the queue several times, because each cheaper path adds an entry. The
+      // entry that is taken out first has the lowest cost; later entries are skipped.
       const auto [estimate, number] = queue_.top();
       queue_.pop();
       if (nodes_[number].layout == problem_.to) {
@@ -612,7 +611,7 @@ class Search {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-  // A visited layout, with the cheapest path to it that was found so far.
+  // A layout that the search has found, with the cheapest known path to it.
   struct Node {
     LayoutPtr layout = nullptr;
     double cost = 0;
@@ -620,12 +619,12 @@ class Search {
     Step step;
     bool done = false;
   };
-  // An entry of the search queue. Of entries with equal estimates the lower node number is first,
-  // so the result does not depend on the heap's implementation.
+  // An entry of the search queue. Of entries with equal estimates the one with the lower node
+  // number comes first, so the result does not depend on the implementation of std::priority_queue.
   struct Entry {
     double estimate = 0;  // estimated cost of the whole path through the entry's node
     std::size_t number = 0;
-    // Inverted, because the top of a std::priority_queue is the largest entry.
+    // Compares inversely, because the top of a std::priority_queue is its largest entry.
     friend bool operator<(const Entry& a, const Entry& b) {
       return a.estimate != b.estimate ? a.estimate > b.estimate : a.number > b.number;
     }
@@ -641,14 +640,14 @@ class Search {
     for (auto& step : proposed_) {
       step.bytes = elements(problem_, step) * problem_.itemsize;
       const auto cost = nodes_[number].cost + step_cost(model_, step);
-      // The layout after the step is copied first, because the step is moved from in this call.
+      // `step.to` is copied first, because `step` is moved in the same call.
       const auto to = step.to;
       reach(to, cost, number, std::move(step));
     }
   }
 
   // Records a path to `layout` if the layout is new or the path is cheaper than the known path. A
-  // cheaper path reopens a finished node, because the estimate is admissible but not consistent.
+  // cheaper path reopens a finished node: the A* estimate is admissible but not consistent.
   void reach(LayoutPtr layout, double cost, std::size_t parent, Step step) {
     const auto [known, is_new] = numbers_.try_emplace(layout, nodes_.size());
     if (!is_new && nodes_[known->second].cost <= cost) {
@@ -678,8 +677,8 @@ class Search {
   std::vector<Step> proposed_;
 };
 
-/// Checks that both layouts are for one mesh, because the search uses dimensions of one layout as
-/// indices in the other.
+/// Throws Error unless both layouts are for the same mesh and number of tensor dimensions, because
+/// the search uses dimensions of one layout as indices in the other.
 void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(from->mesh_sizes() == to->mesh_sizes(), "redistribution from ", to_string(*from),
                 " to ", to_string(*to),
@@ -690,7 +689,7 @@ void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t>
                 " is of a tensor with ", sizes.size(), " dimensions");
 }
 
-/// The largest tensor dimensions. Sharding a large dimension causes the least padding.
+/// Returns the largest tensor dimensions. Sharding a large dimension needs the least padding.
 std::vector<int> largest_dims(std::span<const std::int64_t> sizes) {
   std::vector<int> dims(sizes.size());
   std::iota(dims.begin(), dims.end(), 0);
@@ -701,8 +700,8 @@ std::vector<int> largest_dims(std::span<const std::int64_t> sizes) {
   return dims;
 }
 
-/// Adds a relabel step. Layouts that differ only on mesh dimensions of size 1 have the same values,
-/// so the tensor only gets the other layout and nothing is sent.
+/// Adds a step that only replaces the layout of the tensor. `from` and `to` differ only on mesh
+/// dimensions of size 1, so the local tensors are equal and nothing is sent.
 void relabel(std::vector<Step>& steps, LayoutPtr from, LayoutPtr to) {
   if (from != to) {
     steps.push_back({.kind = StepKind::kRelabel, .mesh_dims = {}, .from = from, .to = to});
@@ -714,15 +713,15 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
                          [](std::int64_t sum, const Step& step) { return sum + step.bytes; });
 }
 
-/// The fastest plan, unless a plan without temporary dimensions sends fewer bytes. PyTorch's greedy
-/// planner uses no temporary dimensions, so the result never sends more bytes than PyTorch's. By
-/// time alone, small tensors would be all-reduced and sliced instead of reduce-scattered twice: one
-/// collective less, but more bytes.
+/// Returns the fastest plan, unless a plan without Problem::temporary_dims sends fewer bytes.
+/// PyTorch's greedy planner uses no temporary dimensions, so the result never sends more bytes than
+/// PyTorch's. If only time counted, small tensors would be all-reduced and sliced instead of
+/// reduce-scattered twice: one collective less, but more bytes.
 std::vector<Step> search(Problem problem, LayoutPtr from, const CostModel& model) {
-  // latency only decides between plans that send equally many bytes
+  // plans are compared by bytes first: a byte costs 1000 times the latency of a collective
   constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
   auto fastest = Search(problem, model).run(from);
-  // A plan of one step is final, so most redistributions need only one search.
+  // A plan of one step cannot be improved, so most redistributions need only one search.
   if (fastest.size() == 1) {
     return fastest;
   }
@@ -741,7 +740,7 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize,
                                        const CostModel& model) {
   check_arguments(from, to, sizes);
-  // Mesh dimensions of size 1 are only relabelled, before and after the search.
+  // The search ignores mesh dimensions of size 1; relabel() changes them without communication.
   const auto start = detail::without_unit_mesh_dims(from);
   const auto end = detail::without_unit_mesh_dims(to);
   RedistributionPlan plan;

@@ -20,12 +20,12 @@ namespace {
 using detail::ceil_div;
 using detail::mesh_size;
 
-// Digits and factors. A sharding rule is written in factors, a layout in digits. If the boundaries
-// of factors and digits do not agree, the tensor dimension cannot keep its sharding.
+// Sharding rules unflatten a tensor dimension into factors (einsum index letters), layouts into
+// Digits. If their boundaries do not agree, the tensor dimension cannot keep its sharding.
 
-/// Splits `digit` in two: a major digit of `extent` positions, which is returned, and a minor
-/// digit, which remains in `digit`. Outer mesh dimensions go to the major digit until they divide
-/// it into single positions; inner mesh dimensions go to the minor digit.
+/// Unflattens `digit` into a major Digit of `extent` positions, which is returned, and a minor
+/// Digit, which remains in `digit`. Outer mesh dimensions divide the major one until its chunks are
+/// single positions; the remaining mesh dimensions divide the minor one.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -33,18 +33,18 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Number of positions of the major digit in one chunk that are not divided yet.
+  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions so far.
   std::int64_t left = extent;
-  // Whether a mesh dimension has divided the digit unevenly. Later mesh dimensions would then
-  // divide chunks of different sizes, whose boundaries no digit describes.
+  // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
+  // would then divide chunks of different sizes, which a Digit cannot express.
   bool uneven = false;
   for (int mesh_dim : digit.mesh_dims) {
     const std::int64_t parts = mesh_size(mesh_sizes, mesh_dim);
     if (uneven) {
       return std::nullopt;
     }
-    // The mesh dimensions so far divide the major digit into single positions, so this mesh
-    // dimension divides the minor digit.
+    // The mesh dimensions so far divide the major Digit (sub-dimension) into single positions, so
+    // this mesh dimension divides the minor Digit.
     if (left == 1) {
       minor.mesh_dims.push_back(mesh_dim);
       continue;
@@ -61,12 +61,12 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   return major;
 }
 
-/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full
-/// chunks must be checked as well as the last one: 7 over 2 gives 4 and 3; dividing the 3 over 3
-/// ranks gives each rank one position, but dividing the 4 gives 2, 2 and 0.
+/// Whether some rank gets no position if `extent` positions are divided over `mesh_dims`. Full and
+/// last chunks are checked: 7 over 2 ranks gives 4 and 3. Then 3 over 3 ranks leaves no rank
+/// without a position, but 4 over 3 ranks gives 2, 2 and 0.
 bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
                     std::span<const std::int64_t> mesh_sizes) {
-  // An extent of 0 is the result of an outer division that leaves a rank without positions.
+  // The extent is 0 if an outer mesh dimension has left a rank without positions.
   if (mesh_dims.empty() || extent == 0) {
     return extent == 0;
   }
@@ -77,27 +77,27 @@ bool leaves_nothing(std::int64_t extent, std::span<const int> mesh_dims,
   return leaves_nothing(last, inner, mesh_sizes) || leaves_nothing(chunk, inner, mesh_sizes);
 }
 
-/// The digits of each of several factors, the major digit first.
+/// The Digits of each factor (index letter) of a tensor dimension, the major Digit first.
 using FactorDigits = std::vector<std::vector<Digit>>;
 
-/// Distributes the digits of one tensor dimension over its factors. A digit that contains a
-/// boundary between factors is split there. Returns nullopt if the chunks of the digit do not end
-/// at the boundary. All extents must be explicit (not 0), and the factors' sizes must multiply to
+/// Distributes the Digits (sub-dimensions) of a tensor dimension over its factors (einsum index
+/// letters). A Digit that contains a boundary between factors is split there. Returns nullopt if
+/// its chunks do not end at the boundary. No extent may be 0, and `factor_sizes` must multiply to
 /// the product of the extents.
 std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
                                          std::span<const std::int64_t> factor_sizes,
                                          std::span<const std::int64_t> mesh_sizes) {
-  // If the dimension is a single factor, the factor has the digits of the dimension, even with
-  // uneven division.
+  // If the dimension is a single factor (einsum index letter), the factor has the Digits
+  // (sub-dimensions) of the dimension, even if they are divided unevenly.
   if (factor_sizes.size() == 1) {
     return FactorDigits{std::move(digits)};
   }
   FactorDigits result(factor_sizes.size());
   auto digit = digits.begin();
   for (auto&& [of_factor, size] : ranges::views::zip(result, factor_sizes)) {
-    std::int64_t left = size;  // number of positions of the factor that no digit covers yet
+    std::int64_t left = size;  // positions of the factor that no Digit covers yet
     while (left > 1 && digit != digits.end()) {
-      // The first part of the digit belongs to this factor, the rest belongs to the next factor.
+      // The Digit (sub-dimension) belongs to this factor (index letter) and to the next one.
       if (digit->extent > left) {
         std::optional<Digit> major = cut(*digit, left, mesh_sizes);
         if (!major) {
@@ -114,11 +114,11 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // nullopt if digits remain, because they would belong to no factor.
+  // Returns nullopt if Digits remain, because they would belong to no factor (index letter).
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
-/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
+/// Removes the innermost mesh dimension from a tensor dimension's `digits` and returns it, or -1.
 int drop_innermost(std::vector<Digit>& digits) {
   for (Digit& digit : digits | ranges::views::reverse) {
     if (digit.mesh_dims.empty()) {
@@ -131,8 +131,8 @@ int drop_innermost(std::vector<Digit>& digits) {
   return -1;
 }
 
-/// Whether all chunks of `digits` have equal sizes. True for 12 positions over 2 and 3 ranks, false
-/// for 10.
+/// Whether all shards of `digits` have equal sizes: true for 12 positions over 2 and then 3 ranks,
+/// false for 10 positions.
 bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   for (const Digit& digit : digits) {
     std::int64_t left = digit.extent;
@@ -147,22 +147,21 @@ bool splits_evenly(std::span<const Digit> digits, std::span<const std::int64_t> 
   return true;
 }
 
-/// Whether some rank has no position of `digits`.
+/// Whether some rank has no position of one of `digits`, that is, an empty shard.
 bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64_t> mesh_sizes) {
   return std::any_of(digits.begin(), digits.end(), [&](const Digit& digit) {
     return leaves_nothing(digit.extent, digit.mesh_dims, mesh_sizes);
   });
 }
 
-// Costs and candidates of propagate(). Candidates for a mesh dimension are only placements that
-// some input already has, and replication. Sharding a factor that no input shards would save
-// computation but not bytes. Costs are bytes for one mesh dimension at a time, in the order of the
-// mesh, because the cost of an inner mesh dimension depends on how the outer mesh dimensions divide
-// the outputs.
+// Candidates and costs of propagate(). The candidates for a mesh dimension are placements that some
+// input already has, and replication. Other placements would save computation but not bytes. Costs
+// are bytes. They are computed for one mesh dimension after another, outermost first, because outer
+// mesh dimensions have already divided the tensors.
 
 struct FactorPlacement {
-  /// How a mesh dimension divides a tensor. kFactor: `factor` is sharded. kOtherShard: the tensor
-  /// is sharded, but not along the boundaries of factors.
+  /// How a mesh dimension divides a tensor. kFactor: the einsum index letter `factor` is sharded.
+  /// kOtherShard: the tensor is sharded, but not at the boundaries of factors.
   enum Kind { kReplicate, kFactor, kPartial, kOtherShard };
   Kind kind = kReplicate;
   int factor = -1;
@@ -170,8 +169,8 @@ struct FactorPlacement {
   friend bool operator==(const FactorPlacement&, const FactorPlacement&) = default;
 };
 
-/// The effect of one mesh dimension on the tensors of a group: no effect, sharding of one factor,
-/// or leaving the inputs of a ShardingRule::Linear partial.
+/// What a mesh dimension does with the tensors of a TensorGroup: replicates all, shards one factor
+/// (einsum index letter), or leaves the inputs of a ShardingRule::Linear partial.
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
@@ -188,8 +187,8 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
                      [&](const auto& dim) { return contains(dim, factor); });
 }
 
-/// The number of bytes of the whole tensor. A dimension without elements counts as one element;
-/// otherwise a rank without rows would gather where other ranks do not.
+/// The number of bytes of the whole tensor. A dimension of size 0 counts as size 1; otherwise ranks
+/// without elements would choose other collectives than the other ranks.
 std::int64_t bytes_of(const TensorMeta& tensor) {
   std::int64_t bytes = tensor.itemsize;
   for (const std::int64_t size : tensor.sizes) {
@@ -198,7 +197,7 @@ std::int64_t bytes_of(const TensorMeta& tensor) {
   return bytes;
 }
 
-/// Whether the tensor is sharded, so that moving it costs an all-gather or an all-to-all.
+/// Whether the tensor is sharded, so that another placement costs an all-gather or all-to-all.
 bool is_sharded(const FactorPlacement& placement) {
   return placement.kind == FactorPlacement::kFactor ||
          placement.kind == FactorPlacement::kOtherShard;
@@ -208,8 +207,8 @@ std::vector<int> all_indices(std::size_t count) {
   return ranges::views::iota(0, static_cast<int>(count)) | ranges::to<std::vector>();
 }
 
-/// The sizes of the mesh of all inputs. A layout contains only the sizes of its mesh; the caller
-/// has checked that all inputs have the same mesh.
+/// Returns the sizes of the mesh of all inputs. Layouts contain only the sizes of a mesh; the
+/// caller has checked that all inputs are on the same mesh.
 std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const LayoutPtr> inputs) {
   LayoutPtr first = nullptr;
   for (const LayoutPtr& layout : inputs) {
@@ -252,9 +251,9 @@ class TensorGroupPropagation {
       const auto at = static_cast<std::size_t>(index);
       inputs_.push_back(read_input(index, inputs[at]));
     }
-    // Inputs that are written in place are first, because their layout cannot change. Then large
-    // inputs follow, whose movement costs most. The sort is stable, because all ranks must get the
-    // same order.
+    // Inputs that are written in place come first, because their layout cannot change. Then come
+    // large inputs, which cost most to redistribute. The sort is stable, because all ranks must get
+    // the same order.
     std::stable_sort(inputs_.begin(), inputs_.end(), [](const Input& a, const Input& b) {
       return std::pair(a.inplace, a.bytes) > std::pair(b.inplace, b.bytes);
     });
@@ -279,15 +278,15 @@ class TensorGroupPropagation {
  private:
   struct Input {
     int index = 0;
-    bool plain = false;  // whether the input is a plain tensor
+    bool plain = false;  // whether the input is not distributed
     bool inplace = false;
     std::int64_t bytes = 0;                        // number of bytes of the global tensor
-    std::vector<FactorPlacement> placements = {};  // placement of the input for each mesh dimension
-    // Sharded factors, with the digits of each factor.
+    std::vector<FactorPlacement> placements = {};  // by mesh dimension
+    // Sharded factors (einsum index letters), and how each is divided.
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
 
-  /// A Choice for each mesh dimension, the outermost first. No factor in `unsharded` is sharded.
+  /// Returns a Choice for each mesh dimension. `unsharded` lists index letters not to shard.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
     std::vector<Choice> choices;
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -296,10 +295,9 @@ class TensorGroupPropagation {
     return choices;
   }
 
-  /// The placement that `choice` needs for an input. The first condition that is true decides: a
-  /// tensor that has the factor is sharded; a tensor that is added to a sum is Partial, so that it
-  /// counts once; a tensor in which the operator is linear may stay partial; all others are
-  /// replicated.
+  /// Returns the placement that `choice` needs for an input. A tensor that has the sharded factor
+  /// (einsum index letter) is sharded. Else a tensor that is added to a sum is Partial, so that it
+  /// counts once; a tensor in which the operator is linear stays partial; others are replicated.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -320,8 +318,8 @@ class TensorGroupPropagation {
     return {};
   }
 
-  /// The placement of an output with `choice`. An output that lacks the sharded factor becomes
-  /// partial; may_shard() has checked that this is possible.
+  /// Returns the placement of an output with `choice`. An output that lacks the sharded factor
+  /// (einsum index letter) becomes Partial; may_shard() has checked that this is possible.
   FactorPlacement output_placement(int output, const Choice& choice) const {
     if (choice.kind == Choice::kLinear) {
       return {FactorPlacement::kPartial, -1,
@@ -340,13 +338,13 @@ class TensorGroupPropagation {
 
   bool is_unread(int input) const { return contains(rule_.unread, input); }
 
-  /// Whether an input is unread and even its local sizes do not matter, because the sizes of the
+  /// Whether neither the values nor the local sizes of an input matter, because the sizes of the
   /// outputs are arguments (new_zeros). Its layout is then only a hint for the outputs' layouts.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
-  /// The digits of `factor` in the input that agrees with the choices on the most mesh dimensions.
-  /// If several inputs agree equally well, an input that is written in place is preferred, then a
-  /// larger input. Empty if no input shards the factor. Extents are explicit (not 0).
+  /// Returns how an input divides `factor` (index letter), as Digits whose extents are not 0. The
+  /// input is the one that agrees with `choices` on the most mesh dimensions; of several, one that
+  /// is written in place, then the largest. Empty if no input shards the factor.
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -354,8 +352,8 @@ class TensorGroupPropagation {
     bool inplace = false;
     for (const Input& input : inputs_) {
       for (const auto& [held, digits] : input.digits) {
-        // An input that is written in place cannot be redistributed, so once such an input is
-        // found, other inputs are ignored.
+        // An input that is written in place cannot be redistributed, so it decides, and other
+        // inputs are ignored.
         if (held != factor || inplace) {
           continue;
         }
@@ -375,15 +373,15 @@ class TensorGroupPropagation {
     return best ? *best : std::vector<Digit>{};
   }
 
-  /// Costs compare first by whether data must move, then by bytes.
+  /// A cost. Choices without communication win; others are compared by bytes.
   struct Cost {
     bool moves = false;
     double bytes = 0;
     friend auto operator<=>(const Cost&, const Cost&) = default;
   };
 
-  /// The placements of factors that a layout stands for, one for each mesh dimension. A plain
-  /// tensor is replicated everywhere, but proposes no placement (see candidates()).
+  /// Expresses an input's layout as placements of factors (einsum index letters), one for each mesh
+  /// dimension. A tensor that is not distributed is replicated, and adds nothing to candidates().
   Input read_input(int index, LayoutPtr layout) const {
     const auto& sizes = call_.tensors[static_cast<std::size_t>(index)].sizes;
     const auto& factors = rule_.inputs[static_cast<std::size_t>(index)];
@@ -409,15 +407,15 @@ class TensorGroupPropagation {
     return input;
   }
 
-  /// Records which factor each mesh dimension shards. If the digits do not align with the factors,
-  /// mesh dimensions are marked kOtherShard, the innermost first, until the others align. A mesh
-  /// dimension that is kOtherShard is gathered.
+  /// Records which factor (index letter) each mesh dimension shards. If the layout's Digits do not
+  /// align with the factors, mesh dimensions are marked kOtherShard, the innermost first, until the
+  /// remaining ones align. The tensor is later gathered over the marked mesh dimensions.
   void read_dim(Input& input, const ShardingRule::Factors& factors, std::vector<Digit> digits,
                 std::int64_t size) const {
     if (digits.empty()) {
       return;
     }
-    // The only digit of a dimension has extent 0 (see Digit), but factors need the actual size.
+    // A single Digit has extent 0 in the canonical form (see Layout), but the size is needed here.
     if (digits.size() == 1) {
       digits.front().extent = size;
     }
@@ -445,8 +443,8 @@ class TensorGroupPropagation {
     }
   }
 
-  /// Replication is always a candidate. If replication is rejected too (for an in-place output that
-  /// is sharded), it is chosen anyway, and dtensor copies the result into the input's layout.
+  /// Returns the cheapest candidate for a mesh dimension. If all are rejected (for an in-place
+  /// output that is sharded), returns replication (see LocalExecution::Inplace).
   Choice choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
                     const std::set<int>& unsharded) const {
     std::optional<Choice> best;
@@ -493,14 +491,13 @@ class TensorGroupPropagation {
         }
       }
     }
-    // Replication of all inputs is the last candidate, so that any other candidate of equal cost
-    // wins.
+    // Replication of all inputs is the last candidate, so that other candidates of equal cost win.
     add({});
     return result;
   }
 
-  /// A factor without a reduction must not be sharded if an output lacks it, because nothing says
-  /// how to combine the ranks' outputs.
+  /// Whether a factor (einsum index letter) may be sharded. If an output lacks the factor, the
+  /// factor needs a reduction, which says how to combine the outputs of the ranks.
   bool may_shard(int factor) const {
     const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
     if (properties.unsharded) {
@@ -512,8 +509,8 @@ class TensorGroupPropagation {
            });
   }
 
-  /// Whether an output would be partial with reductions that do not commute. Such a layout has a
-  /// fixed order of reductions, and no operator produces the other order.
+  /// Whether an output would be partial with reductions that do not commute. Their order in a
+  /// Layout is fixed, and may not be the order in which the operator needs them.
   bool mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
     return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
       const FactorPlacement placement = output_placement(output, choice);
@@ -541,7 +538,7 @@ class TensorGroupPropagation {
     for (const Input& input : inputs_) {
       bytes += moved_bytes(input, mesh_dim, choice);
     }
-    // A choice that moves no data wins, even if its result is pending, because the reduction may
+    // A choice that moves no data wins, even if its result is Partial, because the reduction may
     // never be needed.
     if (bytes == 0) {
       return {};
@@ -549,18 +546,18 @@ class TensorGroupPropagation {
     return {true, bytes + pending_bytes(mesh_dim, choice, before)};
   }
 
-  /// Number of bytes that one rank sends to give `input` the placement that `choice` needs.
+  /// Returns the number of bytes that a rank sends to give `input` the placement for `choice`.
   double moved_bytes(const Input& input, std::size_t mesh_dim, const Choice& choice) const {
     const FactorPlacement& have = input.placements[mesh_dim];
     const FactorPlacement want = wanted_placement(input.index, choice);
     if (have == want || have.kind == FactorPlacement::kReplicate || is_hint(input.index)) {
       return 0;
     }
-    // The values of an unread tensor are not needed, so its pending sum need not be reduced.
+    // If the values of a tensor are not read, a Partial sum need not be reduced.
     if (is_unread(input.index) && !is_sharded(have) && !is_sharded(want)) {
       return 0;
     }
-    // The bytes of this rank's part: other mesh dimensions have already divided the tensor.
+    // The bytes of the local tensor: other mesh dimensions have already divided the global one.
     auto bytes = static_cast<double>(input.bytes);
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
       if (m != mesh_dim && is_sharded(input.placements[m])) {
@@ -568,16 +565,16 @@ class TensorGroupPropagation {
       }
     }
     const auto parts = static_cast<double>(mesh_sizes_[mesh_dim]);
-    // Cost if the step is an all-gather or a reduce-scatter.
+    // The cost of an all-gather or a reduce-scatter.
     const double gather = bytes * (parts - 1) / parts;
     if (is_sharded(have)) {
-      // Cost of an all-to-all, or of an all-gather.
+      // The cost of an all-to-all, or of an all-gather.
       return is_sharded(want) ? gather / parts : gather;
     }
     return is_sharded(want) ? gather : 2 * gather;  // cost of a reduce-scatter, or of an all-reduce
   }
 
-  /// Number of bytes to reduce the outputs that `choice` makes partial, for elements of 4 bytes.
+  /// Returns the number of bytes that reducing the Partial outputs of `choice` would send.
   double pending_bytes(std::size_t mesh_dim, const Choice& choice,
                        const std::vector<Choice>& before) const {
     double total = 0;
@@ -585,13 +582,13 @@ class TensorGroupPropagation {
       if (output_placement(output, choice).kind != FactorPlacement::kPartial) {
         continue;
       }
-      // 4 bytes are assumed, because the result's type is not known here, and a comparison of
-      // choices does not need it exactly.
+      // 4 bytes for each element are assumed, because the rule does not know the result's type, and
+      // comparing choices does not need the exact size.
       double bytes = inputs_.empty() ? 0.0 : 4.0;
       for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
         for (int factor : dim) {
           const std::int64_t size = rule_.factors[static_cast<std::size_t>(factor)].size;
-          // A dimension without elements counts as one element, as in bytes_of().
+          // A dimension of size 0 counts as size 1, as in bytes_of().
           bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));
         }
       }
@@ -606,10 +603,10 @@ class TensorGroupPropagation {
     return total;
   }
 
-  /// Makes the choices for all mesh dimensions. Whether a factor may be divided as chosen
-  /// (unevenly, with an empty shard, in several ranges) is known only after the last choice. If a
-  /// factor may not be divided, the factor stays unsharded and the choices are made again, at most
-  /// once for each factor.
+  /// Makes the choices for all mesh dimensions. Only then is known whether a factor (einsum index
+  /// letter) would be divided in a way that the rule forbids (unevenly, with an empty shard, in
+  /// several ranges). If so, the choices are made again without sharding this factor, at most once
+  /// for each factor.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {
@@ -617,8 +614,8 @@ class TensorGroupPropagation {
       digits_.clear();
       done = true;
       for (const Choice& choice : choices_) {
-        // Several mesh dimensions may shard one factor, and the factor's digits include all of
-        // them, so each factor is handled once.
+        // If several mesh dimensions shard one factor (einsum index letter), factor_digits()
+        // includes all of them, so each factor is handled once.
         if (choice.kind != Choice::kFactor || digits_.count(choice.index)) {
           continue;
         }
@@ -649,26 +646,26 @@ class TensorGroupPropagation {
     return choices_[mesh_dim] == Choice{Choice::kFactor, factor};
   }
 
-  /// The digits of a factor over the mesh dimensions that were chosen for the factor: first in the
-  /// order of the input that carried_digits() selects, then the mesh dimensions that do not shard
-  /// the factor in this input.
+  /// Returns how the chosen mesh dimensions divide a factor (einsum index letter), as Digits
+  /// (sub-dimensions): first as in the input that carried_digits() selects, then over the chosen
+  /// mesh dimensions that do not shard the factor in this input.
   std::vector<Digit> factor_digits(int factor) const {
     std::vector<Digit> digits = carried_digits(factor, choices_);
     std::set<int> present;
     for (Digit& digit : digits) {
-      // Mesh dimensions that were not chosen for this factor are gathered.
+      // Removes mesh dimensions that were not chosen for this factor (einsum index letter).
       std::erase_if(digit.mesh_dims,
                     [&](int m) { return !shards(static_cast<std::size_t>(m), factor); });
       present.insert(digit.mesh_dims.begin(), digit.mesh_dims.end());
     }
-    // Digits are empty if no input shards the factor. The factor is then one digit.
+    // If no input shards the factor (index letter), it becomes a single Digit.
     if (digits.empty()) {
       digits.push_back({rule_.factors[static_cast<std::size_t>(factor)].size, {}});
     }
     for (std::size_t m = 0; m < choices_.size(); ++m) {
       if (shards(m, factor) && !present.count(static_cast<int>(m))) {
-        // A mesh dimension is appended at the inner end, so that the other mesh dimensions divide
-        // at the same boundaries.
+        // The mesh dimension is appended at the inner end, so that the mesh dimensions before it
+        // still divide at the same boundaries.
         digits.front().mesh_dims.push_back(static_cast<int>(m));
       }
     }
@@ -687,11 +684,11 @@ class TensorGroupPropagation {
         sharded = true;
       }
     }
-    // A dimension that is not sharded has no digits in canonical form.
+    // In canonical form a dimension that is not sharded has no Digits (sub-dimensions).
     if (!sharded) {
       return {};
     }
-    // For a dimension without positions, a single digit over all mesh dimensions is enough.
+    // For a dimension of size 0, a single Digit (sub-dimension) over all mesh dimensions is enough.
     if (rules::size_of(rule_, factors) == 0) {
       for (Digit& digit : std::span(result).subspan(1)) {
         auto& major = result.front().mesh_dims;
@@ -699,7 +696,7 @@ class TensorGroupPropagation {
       }
       result.resize(1);
     }
-    // The only digit of a dimension has extent 0 (see Digit).
+    // In canonical form the only Digit (sub-dimension) of a dimension has extent 0.
     if (result.size() == 1) {
       result.front().extent = 0;
     }
@@ -726,12 +723,12 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// The layout to which an input must be redistributed. An unread input keeps its own layout if
-  /// possible.
+  /// Returns the layout to which an input must be redistributed. An input whose values are not read
+  /// keeps its layout if possible.
   LayoutPtr input_layout(int input) const {
     const auto index = static_cast<std::size_t>(input);
     LayoutPtr own = layouts_[index];
-    // An unread input need not be reduced; only its local sizes may have to agree with the result.
+    // An input whose values are not read need not be reduced; at most its local sizes matter.
     const bool unread = is_unread(input);
     const auto& factors = rule_.inputs[index];
     const bool has_factors =
@@ -745,7 +742,7 @@ class TensorGroupPropagation {
     if (unread && own && own->dims() == wanted->dims()) {
       return own;
     }
-    // A plain tensor counts as replicated, so it can stay plain if the wanted layout is replicated.
+    // An input that is not distributed counts as replicated, so it may need no redistribution.
     return !own && wanted->is_replicated() ? nullptr : wanted;
   }
 
@@ -754,13 +751,13 @@ class TensorGroupPropagation {
   std::span<const LayoutPtr> layouts_;
   const std::vector<std::int64_t>& mesh_sizes_;
   const ShardingRule::TensorGroup& group_;
-  // Inputs of this group that are written in place, with their outputs.
+  // Inputs of this TensorGroup that are written in place, with their outputs.
   std::vector<ShardingRule::Inplace> inplace_;
-  std::vector<int> linear_;    // entries of ShardingRule::linear that concern this group
+  std::vector<int> linear_;    // indices in ShardingRule::linear
   std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size,
                                // the largest first
   std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
-  // Digits of each sharded factor, by the factor's index.
+  // How each sharded factor (einsum index letter) is divided, by the factor's index.
   std::map<int, std::vector<Digit>> digits_;
 };
 
@@ -772,7 +769,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
                 rule.inputs.size(), " tensors, found ", inputs.size(), " layouts");
   const std::vector<std::int64_t> mesh_sizes = common_mesh(call, inputs);
   Propagation result;
-  // Inputs are replicated, unless a group decides otherwise.
+  // Inputs are replicated unless a TensorGroup decides otherwise.
   for (const LayoutPtr& layout : inputs) {
     result.inputs.push_back(layout ? Layout::replicated(mesh_sizes, layout->tensor_ndim())
                                    : nullptr);
@@ -784,7 +781,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
     }
   }
   result.outputs.resize(rule.outputs.size());
-  // Most rules have one group, in which all tensors are decided together.
+  // Most rules have no explicit groups; the layouts of all tensors are then decided together.
   const ShardingRule::TensorGroup all{all_indices(rule.inputs.size()),
                                       all_indices(rule.outputs.size())};
   const std::span<const ShardingRule::TensorGroup> groups =

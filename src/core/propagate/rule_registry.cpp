@@ -1,6 +1,6 @@
-// The registry of rules: the library's rules, from the tables in rules/, and rules that programs
-// register. Also adds to a rule what in-place and out= variants need, so the tables describe only
-// functional variants.
+// The registry of sharding rules: the library's rules, from the tables in src/core/rules/, and
+// rules that programs register. It adapts rules of functional operators to in-place and out=
+// variants, so the tables need no rules for these.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-/// Appends all expansions of a name with braces: "a{,_}" gives "a" and "a_".
+/// Appends to `result` all expansions of a name with braces: "a{,_}" gives "a" and "a_".
 void expand_braces(std::string name, std::vector<std::string>& result) {
   const std::size_t open = name.find('{');
   if (open == std::string::npos) {
@@ -37,8 +37,8 @@ void expand_braces(std::string name, std::vector<std::string>& result) {
   }
 }
 
-/// Full operator names with the namespace, as dispatch uses them. `names` are separated by blanks
-/// and may contain braces.
+/// Returns the full operator names in `names`, which is separated by blanks, omits "aten::" and may
+/// contain braces.
 std::vector<std::string> expand_names(std::string_view names) {
   std::vector<std::string> result;
   while (!names.empty()) {
@@ -51,7 +51,7 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
-/// The rules that layers above core have added. They are collected here until the registry is made.
+/// The rules that add_library_rule() has added. They are collected until the Registry is made.
 struct AddedRules {
   std::mutex mutex;
   std::map<std::string, RuleFunction::Entry> rules;
@@ -63,15 +63,14 @@ AddedRules& added_rules() {
   return *instance;
 }
 
-/// All tables of rules. The registry never changes after it is made, so that a look-up takes no
-/// lock.
+/// All tables of the library's rules. It never changes after it is made, so look-ups need no lock.
 struct Registry {
-  std::deque<std::string> names;  // a deque, because keys of the map refer to the names, whose
+  std::deque<std::string> names;  // a deque, because keys of `entries` refer to the names, whose
                                   // addresses must not change
   std::unordered_map<std::string_view, RuleFunction::Entry> entries;
   std::vector<RuleFamily> families;
 
-  // The families are in the order of docs/operators/operators.md.
+  // The tables are in the order of docs/operators/operators.md.
   Registry() {
     for (const auto& table :
          {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
@@ -95,7 +94,7 @@ struct Registry {
     std::sort(family.operators.begin(), family.operators.end());
   }
 
-  /// Adds the last family: operators of this library, which libtorch does not have.
+  /// Adds the rules of add_library_rule(): operators of this library, which libtorch lacks.
   void take_added() {
     AddedRules& added = added_rules();
     const std::lock_guard lock(added.mutex);
@@ -116,16 +115,16 @@ struct Registry {
   }
 };
 
-/// The registry, which is made at the first look-up and read-only after that.
+/// Returns the registry, which is made at the first look-up and never changes after that.
 const Registry& registry() {
   static const Registry instance;
   return instance;
 }
 
-// What in-place and out= variants add to the rule of their functional variant.
+// The functions below adapt the rule of a functional operator to in-place and out= variants.
 
-/// Whether a written tensor has the sizes of the result. libtorch resizes or rejects a tensor of
-/// other sizes.
+/// Whether a tensor of `sizes` has the sizes of the result, so that it can be written. libtorch
+/// resizes or rejects a tensor of other sizes.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
@@ -138,8 +137,8 @@ bool changes_shape(std::string_view op) {
   return std::find(kNames.begin(), kNames.end(), rules::base_name(op)) != kNames.end();
 }
 
-/// The rule of an in-place operator. Its result is its first tensor, unless the functional rule
-/// declares otherwise.
+/// Returns the rule of an in-place operator. It writes its first tensor, unless the functional
+/// operator's rule declares other inputs (inplace).
 std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const OpCall& call) {
   std::optional<ShardingRule> rule = body(call);
   if (changes_shape(call.op)) {
@@ -156,17 +155,16 @@ std::optional<ShardingRule> apply_inplace(const RuleFunction::Body& body, const 
   return rule;
 }
 
-/// The rule of an out= overload, whose last arguments receive the results; their old values are not
-/// read.
+/// Returns the rule of an out= overload, whose last arguments receive the results. The old values
+/// of these tensors are not read.
 std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCall& call) {
   const std::size_t count = rules::out_count(call.op);
   if (call.args.size() < count) {
     return std::nullopt;
   }
   const std::size_t first = call.args.size() - count;
-  // Hides the out arguments from the functional rule, because a rule that uses all tensors among
-  // the arguments would broadcast with them. The tensors stay in `tensors`, so that indices stay
-  // valid.
+  // Removes the out arguments for the functional operator's rule, which may broadcast all tensor
+  // arguments. The out tensors stay in OpCall::tensors, so that indices stay valid.
   OpCall functional = call;
   functional.args.resize(first);
   std::optional<ShardingRule> rule = body(functional);
@@ -188,24 +186,24 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
   return rule;
 }
 
-// Rules that programs register.
+// The functions below store the rules that programs register.
 
-/// The rules of the program. They may change until their first use, so they need a lock.
+/// The rules that the program has registered. They may change at run time, so they need a lock.
 struct UserRules {
   std::mutex mutex;
-  // a map, because entries must keep their addresses
+  // a std::map, because the addresses of its entries do not change
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
-  // Operators whose rule may already be in a dispatch cache.
+  // Operators whose rule was looked up, so that it may be in a cache of call plans.
   std::set<std::string, std::less<>> looked_up;
 };
 
 UserRules& user_rules() {
-  // Never destroyed, because operators may still run while static objects are destroyed.
+  // The object is never destroyed, because operators may run while static objects are destroyed.
   static auto* instance = new UserRules;
   return *instance;
 }
 
-/// The program's rule for `op`, or nullptr. After this call no rule can be registered for `op`.
+/// Returns the program's rule for `op`, or nullptr. No rule can be registered for `op` afterwards.
 const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
   auto& all = user_rules();
   const std::lock_guard lock(all.mutex);
@@ -223,8 +221,8 @@ void detail::add_library_rule(std::string op, RuleFunction::Body body, bool read
   added.rules.try_emplace(std::move(op), RuleFunction::Entry{std::move(body), reads_numbers});
 }
 
-/// After the first use of an operator, a thread's dispatch cache may contain a plan made by the old
-/// rule.
+/// Throws Error after the first use of the operator, because caches of call plans may then contain
+/// plans made by the old rule.
 void register_rule(std::string op, RuleFunction::Body rule, bool reads_numbers) {
   TESSERA_CHECK(rule != nullptr, "register_rule of ", op, " without a rule; give a function");
   auto& all = user_rules();
@@ -277,14 +275,14 @@ std::vector<std::string> user_ruled_operators() {
   return result;
 }
 
-// Turns a list of accepted placements into a rule of factors. An entry that shards dimensions
-// becomes a factor of these dimensions; an entry with Partial inputs becomes a Linear.
+// Converts AcceptedPlacements to a ShardingRule. An entry that shards dimensions gives them a
+// factor (einsum index letter); an entry with Partial inputs becomes a Linear.
 
 namespace {
 
 using SizesOfEach = std::vector<std::vector<std::int64_t>>;
 
-/// Builds the rule of one call from the list of accepted placements, entry by entry.
+/// Builds the ShardingRule of one call from a list of AcceptedPlacements, entry by entry.
 class AcceptedRule {
  public:
   AcceptedRule(const OpCall& call, const SizesOfEach& results)
@@ -318,7 +316,7 @@ class AcceptedRule {
 
  private:
   void add_sharded(const AcceptedPlacements& row) {
-    // -1 until the first dimension that the entry shards, which gives the factor's size.
+    // The factor (einsum index letter) is added when the first Shard of the entry gives its size.
     factor_ = -1;
     for (std::size_t i = 0; i < row.inputs.size(); ++i) {
       if (const auto* shard = std::get_if<Shard>(&row.inputs[i])) {
@@ -332,7 +330,7 @@ class AcceptedRule {
         name(rule_.outputs[o], output_sizes_[o], shard->dim);
         continue;
       }
-      // An output without Shard lacks the factor, so the output can only become partial.
+      // An output without Shard lacks the factor (einsum index letter), so it can only be Partial.
       const auto* partial = std::get_if<Partial>(&row.outputs[o]);
       check(partial != nullptr, "makes a replicated result of sharded inputs");
       auto& reduction = rule_.factors[static_cast<std::size_t>(factor_)].reduction;
@@ -341,7 +339,7 @@ class AcceptedRule {
     }
   }
 
-  /// Adds an entry without Shard: its inputs may be partial together, or all are replicated.
+  /// Adds an entry without Shard. Either some inputs are Partial together, or all are replicated.
   void add_linear(const AcceptedPlacements& row) {
     std::vector<int> inputs;
     std::optional<ReduceOp> op;
@@ -363,8 +361,8 @@ class AcceptedRule {
     }
   }
 
-  /// Gives a dimension the factor of the entry. A dimension has only one factor, so if two entries
-  /// shard one dimension inconsistently, the operator needs a rule of factors.
+  /// Gives a tensor dimension the factor (einsum index letter) of the entry. A dimension has only
+  /// one factor here, so throws Error if two entries shard one dimension inconsistently.
   void name(ShardingRule::TensorFactors& tensor, const std::vector<std::int64_t>& sizes,
             std::int64_t dim) {
     const auto at =
@@ -388,8 +386,8 @@ class AcceptedRule {
     }
   }
 
-  // Throws Error for a wrong entry. Called at the first call of the operator, because the sizes are
-  // unknown at registration.
+  // Throws Error for a wrong entry. Entries are checked at the operator's first call and not at
+  // registration, because they are checked against the sizes of the tensors.
   void check(bool condition, const char* what) const {
     TESSERA_CHECK(condition, "an entry of the rule registered for ", call_.op, " ", what,
                   "; write a rule of factors for that");
@@ -405,8 +403,7 @@ class AcceptedRule {
 
 void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
                    std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)> results) {
-  // Without `results` there is one result with the sizes of the first tensor, as for pointwise
-  // operators, the most frequent case.
+  // By default there is one result with the sizes of the first tensor, as for pointwise operators.
   if (!results) {
     results = [](const OpCall& call) { return SizesOfEach{call.tensors.at(0).sizes}; };
   }

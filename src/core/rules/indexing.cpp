@@ -10,9 +10,9 @@
 namespace tessera::rules {
 
 // Sharding rules of gathers, scatters, selections by a list of indices, and searches. A tensor is
-// not sharded along the dimension in which indices select; all other dimensions are independent.
-// There are two exceptions: if a partial sum is cheaper (gather_by_parts), and if written values
-// are added.
+// not sharded along the dimension that indices refer to; all other dimensions may be sharded. There
+// are two exceptions: if a Partial sum is cheaper (gather_by_parts), and if written values are
+// added to the old ones.
 
 namespace {
 
@@ -20,8 +20,8 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
   return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
 }
 
-/// Gives dimension `dim` of several tensors one factor if they agree on its size, otherwise
-/// unsharded factors, because libtorch accepts index tensors that are smaller than self.
+/// Lets dimension `dim` of `tensors` be sharded together if it has the same size in all of them.
+/// Otherwise it stays unsharded, because libtorch accepts index tensors that are smaller than self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
@@ -35,15 +35,15 @@ void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& t
   }
 }
 
-/// Whether all tensors have one number of dimensions; libtorch also accepts 0-d tensors.
+/// Whether all tensors have equally many dimensions; libtorch accepts 0-d tensors too.
 bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](int tensor) {
     return meta_of(call, tensor).ndim() == meta_of(call, tensors[0]).ndim();
   });
 }
 
-/// What several writes to one element do: the last write replaces the others, the values are added,
-/// or they are combined in a way that shards cannot compute (a maximum with the existing element).
+/// What happens to several writes to one element: the last one counts, the values are added, or
+/// they are combined in another way, which shards cannot compute (a maximum with the old element).
 enum class Write { kReplace, kAdd, kCombine };
 
 /// Gives the factors of `dims` the reduction sum.
@@ -70,10 +70,10 @@ void add_written(ShardingRule& rule, int self, int source, Write write) {
   }
 }
 
-// Rules of gather and scatter, which have one index for each element.
+// The rules of gather and scatter, which have one index for each element.
 
-/// Lets `dim`, the dimension in which gather selects, be sharded: each rank returns the elements
-/// that it has and zeros for all others, so the result is Partial(sum).
+/// Lets the dimension `dim` that gather indexes be sharded. Each rank returns the elements that it
+/// has and zeros for all others, so the result is Partial(sum).
 void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size_t dim) {
   const std::int64_t size = meta_of(call, self).sizes[dim];
   const int along = input_of(rule, self)[dim].front();
@@ -86,9 +86,8 @@ void gather_by_parts(ShardingRule& rule, const OpCall& call, int self, std::size
   rule.offset_arguments = {{.arg = 3, .input = self, .dim = static_cast<int>(dim)}};
 }
 
-/// gather(self, dim, index): each index selects along `dim`. This dimension stays unsharded in
-/// self, unless the result is so much smaller than self that reducing the result sends less than
-/// gathering self.
+/// The rule of gather(self, dim, index). Dimension `dim` of self stays unsharded, unless the result
+/// is so much smaller than self that reducing the result sends fewer bytes than all-gathering self.
 std::optional<ShardingRule> gather_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(2);
   if (!same_ndim(call, {self, index}) || meta_of(call, self).ndim() == 0) {
@@ -105,8 +104,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   input_of(rule, index)[dim] = {add_factor(rule, meta_of(call, index).sizes[dim])};
   rule.outputs.push_back(input_of(rule, index));
   add_any_linear(rule, {self});
-  // Whether elements can be summed, which bools cannot. core recognises bools only by their size,
-  // and so excludes all 1-byte types.
+  // Whether elements can be summed, which bools cannot. TensorMeta has only the size of the type,
+  // so all 1-byte types are excluded.
   const bool numbers = meta_of(call, self).itemsize > 1;
   if (numbers && 2 * meta_of(call, index).numel() <= meta_of(call, self).numel()) {
     gather_by_parts(rule, call, self, dim);
@@ -114,8 +113,8 @@ std::optional<ShardingRule> gather_rule(const OpCall& call) {
   return rule;
 }
 
-/// scatter(self, dim, index, src or value): the inverse of gather. If values are added, the index
-/// may be sharded along `dim`: each shard of the index gives a term of the sum.
+/// Returns the rule of scatter(self, dim, index, src or value). If values are added, the index may
+/// be sharded along `dim`: each shard of the index gives a term of the sum.
 RuleFunction::Body scatter(Write write, bool has_source) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -133,8 +132,8 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
-    // Only added values can be combined from shards; for replaced values may_shard() keeps the
-    // dimension unsharded.
+    // Only added values can be combined from shards. Otherwise the factor (einsum index letter)
+    // gets no reduction, so the dimension stays unsharded.
     if (write == Write::kAdd) {
       add_reduction(rule, {input_of(rule, index)[dim]});
     }
@@ -144,7 +143,7 @@ RuleFunction::Body scatter(Write write, bool has_source) {
   };
 }
 
-// Rules of index_select, index_add and similar operators: a list of indices along one dimension.
+// The rules of index_select, index_add and others with a list of indices along one dimension.
 
 /// The rule of index_select(self, dim, index).
 std::optional<ShardingRule> index_select_rule(const OpCall& call) {
@@ -164,7 +163,7 @@ std::optional<ShardingRule> index_select_rule(const OpCall& call) {
   return rule;
 }
 
-/// index_add(self, dim, index, source) and index_copy.
+/// Returns the rule of index_add(self, dim, index, source) or index_copy.
 RuleFunction::Body index_write(Write write) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), index = call.tensor_index(2);
@@ -182,7 +181,7 @@ RuleFunction::Body index_write(Write write) {
     const int along = write == Write::kAdd ? add_reduced(rule, count, ReduceOp::kSum)
                                            : add_unsharded(rule, count);
     input_of(rule, source)[dim] = {along};
-    // A 0-d index stands for a single index.
+    // A 0-d index tensor is a single index and has no dimension.
     if (meta_of(call, index).ndim() == 1) {
       input_of(rule, index)[0] = {along};
     }
@@ -202,8 +201,8 @@ std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
   return rule;
 }
 
-/// take(self, index), bucketize(self, boundaries): each element of one tensor reads from all of the
-/// other tensor, which stays unsharded.
+/// The rule of take(self, index) and bucketize(self, boundaries). Each element of tensor argument
+/// `element_arg` reads from the whole other tensor, which stays unsharded.
 RuleFunction::Body look_up(int element_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int element = call.tensor_index(static_cast<std::size_t>(element_arg));
@@ -214,13 +213,13 @@ RuleFunction::Body look_up(int element_arg) {
   };
 }
 
-/// put(self, index, source, accumulate): an index refers to self as a flat vector. Each shard of
-/// the index gives a term of the sum.
+/// The rule of put(self, index, source, accumulate), where an index refers to self as a flat
+/// vector. With accumulation, each shard of the index gives a term of the sum.
 std::optional<ShardingRule> put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), index = call.tensor_index(1);
   const int source = call.tensor_index(2);
   const Sizes& sizes = meta_of(call, index).sizes;
-  // No rule without accumulation, because then the last write to an element wins.
+  // There is no rule without accumulation, because then the last write to an element wins.
   if (!call.boolean_or(3, false) || meta_of(call, source).sizes != sizes) {
     return std::nullopt;
   }
@@ -235,8 +234,8 @@ std::optional<ShardingRule> put_rule(const OpCall& call) {
   return rule;
 }
 
-/// searchsorted(sequence, self, ...): one sequence for all values, or one sequence for each leading
-/// index.
+/// The rule of searchsorted(sequence, self, ...). There is one sequence for all values, or one
+/// sequence for each index of the leading dimensions.
 std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   const int sequence = call.tensor_index(0), self = call.tensor_index(1);
   ShardingRule rule = start(call);
@@ -249,7 +248,7 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
     return std::nullopt;
   }
   TensorFactors leading = input_of(rule, self);
-  // The search runs along the sequence's last dimension, which stays unsharded.
+  // The binary search runs along the sequence's last dimension, which stays unsharded.
   leading.back().clear();
   input_of(rule, sequence) = leading;
   for (std::size_t arg = 2; arg < call.args.size(); ++arg) {
@@ -258,11 +257,11 @@ std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
   return rule;
 }
 
-// Rules of self[indices]: NumPy's advanced indexing.
+// The rules of self[indices], NumPy's advanced indexing.
 
-/// The factors of self[indices]. The index tensors broadcast together. Their dimensions replace the
-/// indexed dimensions: at the same position if the indexed dimensions are adjacent, otherwise in
-/// front.
+/// The factors (einsum index letters) of self[indices]. The index tensors broadcast together. Their
+/// dimensions replace the indexed dimensions of self: at the same position if the indexed
+/// dimensions are adjacent, otherwise in front.
 struct AdvancedIndex {
   std::vector<int> indices;   ///< index tensors, without None entries
   std::vector<bool> indexed;  ///< for each dimension of self, whether it is indexed
@@ -270,13 +269,13 @@ struct AdvancedIndex {
   TensorFactors result;       ///< factors of self[indices]
 };
 
-/// Whether masks, which select a number of elements that depends on data, are allowed.
+/// Whether boolean masks are allowed as indices. Their number of selected elements depends on data.
 enum class Masks { kRefused, kTaken };
 
-/// The number of dimensions of self that each index covers: one, or as many as a mask has. nullopt
-/// if self has fewer dimensions, if masks are not allowed, and for masks together with indices of
-/// several dimensions. An itemsize of 1 means a mask, because libtorch uses both bool and uint8 as
-/// masks. libtorch itself rejects int8, so no other 1-byte type reaches this function.
+/// Returns the number of dimensions of self that each index covers: one, or as many as a mask has.
+/// nullopt if self has fewer dimensions, if masks are not allowed, and for masks together with
+/// indices of several dimensions. A tensor with 1-byte elements is a mask: libtorch accepts bool
+/// and uint8 as masks, and rejects int8.
 std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
                                              Masks masks) {
   std::vector<int> widths;
@@ -298,8 +297,8 @@ std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vect
   return widths;
 }
 
-/// Adds the factors of self[indices]. Indexed dimensions stay unsharded, because any of their
-/// positions may be needed.
+/// Adds the factors (einsum index letters) of self[indices]. Indexed dimensions stay unsharded,
+/// because an index may be any of their positions.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
                                        Masks masks = Masks::kRefused) {
   const int self = call.tensor_index(0);
@@ -315,7 +314,7 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
   bool masked = false;
   for (std::size_t i = 0; i < refs.size(); ++i) {
     const auto end = dim + static_cast<std::size_t>((*widths)[i]);
-    // An index of None is a colon: the whole dimension is selected, and it may be sharded.
+    // An index of None stands for ":"; the whole dimension is selected and may be sharded.
     if (refs[i].index < 0) {
       dim = end;
       continue;
@@ -327,7 +326,7 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
       keep_unsharded(rule, own[dim]);
     }
   }
-  // Masks have no factors, so masks are replicated. Their result has one dimension of unknown size.
+  // Masks are replicated. The result has one dimension of unknown size for them.
   std::optional<TensorFactors> broadcast =
       masked ? TensorFactors{{add_unsharded(rule, ShardingRule::kUnknown)}}
              : add_broadcast(rule, call, index.indices);
@@ -351,7 +350,8 @@ std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
   return index;
 }
 
-/// Indexing moves values and does not change them, so any pending reduction may stay pending.
+/// The rule of self[indices]. Values are moved and not changed, so a Partial self gives a Partial
+/// result.
 std::optional<ShardingRule> index_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   const std::optional<AdvancedIndex> index = add_index(rule, call);
@@ -363,7 +363,7 @@ std::optional<ShardingRule> index_rule(const OpCall& call) {
   return rule;
 }
 
-/// index_put(self, indices, values, accumulate): the values broadcast to the sizes of
+/// The rule of index_put(self, indices, values, accumulate). The values broadcast to the sizes of
 /// self[indices].
 std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), values = call.tensor_index(2);
@@ -411,15 +411,15 @@ Table indexing_table() {
           }};
 }
 
-// Rules of cat, stack and their inverses. The dimension along which tensors are joined or split
-// stays unsharded, because a shard of each part is not a shard of the whole. Equal parts are an
-// exception: the number of the part and the position within the part are two factors, and the
-// position may be sharded. An example is a fused weight, where each rank has a shard of every part.
+// The rules of cat, stack and their inverses. The dimension along which tensors are joined or split
+// stays unsharded, because shards of the single tensors are not a shard of the joined one. Equal
+// sizes are an exception: the dimension is unflattened to (number of tensors, size), and the second
+// may be sharded, as in a fused weight.
 
 namespace {
 
-/// The tensors to join. `skip`: whether to leave out empty 1-d tensors, which cat ignores, whatever
-/// shape the other tensors have. stack accepts no such tensors.
+/// Returns the tensors to join. `skip`: whether to leave out empty 1-d tensors. cat ignores them,
+/// for any shape of the other tensors; stack does not accept them.
 std::vector<int> joined_tensors(const OpCall& call, bool skip) {
   std::vector<int> result;
   for (TensorRef ref : call.tensor_list(0)) {
@@ -475,8 +475,7 @@ std::optional<ShardingRule> cat_rule(const OpCall& call) {
   return rule;
 }
 
-/// Every dimension of the tensors may be sharded, because stack adds a new dimension, which is not
-/// sharded.
+/// Every dimension of the tensors may be sharded; only the dimension that stack adds is not.
 std::optional<ShardingRule> stack_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, false);
   if (tensors.empty() || !have_one_size(call, tensors)) {
@@ -496,8 +495,8 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
   return rule;
 }
 
-/// Splits one tensor along `dim`, which stays unsharded, into outputs with these sizes along `dim`;
-/// size -1 means that the output lacks the dimension.
+/// Returns the rule of an operator that splits a tensor along `dim`, which stays unsharded. `sizes`
+/// are the outputs' sizes along `dim`; -1 means that the output lacks the dimension.
 ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -510,8 +509,8 @@ ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes
   return rule;
 }
 
-/// The rule of an operator that returns one of `count` equal parts along `dim`. The parts may be
-/// sharded.
+/// Returns the rule of an operator that splits `dim` into `count` equal parts and returns one part.
+/// Each part may be sharded.
 ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t count) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -525,11 +524,11 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
   return rule;
 }
 
-/// The rule for all `count` equal parts along `dim`.
+/// Returns the rule of an operator that splits `dim` into `count` equal parts and returns all.
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();
-  // Shards must not be empty, because split.Tensor makes a single part of an empty tensor.
+  // Shards must not be empty, because split.Tensor returns a single tensor for an empty tensor.
   rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
   rule.outputs.resize(static_cast<std::size_t>(count), rule.outputs[0]);
   const bool copies = base_name(call.op).ends_with("copy");
@@ -544,7 +543,7 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   return rule;
 }
 
-/// The rule of a slice that is part `part` of equal parts of `size` positions along `dim`.
+/// Returns the rule of slice() if the slice is number `part` of equal parts of `size` positions.
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
@@ -559,7 +558,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// Applies `rule` to the dimension that argument `arg` names. A 0-d tensor has no dimension.
+/// Calls `rule` with the dimension in argument `arg`. Returns nullopt for a 0-d tensor.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -580,7 +579,7 @@ std::optional<ShardingRule> split_rule(const OpCall& call, std::size_t dim) {
     return split_equally(call, dim, size / step);
   }
   Sizes sizes;
-  // Makes at least one part, even of an empty dimension.
+  // There is at least one part, even of an empty dimension.
   for (std::int64_t at = 0; at == 0 || at < size; at += step) {
     sizes.push_back(std::min(step, size - at));
   }
@@ -604,7 +603,7 @@ ShardingRule select_rule(const OpCall& call, std::size_t dim) {
   return split_along(call, dim, {-1});
 }
 
-/// slice(self, dim, start, end, step). A slice of a whole dimension keeps the dimension sharded.
+/// The rule of slice(self, dim, start, end, step). A slice of a whole dimension keeps it sharded.
 std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   const std::int64_t size = call.tensor(0).sizes[dim], step = call.integer_or(4, 1);
   const auto clamp = [&](std::int64_t at) {
@@ -615,8 +614,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (step < 1) {
     return std::nullopt;
   }
-  // Only a slice with the default arguments counts, because the local slice has the same arguments,
-  // so an end such as -1 would shorten every shard.
+  // Only default arguments count as the whole dimension, because the same arguments are used on the
+  // local tensor, where an end such as -1 would shorten every shard.
   const bool takes_all = first == 0 && last == size && step == 1 &&
                          call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
   const std::int64_t taken = last - first;

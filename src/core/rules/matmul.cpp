@@ -10,13 +10,13 @@
 
 namespace tessera::rules {
 
-// Sharding rules of matrix products, each written as an einsum equation. Letters are factors. A
-// factor that the result lacks is summed over, so sharding this factor makes the result
-// Partial(sum).
+// Sharding rules of matrix products, each written as an einsum equation. Its index letters are the
+// factors of the ShardingRule. A letter that the result lacks is summed over, so sharding it makes
+// the result Partial(sum).
 
 namespace {
 
-/// An einsum equation, "mk,kn->mn". Operand "+" is added to the product ("+,mk,kn->mn": addmm).
+/// An einsum equation, "mk,kn->mn". Operand "+" is added to the result ("+,mk,kn->mn": addmm).
 struct Einsum {
   std::vector<std::string> operands;
   std::string result;
@@ -33,16 +33,15 @@ struct Einsum {
   }
 };
 
-using Letters = std::map<char, int>;  // maps a letter of the equation to the factor's index
+using Letters = std::map<char, int>;  // factor of each index letter
 
-/// Whether the operand is not a factor of the product but is added to it and broadcasts to the
-/// result.
+/// Whether the operand is not multiplied, but broadcast and added to the matrix product.
 bool is_added(const std::string& operand) {
   return operand.front() == '+';
 }
 
-/// Gives an operand of the product the factors of its letters. Returns false if the operand's sizes
-/// do not agree.
+/// Gives an operand of the matrix product the factors of its index letters. Returns false if its
+/// sizes do not agree with those of the other operands.
 bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
                   const std::string& letters, int tensor, Letters& bound) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
@@ -52,7 +51,7 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     const char letter = letters[i];
     if (!bound.count(letter)) {
-      // A letter that is not in the result is summed over.
+      // An index letter that is not in the result is summed over.
       const bool kept = einsum.result.find(letter) != std::string::npos;
       bound[letter] =
           kept ? add_factor(rule, sizes[i]) : add_reduced(rule, sizes[i], ReduceOp::kSum);
@@ -65,9 +64,9 @@ bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
   return true;
 }
 
-/// Gives an added operand the factors of the result, to which it broadcasts. The operand is also
-/// additive: if the factor that is summed over is sharded, only one rank's term may contain the
-/// operand.
+/// Gives an added operand (the bias of addmm) the factors (einsum index letters) of the result, to
+/// which it broadcasts. The operand is also `additive`: if the dimension that is summed over is
+/// sharded, it must be added once and not once for each rank.
 bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
   if (sizes.size() > rule.outputs[0].size()) {
@@ -84,7 +83,7 @@ bool bind_added(ShardingRule& rule, const OpCall& call, int tensor) {
   return true;
 }
 
-/// A product is linear in each of its operands, together with the added operands.
+/// Declares that a matrix product is linear in each of its operands, together with added operands.
 void add_product_linearity(ShardingRule& rule, const std::vector<int>& product) {
   for (int operand : product) {
     std::vector<int> inputs{operand};
@@ -115,7 +114,7 @@ std::optional<ShardingRule> einsum_rule(const OpCall& call, const Einsum& einsum
   for (char letter : einsum.result) {
     result.push_back({bound.at(letter)});
   }
-  // Added operands are bound after the result, because they get the factors of the result.
+  // Added operands come last, because they get the factors (index letters) of the result.
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_added(einsum.operands[i]) && !bind_added(rule, call, tensors[i])) {
       return std::nullopt;
@@ -129,8 +128,8 @@ RuleFunction::Body einsum(std::string_view text) {
   return [parsed = Einsum(text)](const OpCall& call) { return einsum_rule(call, parsed); };
 }
 
-/// addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns `self`, not
-/// expanded to the result; so shards must not be empty if `self` broadcasts.
+/// The rule of addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns
+/// `self` without expanding it; so shards must not be empty if `self` broadcasts.
 std::optional<ShardingRule> addmv_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = einsum_rule(call, Einsum("+,mk,k->m"));
   if (!rule || call.tensor(0).sizes == Sizes{call.tensor(1).size(0)}) {
@@ -143,9 +142,9 @@ std::optional<ShardingRule> addmv_rule(const OpCall& call) {
   return rule;
 }
 
-/// linear(input (..., k), weight (n, k), bias (n) or None).
+/// The rule of linear(input (..., k), weight (n, k), bias (n) or None).
 std::optional<ShardingRule> linear_rule(const OpCall& call) {
-  // The einsum equation has one letter for each leading dimension; eight letters are enough.
+  // The einsum equation has an index letter for each leading dimension; eight letters are enough.
   const std::string leading =
       std::string("abcdefgh")
           .substr(0, static_cast<std::size_t>(std::max(call.tensor(0).ndim() - 1, 0)));
@@ -158,8 +157,8 @@ std::optional<ShardingRule> linear_rule(const OpCall& call) {
                                   (matrix ? "n" : "")));
 }
 
-/// matmul(self, other): leading dimensions broadcast as in pointwise operators; a vector has no
-/// leading dimensions.
+/// The rule of matmul(self, other). Leading dimensions broadcast as in pointwise operators; a
+/// vector has no leading dimensions.
 std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   const int a = call.tensor_index(0), b = call.tensor_index(1);
   const int a_ndim = meta_of(call, a).ndim(), b_ndim = meta_of(call, b).ndim();
@@ -179,7 +178,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
     return std::nullopt;
   }
 
-  // Wrong sizes have no rule, because libtorch's own error message is better.
+  // Returns no rule for wrong sizes, because libtorch's own error message is better.
   const std::int64_t contracted = meta_of(call, a).sizes.back();
   const std::int64_t other = meta_of(call, b).size(b_ndim - b_matrix);
   if (contracted != other) {
@@ -221,21 +220,21 @@ Table matmul_table() {
           }};
 }
 
-// Rules of operators on the last dimensions of each tensor: linear algebra, pooling, resampling,
-// padding. The other dimensions are a batch. Batch dimensions may be sharded in any way; the
-// dimensions on which the operator works stay unsharded.
+// The rules of operators on the last dimensions of each tensor: linear algebra, pooling,
+// resampling, padding. The leading dimensions are batch dimensions and may be sharded in any way;
+// the last dimensions stay unsharded.
 
 namespace {
 
 constexpr std::int64_t kUnknown = ShardingRule::kUnknown;
 
-/// An operator on the last dimensions of its tensors; the other dimensions are a batch.
+/// An operator on the last dimensions of its tensors; the leading dimensions are a batch.
 struct Batched {
-  /// number of trailing dimensions of each tensor on which the operator works
+  /// Number of last dimensions of each tensor on which the operator works.
   std::vector<std::size_t> inputs;
-  /// Number of dimensions of each result after the batch dimensions.
+  /// Number of last dimensions of each result, without the batch dimensions.
   std::vector<std::size_t> results;
-  /// Tensors in which the operator is linear, in each of them separately.
+  /// Indices of tensors such that the operator is linear in each of them separately.
   std::vector<int> linear = {};
   int sizes_arg = -1;  ///< index of the argument with the sizes of the only result; -1 if there is
                        ///< no such argument
@@ -264,15 +263,15 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
     factor.allow_empty = batched.empty;
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    // The dimensions on which the operator works get no factor, so they are replicated.
+    // The last dimensions get no factor (einsum index letter), so they are not sharded.
     TensorFactors& factors = input_of(rule, tensors[i]);
     factors.resize(factors.size() + batched.inputs[i]);
   }
   for (std::size_t own : batched.results) {
     TensorFactors& result = rule.outputs.emplace_back(*shared);
     for (std::size_t i = 0; i < own; ++i) {
-      // Most of these sizes follow from other arguments, so the rule leaves them to the local
-      // result.
+      // Most of these sizes follow from other arguments. The rule declares them unknown; they are
+      // taken from the local result.
       result.push_back({add_unsharded(rule, kUnknown)});
     }
   }
@@ -282,8 +281,8 @@ std::optional<ShardingRule> batched_rule(const OpCall& call, const Batched& batc
   if (batched.sizes_arg < 0) {
     return rule;
   }
-  // A backward takes the sizes of its result as an argument. If the argument is given, the rule
-  // uses its sizes, and the local call gets local sizes.
+  // A backward takes the sizes of its result as an argument. If the argument is given, its sizes
+  // are used, and are replaced by local sizes on each rank.
   const Sizes sizes = call.integers(static_cast<std::size_t>(batched.sizes_arg));
   if (sizes.size() != rule.outputs[0].size()) {
     return std::nullopt;
@@ -301,8 +300,8 @@ RuleFunction::Body on_last(const Batched& batched) {
   return [=](const OpCall& call) { return batched_rule(call, batched); };
 }
 
-/// An operator with a flag: if argument `arg` is off, only result `always` is computed and all
-/// other results are empty.
+/// Returns the rule of an operator with a flag: if argument `arg` is off, only result `always` is
+/// computed and all other results are empty.
 RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size_t always) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = batched_rule(call, batched);
@@ -314,14 +313,14 @@ RuleFunction::Body on_last_if(std::size_t arg, const Batched& batched, std::size
         rule->outputs[i].clear();
       }
     }
-    // A result that is not computed is empty and belongs to no tensor group.
+    // Results that are not computed are empty and belong to no TensorGroup.
     rule->groups = {{tensor_arguments(call), {static_cast<int>(always)}}};
     return rule;
   };
 }
 
-/// An operator on the last `dims` dimensions that is linear in the first tensor. No shard of the
-/// batch may be empty.
+/// Returns the rule of an operator on the last `dims` dimensions that is linear in the first
+/// tensor. No shard of the batch may be empty.
 RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_arg = -1) {
   return on_last({.inputs = std::vector<std::size_t>(inputs, dims),
                   .results = {dims},
@@ -330,7 +329,7 @@ RuleFunction::Body in_space(std::size_t dims, std::size_t inputs = 1, int sizes_
                   .empty = false});
 }
 
-/// qr(A, mode). No rule for mode "r", which omits one result.
+/// The rule of qr(A, mode). There is none for mode "r", which omits one result.
 std::optional<ShardingRule> qr_rule(const OpCall& call) {
   const auto* mode = call.args.size() > 1 ? std::get_if<std::string>(&call.args[1]) : nullptr;
   if (!mode || *mode == "r") {
@@ -339,22 +338,22 @@ std::optional<ShardingRule> qr_rule(const OpCall& call) {
   return batched_rule(call, {{2}, {2, 2}});
 }
 
-/// _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B is a batch of matrices, or a
-/// batch of vectors if it has the sizes of A without the last size.
+/// The rule of _linalg_solve_ex(A, B, left, check) -> result, LU, pivots, info. B is a batch of
+/// vectors if it has the sizes of A without the last size, otherwise a batch of matrices.
 std::optional<ShardingRule> solve_rule(const OpCall& call) {
   const Sizes& a = call.tensor(0).sizes;
   const Sizes& b = call.tensor(1).sizes;
   if (a.size() < 2) {
     return std::nullopt;
   }
-  // The criterion by which libtorch recognises a batch of vectors.
+  // libtorch uses the same criterion to recognise a batch of vectors.
   const bool vectors = b.size() == 1 || b == Sizes(a.begin(), a.end() - 1);
   const std::size_t own = vectors ? 1 : 2;
   return batched_rule(call, {.inputs = {2, own}, .results = {own, 2, 1, 0}});
 }
 
-/// diag_embed(self, offset, dim1, dim2): the last dimension of self becomes two dimensions of the
-/// result.
+/// The rule of diag_embed(self, offset, dim1, dim2). The last dimension of self becomes two
+/// dimensions of the result.
 std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
   const int ndim = call.tensor(0).ndim() + 1;
   if (ndim < 2) {
@@ -374,8 +373,8 @@ std::optional<ShardingRule> diag_embed_rule(const OpCall& call) {
   return std::move(embedded).linear(factors);
 }
 
-/// A Fourier transform(self, dims, ...) is linear, and independent along all dimensions except
-/// `dims`. The size of the last of `dims` changes if the input or the result is real.
+/// The rule of a Fourier transform (self, dims, ...): linear, and independent along all dimensions
+/// except `dims`. The size of the last of `dims` changes if the input or result is real.
 std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   UnaryRule fourier(call);
   TensorFactors factors = fourier.input;
@@ -390,7 +389,7 @@ std::optional<ShardingRule> fourier_rule(const OpCall& call) {
   return std::move(fourier).linear(factors);
 }
 
-/// constant_pad_nd(self, pad, value): `pad` is a list of pairs, beginning with the last dimension.
+/// The rule of constant_pad_nd(self, pad, value). `pad` lists pairs, from the last dimension on.
 std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
   const Sizes pad = call.integers(1);
   UnaryRule padded(call);
@@ -406,13 +405,13 @@ std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
     keep_unsharded(padded.rule, factors[dim]);
     factors[dim] = {add_unsharded(padded.rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
   }
-  // Linear only for the constant 0: with a Partial input any other constant would be added once for
+  // A Partial input is allowed only for the constant 0; another constant would be added once for
   // each rank.
   return call.number(2) == 0 ? std::move(padded).linear(factors)
                              : std::move(padded).finish(factors);
 }
 
-/// cdist(x1 (..., p, m), x2 (..., r, m)): the distances between all pairs of rows.
+/// The rule of cdist(x1 (..., p, m), x2 (..., r, m)), the distances between all pairs of rows.
 std::optional<ShardingRule> cdist_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = batched_rule(call, {{2, 2}, {2}});
   if (!rule) {
@@ -452,8 +451,8 @@ Table batched_table() {
   return {
       "last dimensions",
       {
-          // Linear algebra and Fourier transforms. A factorisation may throw for one matrix of its
-          // batch; dtensor makes all ranks throw together (docs/design.md).
+          // Linear algebra and Fourier transforms. A factorisation may throw for one matrix of the
+          // batch; all ranks then throw together (docs/design.md).
           {"linalg_inv_ex linalg_cholesky_ex", matrix({2, 0})},
           {"_linalg_det", matrix({0, 2, 1})},
           {"_linalg_slogdet", matrix({0, 0, 2, 1})},
@@ -475,8 +474,8 @@ Table batched_table() {
           {"linalg_cross", cross_rule},
           {"_cdist_forward", cdist_rule},
           {"_fft_c2c _fft_r2c _fft_c2r", fourier_rule},
-          // Pooling. Averages are linear. Maxima are returned together with indices, for which no
-          // reduction is correct.
+          // Pooling. Averages are linear. Maxima come with indices, for which no reduction is
+          // correct.
           {"{avg_pool2d,adaptive_avg_pool2d,_adaptive_avg_pool2d}", in_space(2)},
           {"{avg_pool3d,adaptive_avg_pool3d,_adaptive_avg_pool3d}", in_space(3)},
           {"{avg_pool2d,_adaptive_avg_pool2d}_backward", in_space(2, 2)},
@@ -487,7 +486,7 @@ Table batched_table() {
            on_last({.inputs = {3}, .results = {3, 3}, .empty = false})},
           {"{max_pool2d_with_indices,adaptive_max_pool2d}_backward", in_space(2, 3)},
           {"{max_pool3d_with_indices,adaptive_max_pool3d}_backward", in_space(3, 3)},
-          // Rules of resampling and padding.
+          // Resampling and padding operators.
           {"upsample_{nearest1d,linear1d} _upsample_nearest_exact1d reflection_pad1d "
            "replication_pad1d",
            in_space(1)},

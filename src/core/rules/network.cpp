@@ -12,12 +12,12 @@ namespace tessera::rules {
 
 namespace {
 
-/// The factors of a layer norm. The last dimensions, which are normalised, are unsharded. The
-/// leading dimensions get the reduction sum if `reduce` is true.
+/// The factors (einsum index letters) of a layer norm. The last dimensions, which are normalised,
+/// are unsharded. The leading dimensions get the reduction sum if `reduce` is true (in a backward).
 struct NormFactors {
   TensorFactors input;
-  TensorFactors normalised;  ///< factors of the norm's weight and bias
-  TensorFactors statistics;  ///< factors of the norm's statistics: the leading factors, then
+  TensorFactors normalised;  ///< factors of weight and bias
+  TensorFactors statistics;  ///< factors of mean and rstd: those of leading dimensions, then
                              ///< dimensions of size 1
 
   NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
@@ -35,7 +35,7 @@ struct NormFactors {
   }
 };
 
-/// Forward of a norm: (input, normalised shape, parameters...) -> result and statistics.
+/// Returns the rule of a norm (input, normalised shape, parameters...) -> result, statistics.
 RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
                                 std::size_t statistics) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -55,7 +55,7 @@ RuleFunction::Body norm_forward(const std::vector<std::size_t>& parameters,
   };
 }
 
-/// Backward of a norm: (grad, input, normalised shape, statistics..., parameters..., mask). The
+/// Returns the rule of a norm's backward (grad, input, normalised shape, statistics..., ...). The
 /// parameters' gradients are sums over all shards of the leading dimensions.
 RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
                                  const std::vector<std::size_t>& parameters) {
@@ -96,7 +96,7 @@ TensorFactors norm_input(ShardingRule& rule, const Sizes& sizes, int free, bool 
   return input;
 }
 
-/// native_group_norm(input, weight, bias, N, C, HxW, groups, eps) -> result, mean, rstd
+/// The rule of native_group_norm(input, weight, bias, N, C, HxW, groups, eps).
 std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
   if (call.tensor(0).ndim() < 2) {
     return std::nullopt;
@@ -108,12 +108,12 @@ std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
   set_input(rule, call, 1, {input[1]});
   set_input(rule, call, 2, {input[1]});
   rule.outputs = {input, statistics, statistics};
-  // Argument N, the size of the batch, is replaced by the local size of the batch on each rank.
+  // Argument N, the size of the batch, is replaced by the size of the rank's shard of the batch.
   rule.size_arguments.push_back({3, 0, 0});
   return rule;
 }
 
-/// Backward of group norm: (grad, input, mean, rstd, weight, N, C, HxW, groups, mask).
+/// The rule of native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, ...).
 std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() < 2) {
     return std::nullopt;
@@ -132,8 +132,8 @@ std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// Batch normalisation with the running statistics is a pointwise operator, because samples are
-/// independent. The statistics that the operator returns are empty.
+/// The rule of batch norm in evaluation mode: a pointwise operator, because the running statistics
+/// are used. The returned statistics are empty.
 ShardingRule batch_norm_inference(const OpCall& call) {
   ShardingRule rule = start(call);
   const TensorFactors input = norm_input(rule, call.tensor(0).sizes, -1, false);
@@ -146,9 +146,8 @@ ShardingRule batch_norm_inference(const OpCall& call) {
   return rule;
 }
 
-/// native_batch_norm(input, weight, bias, running mean, running variance, training, ...). In
-/// training the channels are independent and the samples are not, and the running statistics are
-/// written.
+/// The rule of native_batch_norm(input, weight, bias, running mean, running variance, training,
+/// ...). In training mode only channels may be sharded, and the running statistics are written.
 std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
   if (call.tensor(0).ndim() < 2) {
     return std::nullopt;
@@ -164,7 +163,7 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // Outputs that are not returned (the written running statistics) are listed behind the returned
+  // Outputs that are written but not returned (the running statistics) come after the returned
   // outputs.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
@@ -176,9 +175,9 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
   return rule;
 }
 
-/// native_batch_norm_backward(grad, input, weight, running mean, running variance, mean, inverse
-/// deviation, training, ...). With the running statistics samples are independent, and the
-/// gradients of the parameters are sums over all shards of the samples.
+/// The rule of native_batch_norm_backward(grad, input, weight, running mean, running variance,
+/// mean, rstd, training, ...). In evaluation mode samples are independent, and the gradients of the
+/// parameters are sums over all shards of the samples.
 std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
   if (call.tensor(1).ndim() < 2) {
     return std::nullopt;
@@ -213,14 +212,14 @@ Table normalisation_table() {
           }};
 }
 
-// Rules of convolutions: data parallel over the batch, tensor parallel over channels.
+// The sharding rules of convolutions: the batch and the channels may be sharded.
 
 namespace {
 
-/// The factors of a convolution: input (batch, in channels, space...), weight (out channels, in
-/// channels, window...), result (batch, out channels, space...). In a transposed convolution the
-/// channels of the weight are swapped. Space and window stay unsharded. Channels stay unsharded too
-/// if there are several groups.
+/// The factors (einsum index letters) of a convolution: input (batch, in channels, space...),
+/// weight (out channels, in channels, window...), result (batch, out channels, space...). In a
+/// transposed convolution the channels of the weight are swapped. Space and window stay unsharded,
+/// and so do channels if there are several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -235,7 +234,7 @@ struct ConvolutionFactors {
         weight{out, in},
         result{batch, out} {
     forbid_empty_shards(rule);
-    // With several groups, a shard of the in channels would need the out channels of the same
+    // With several groups, a shard of the input channels would need the output channels of the same
     // groups.
     if (groups != 1) {
       keep_unsharded(rule, in);
@@ -251,13 +250,13 @@ struct ConvolutionFactors {
   }
 };
 
-/// Whether the convolution has a rule. Without in channels libtorch computes other sizes for the
+/// Whether the convolution has a rule. For 0 input channels libtorch computes other sizes of the
 /// result.
 bool is_supported(const TensorMeta& input, const TensorMeta& weight) {
   return input.ndim() == weight.ndim() && input.ndim() >= 3 && input.size(1) != 0;
 }
 
-/// convolution(input, weight, bias, stride, padding, dilation, transposed, output padding, groups)
+/// The rule of convolution(input, weight, bias, stride, padding, dilation, transposed, ...).
 std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   if (!is_supported(call.tensor(0), call.tensor(1))) {
     return std::nullopt;
@@ -266,7 +265,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.boolean_or(6, false),
                              call.integer(8));
-  // The batch is a dimension of the forward's result, so its factor has no reduction.
+  // The result has the batch dimension, so its factor (einsum index letter) needs no reduction.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
   input_of(rule, weight) = factors.weight;
@@ -278,8 +277,8 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
     with_input.push_back(bias);
     with_weight.push_back(bias);
   }
-  // Spatial sizes of the result depend on stride, padding and dilation, so the rule leaves them to
-  // the local result.
+  // Spatial sizes of the result depend on stride, padding and dilation. The rule declares them
+  // unknown; they are taken from the local result.
   while (factors.result.size() < factors.input.size()) {
     factors.result.push_back({add_unsharded(rule, ShardingRule::kUnknown)});
   }
@@ -289,10 +288,10 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   return rule;
 }
 
-/// convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation, transposed,
-/// output padding, groups, mask) -> gradients of input, weight, bias. The bias's gradient has no in
-/// channels and is not a sum over them: each shard of the in channels would compute the whole
-/// gradient. So in channels stay unsharded if the bias's gradient is requested.
+/// The rule of convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation,
+/// transposed, output padding, groups, mask) -> gradients of input, weight, bias. If input channels
+/// were sharded, each rank would compute the whole gradient of the bias, and the sum over ranks
+/// would be wrong. So they stay unsharded if that gradient is requested.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (!is_supported(call.tensor(1), call.tensor(2))) {
     return std::nullopt;
@@ -312,15 +311,15 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   for (std::size_t i : {1, 2}) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
-      // A dimension that has no factor in the forward is unsharded. As a dimension of an output it
-      // needs a factor with its size.
+      // A dimension without a factor (einsum index letter) in the forward is unsharded. The
+      // gradient is an output, whose dimensions need factors with their sizes.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
     }
   }
   rule.outputs.push_back({factors.out});
-  // The argument with the bias's sizes is replaced by local sizes if out channels are sharded.
+  // If output channels are sharded, the argument with the bias's sizes becomes local sizes.
   if (!call.is_none(3) && !call.integers(3).empty()) {
     rule.size_arguments.push_back({3, 2});
   }
@@ -338,13 +337,13 @@ Table convolution_table() {
           }};
 }
 
-// Rules of embeddings: columns of the table are sharded like any dimension; sharding rows (the
-// vocabulary) gives partial sums.
+// The sharding rules of embeddings. Columns of the table are sharded like any dimension; sharding
+// rows (the vocabulary) gives Partial sums.
 
 namespace {
 
-/// embedding(weight, indices). If the vocabulary is sharded, each rank looks up its own rows and
-/// returns zeros for all other rows, so the result is Partial(sum), as in Megatron-LM.
+/// The rule of embedding(weight, indices). If the vocabulary is sharded, each rank returns zeros
+/// for rows that it lacks, so the result is Partial(sum), as in Megatron-LM.
 std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   const int weight = call.tensor_index(0), indices = call.tensor_index(1);
   if (meta_of(call, weight).ndim() != 2) {
@@ -356,15 +355,13 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   input_of(rule, indices) = result;
   result.push_back({add_factor(rule, meta_of(call, weight).sizes[1])});
   const int row = add_reduced(rule, rows, ReduceOp::kSum);
-  // The rows of a rank must be contiguous, because the local operator recognises its own rows by a
-  // range.
+  // The rows of a rank must be contiguous, because the local operator gets them as a range.
   rule.factors[static_cast<std::size_t>(row)].contiguous = true;
   input_of(rule, weight) = {{row}, result.back()};
   rule.outputs.push_back(result);
   rule.additive = {weight};
   add_any_linear(rule, {weight});
-  // Another operator runs locally, because at::embedding would fail for an index of another rank's
-  // row.
+  // Another operator runs locally, because at::embedding throws for a row that the rank lacks.
   rule.local_call = {.op = ShardingRule::LocalCall::PartOperator::kEmbeddingRows,
                      .args = {TensorRef{weight}, TensorRef{indices}, std::int64_t{0}, rows},
                      .when_split = {row}};
@@ -372,9 +369,9 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq). The
-/// gradient is a sum over all shards of the indices. Scaling by frequency needs counts over all
-/// indices.
+/// The rule of embedding_dense_backward(grad, indices, num_weights, padding_idx,
+/// scale_grad_by_freq). The gradient is a sum over all shards of the indices. With
+/// scale_grad_by_freq, which counts all indices, they stay unsharded.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   const int grad = call.tensor_index(0), indices = call.tensor_index(1);
   const bool scaled = call.boolean_or(4, false);
@@ -384,8 +381,8 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = scaled ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum);
-    // At this point only the indices have factors, one for each dimension, so a factor's number
-    // equals the number of its dimension.
+    // So far only the indices have factors (einsum index letters), one for each dimension, so
+    // factor i belongs to dimension i.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
   input_of(rule, grad) = input_of(rule, indices);
@@ -395,11 +392,11 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The modes of at::embedding_bag.
+/// The values of the argument `mode` of at::embedding_bag.
 enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
 
-/// _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result, and three tensors for the
-/// backward. Indices stay unsharded, because an offset is a position among all indices.
+/// The rule of _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result and three
+/// tensors for backward. Indices stay unsharded, because offsets refer to the whole list.
 std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
   if (call.tensor(0).ndim() != 2 || call.integer(4) == kBagMax) {
     return std::nullopt;
@@ -413,7 +410,7 @@ std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of _embedding_bag_backward(grad, ..., rows, scale, mode, ...).
+/// Returns the rule of _embedding_bag_backward(grad, ..., rows, scale, mode, ...).
 RuleFunction::Body embedding_bag_backward(std::size_t rows_arg) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     if (call.integer(rows_arg + 2) == kBagMax) {
@@ -442,15 +439,14 @@ Table embedding_table() {
           }};
 }
 
-// Rules of scaled dot product attention: the kernels from which libtorch chooses. Batch and heads
-// may be sharded (tensor parallelism shards heads), and queries if no causal mask depends on their
-// position. Keys stay unsharded: sharding them needs a running softmax across ranks (ring
-// attention).
+// The sharding rules of scaled dot product attention, one for each kernel from which libtorch
+// chooses. Batch and heads may be sharded, and queries if there is no causal mask. Keys stay
+// unsharded, because sharding them needs a softmax across ranks (ring attention).
 
 namespace {
 
-/// The positions of the arguments in the schema of an attention kernel, and the shape of its
-/// log-sum-exp.
+/// Indices of the arguments in the schema of an attention kernel, and the shape of the log-sum-exp
+/// that the kernel returns.
 struct Kernel {
   enum Statistics { kRows, kRowsAndOne, kPaddedRows };
   int bias = -1;
@@ -459,36 +455,36 @@ struct Kernel {
   int debug = -1;  ///< index of the flag that requests the dropout mask; a call that requests it
                    ///< has no rule
   Statistics statistics = kRows;
-  /// Index of a flag; if the flag is off, the log-sum-exp is (batch, heads, 0).
+  /// Index of a bool argument; if it is false, the log-sum-exp has the sizes (batch, heads, 0).
   int asks_statistics = -1;
-  /// Number of outputs that are replicated: seeds, offsets, empty tensors.
+  /// Number of further outputs, which are replicated: seeds, offsets, empty tensors.
   std::size_t other_outputs = 0;
 };
 
-/// The factors of scaled dot product attention: query (batch, heads, queries, width), key and value
-/// (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention, Ainslie
-/// et al. 2023) head i reads kv head i / group. The heads of the query are then two factors (kv
-/// heads, group), so that sharding kv heads shards query, key and value in the same way.
+/// The factors (einsum index letters) of attention: query (batch, heads, queries, width), key and
+/// value (batch, kv heads, keys, width). With fewer kv heads than heads (grouped-query attention,
+/// Ainslie et al. 2023) head i reads kv head i / group. The heads of the query are then two factors
+/// (kv heads, group), so that sharding kv heads shards query, key and value in the same way.
 struct AttentionFactors {
   TensorFactors query, key, value, result;
   Factors batch, heads, queries, keys;
 
-  // Adds the factors to a rule. Returns nullopt for shapes that the kernels would reject or
-  // broadcast in their own way.
+  // Adds the factors (einsum index letters) to a rule. Returns nullopt for shapes that the kernels
+  // reject, or broadcast in a special way.
   static std::optional<AttentionFactors> add(ShardingRule& rule, const TensorMeta& q,
                                              const TensorMeta& k, const TensorMeta& v,
                                              bool split_queries) {
     if (q.ndim() != 4 || k.ndim() != 4 || v.ndim() != 4) {
       return std::nullopt;
     }
-    // Checks that head i reads kv head i / group on every rank.
+    // Checks that the number of heads is a multiple of the number of kv heads.
     const std::int64_t kv_heads = k.size(1);
     if (v.size(1) != kv_heads || kv_heads == 0 || q.size(1) % kv_heads != 0 ||
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // In a backward, the gradient of key, value or bias is a sum over each factor that it lacks.
-    // The kernels divide by these factors' sizes, so no shard may be empty.
+    // In a backward, the gradients of key, value and bias are sums over the dimensions that they
+    // lack. The kernels divide by the sizes of these dimensions, so no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;
@@ -525,8 +521,8 @@ struct AttentionFactors {
   }
 };
 
-/// The factors of the log-sum-exp: (batch, heads, queries), with an additional last dimension of
-/// size 1, or with queries padded to a multiple of 32. The backward kernel reads the padding too.
+/// Returns the index letters of the log-sum-exp: (batch, heads, queries). Some kernels add a last
+/// dimension of size 1, or pad queries to a multiple of 32 and read the padding in backward.
 TensorFactors statistics_factors(ShardingRule& rule, const AttentionFactors& f,
                                  const Kernel& kernel, std::int64_t queries) {
   TensorFactors result{f.batch, f.heads, f.queries};
@@ -543,19 +539,19 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
-/// Whether queries may be sharded. They may not with a causal mask, which starts at query 0 of the
-/// local tensor.
+/// Whether queries may be sharded. With a causal mask they may not, because the kernel would take
+/// the first local query as query 0.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }
 
-/// Whether the call drops values. With a dropout of 0 a call draws no numbers, so it is not random.
+/// Whether the call has dropout. With probability 0 a call draws no random numbers.
 bool drops(const OpCall& call, const Kernel& kernel) {
   const auto arg = static_cast<std::size_t>(kernel.dropout);
   return !call.is_none(arg) && call.number(arg) != 0;
 }
 
-/// Forward of an attention kernel: (query, key, value, ...) -> result, log-sum-exp, other outputs.
+/// Returns the rule of a kernel (query, key, value, ...) -> result, log-sum-exp, other outputs.
 RuleFunction::Body attention(Kernel kernel) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
@@ -579,7 +575,7 @@ RuleFunction::Body attention(Kernel kernel) {
   };
 }
 
-/// Argument indices of the tensors of a backward operator. The first four arguments are (grad,
+/// Indices of the tensor arguments of an attention backward. The first four arguments are (grad,
 /// query, key, value).
 struct Backward {
   Kernel kernel;
@@ -588,8 +584,8 @@ struct Backward {
   bool bias_gradient = false;
 };
 
-/// Backward of an attention kernel: (grad, query, key, value, ...) -> gradients of query, key,
-/// value (and bias).
+/// Returns the rule of an attention backward (grad, query, key, value, ...) -> gradients of query,
+/// key, value (and bias).
 RuleFunction::Body attention_backward(Backward backward) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);
@@ -621,8 +617,8 @@ RuleFunction::Body attention_backward(Backward backward) {
 
 }  // namespace
 
-/// Positions of arguments are those of native_functions.yaml. All rows set `reads_numbers`, because
-/// the dropout's probability decides whether a call is random.
+/// Indices of arguments are as in libtorch's native_functions.yaml. All entries set
+/// `reads_numbers`, because the dropout's probability decides whether a call is random.
 Table attention_table() {
   const Kernel cpu{.bias = 5, .dropout = 3, .causal = 4};
   const Kernel flash{.dropout = 3, .causal = 4, .debug = 5, .other_outputs = 5};

@@ -8,21 +8,21 @@
 
 namespace tessera::rules {
 
-// Rules of operators that make a new tensor like an input tensor. The new tensor gets the layout of
-// the input, whose values are not read, so no data are moved.
+// The rules of operators that make a new tensor like an input tensor. The new tensor gets the
+// input's layout. The input's values are not read, so nothing is sent.
 
 namespace {
 
-/// zeros_like and similar operators, which do not read the values of their input.
+/// The rule of zeros_like and similar operators, which do not read the values of their input.
 std::optional<ShardingRule> like_rule(const OpCall& call) {
   ShardingRule rule = unchanged(call);
   rule.unread.push_back(call.tensor_index(0));
   return rule;
 }
 
-/// new_zeros(self, size, ...): a dimension of the same size as in self is sharded as in self.
-/// Gradient formulas make zeros in this way and then write the gradient into them. If the result
-/// and self have different numbers of dimensions, the result is replicated.
+/// The rule of new_zeros(self, size, ...). A dimension of the same size as in self is sharded as in
+/// self, because gradient formulas make zeros in this way and then write a gradient into them. If
+/// the result and self have different numbers of dimensions, the result is replicated.
 std::optional<ShardingRule> new_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const Sizes& own = call.tensor(0).sizes;
@@ -42,7 +42,7 @@ std::optional<ShardingRule> new_rule(const OpCall& call) {
   return rule;
 }
 
-/// The strides that the caller passes are global strides; the local result is contiguous.
+/// The rule of new_empty_strided. The caller passes global strides; the local result is contiguous.
 std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = new_rule(call);
   ShardingRule::LocalCall local{"aten::new_empty", call.args};
@@ -51,8 +51,8 @@ std::optional<ShardingRule> new_strided_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of an operator whose tensors broadcast. `linear`: terms in the notation of
-/// add_linear_terms.
+/// Returns the rule of an operator whose tensors broadcast. `linear`: terms in the notation of
+/// add_linear_terms().
 std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view linear,
                                            std::size_t outputs) {
   const std::vector<int> tensors = tensor_arguments(call);
@@ -66,9 +66,9 @@ std::optional<ShardingRule> pointwise_rule(const OpCall& call, std::string_view 
   return rule;
 }
 
-/// A pointwise operator that draws random numbers. Its tensors must not be partial. `reads`:
-/// whether the operator reads the values of its tensors. dtensor runs such an operator by global
-/// element (src/dtensor/random/), because otherwise every shard would draw the same numbers.
+/// Returns the rule of a pointwise operator that draws random numbers. Its tensors must not be
+/// Partial. `reads`: whether the operator reads the values of its tensors. src/dtensor/random/ runs
+/// the operator so that shards draw different numbers.
 RuleFunction::Body draw(std::size_t outputs, bool reads) {
   return [=](const OpCall& call) {
     std::optional<ShardingRule> rule = pointwise_rule(call, "", outputs);
@@ -113,17 +113,17 @@ RuleFunction::Body pointwise(std::string_view linear = "", std::size_t outputs =
   return [=](const OpCall& call) { return pointwise_rule(call, linear, outputs); };
 }
 
-/// masked_fill: a constant is written where the mask is set. If the constant is 0, any partial
-/// input stays partial. Otherwise a sum of the terms would count the constant once for each rank.
-/// But an average, a maximum or a minimum of equal constants is the constant; hence the affine and
-/// monotone terms (see add_linear_terms).
+/// The rule of masked_fill with a constant. If the constant is 0, a Partial input stays Partial,
+/// for any reduction. Any other constant would be added once for each rank in a Partial sum. An
+/// average, a maximum or a minimum of equal constants is the constant; hence the terms "0~ 0<" (see
+/// add_linear_terms()).
 std::optional<ShardingRule> masked_fill_scalar(const OpCall& call) {
   const bool zero = !call.is_none(2) && call.number(2) == 0;
   return pointwise_rule(call, zero ? "0*" : "0~ 0<", 1);
 }
 
-/// An operator that overwrites its first tensor in place without reading it. The tensor keeps its
-/// layout.
+/// Returns the rule of an operator that overwrites its first tensor in place without reading it.
+/// The tensor keeps its layout.
 RuleFunction::Body overwrite(std::string_view linear) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     std::optional<ShardingRule> rule = pointwise_rule(call, linear, 1);
@@ -134,9 +134,9 @@ RuleFunction::Body overwrite(std::string_view linear) {
   };
 }
 
-/// A cast. A Partial sum may stay partial if the new type is floating-point and not narrower: then
-/// only the reduced value is rounded. A maximum or minimum may stay partial if the new type
-/// preserves the order, as all types except bool and unsigned types do.
+/// The rule of a cast. A Partial sum stays Partial if the new type is floating-point and not
+/// narrower, so that no term is rounded. A Partial maximum or minimum stays Partial if the cast
+/// preserves the order of numbers, as casts to all types except bool and unsigned types do.
 std::optional<ShardingRule> to_copy(const OpCall& call) {
   if (call.is_none(1)) {
     return pointwise_rule(call, "0*", 1);
@@ -155,7 +155,7 @@ Table pointwise_table() {
   return {
       "pointwise",
       {
-          // Linear operators: sums and averages stay partial.
+          // Linear operators: Partial sums and averages stay Partial.
           {"add{.Tensor,.out,_.Tensor} sub{.Tensor,.out,_.Tensor} "
            "lerp{.Scalar,.Scalar_out,.Tensor,.Tensor_out,_.Scalar,_.Tensor} addcdiv{,.out,_} "
            "complex rsub.Tensor",
@@ -169,8 +169,8 @@ Table pointwise_table() {
            "mish_backward native_dropout_backward resolve_conj resolve_neg _conj _neg_view",
            pointwise("0")},
           {"addcmul{,.out,_}", pointwise("01 02")},
-          // Affine operators (averages stay partial), monotone operators (maxima and minima stay
-          // partial), and operators that select elements (all reductions stay partial).
+          // Affine operators (averages stay Partial), monotone operators (maxima and minima stay
+          // Partial), and operators that select elements (all reductions stay Partial).
           {"add{.Scalar,_.Scalar} sub{.Scalar,_.Scalar}", pointwise("0~ 0<")},
           {"rsub.Scalar", pointwise("0~")},
           {"asinh{,.out,_} atan{,.out,_} ceil{,.out,_} clamp{,.out,_} clamp_max{,.out,_} "
@@ -184,7 +184,7 @@ Table pointwise_table() {
           {"where{.self,.self_out}", pointwise("12*")},
           {"masked_fill{.Tensor,_.Tensor}", pointwise("02*")},
           {"masked_fill{.Scalar,_.Scalar}", masked_fill_scalar, true},
-          // Rules of copies and constants.
+          // Copies, and operators that fill a tensor with a constant.
           {"positive clone detach{,_,_copy} alias{,_copy} lift lift_fresh{,_copy} contiguous "
            "_pin_memory",
            pointwise("0*")},
@@ -193,7 +193,7 @@ Table pointwise_table() {
           {"fill_.Tensor", overwrite("1*")},
           {"fill_.Scalar", overwrite("0~ 0<")},
           {"zero_", overwrite("0*")},
-          // Operators for which no partial input stays partial.
+          // Operators for which no Partial input stays Partial.
           {"abs{,.out,_} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
            "asin{,.out,_} cos{,.out,_} cosh{,.out,_} erfc{,.out,_} erfinv{,.out,_} frac{,.out,_} "
            "log{,.out,_} log10{,.out,_} log1p{,.out,_} log2{,.out,_} reciprocal{,.out,_} "
@@ -240,22 +240,22 @@ Table pointwise_table() {
            "special_{laguerre_polynomial_l,legendre_polynomial_p}{,.out,.n_scalar,.x_scalar} "
            "special_{laguerre_polynomial_l,legendre_polynomial_p}.{n_scalar,x_scalar}_out",
            pointwise()},
-          // Operators with two results, and their backwards.
+          // Pointwise operators with two results, and the backwards of such operators.
           {"frexp.Tensor log_sigmoid_forward", pointwise("", 2)},
           {"_prelu_kernel_backward", pointwise("0", 2)},
           {"log_sigmoid_backward", pointwise("0")},
       }};
 }
 
-// Rules of list operators, which run one kernel for many tensors. The layouts at each position of
-// the lists are decided separately, because the parameters in one list may have different layouts.
+// The rules of list operators (_foreach_*), which run one kernel for many tensors. Layouts are
+// chosen separately for each index, because tensors in a list may have different layouts.
 
 namespace {
 
-/// The list arguments of a call. Each list has the length of the first list, or is empty.
+/// The tensor lists of a call to a _foreach_ operator, all of the same length or empty.
 using Lists = std::vector<std::vector<TensorRef>>;
 
-/// The list arguments; an optional list that the call omits is an empty list.
+/// Returns the tensor lists of a call; an optional list that the call omits is an empty list.
 std::optional<Lists> list_arguments(const OpCall& call) {
   Lists lists;
   for (const Argument& arg : call.args) {
@@ -269,8 +269,8 @@ std::optional<Lists> list_arguments(const OpCall& call) {
   return fit ? std::optional(lists) : std::nullopt;
 }
 
-/// The tensors at position `at` of the lists. The digits in add_linear_terms refer to this list of
-/// tensors.
+/// Returns the tensors at index `at` of all lists. The numbers in the terms of add_linear_terms()
+/// are indices in this result.
 std::vector<int> position(const Lists& lists, std::size_t at) {
   std::vector<int> result;
   for (const auto& list : lists) {
@@ -281,10 +281,10 @@ std::vector<int> position(const Lists& lists, std::size_t at) {
   return result;
 }
 
-/// The rule of a list operator that is pointwise at each position of its lists. Each position is a
-/// separate tensor group. A single tensor among the arguments belongs to all positions, so it is
-/// replicated. An in-place operator writes the first list. `linear`: terms in the notation of
-/// add_linear_terms.
+/// Returns the rule of a list operator (_foreach_add) that is pointwise. The tensors at each index
+/// of the lists are a separate TensorGroup. A single tensor among the arguments is used at all
+/// indices, so it is replicated. An in-place operator writes the first list. `linear`: terms in the
+/// notation of add_linear_terms().
 std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view linear, bool reads) {
   const std::optional<Lists> lists = list_arguments(call);
   if (!lists) {
@@ -301,7 +301,7 @@ std::optional<ShardingRule> foreach_rule(const OpCall& call, std::string_view li
     rule.outputs.push_back(*result);
     rule.groups.push_back({tensors, {output}});
     add_linear_terms(rule, linear, tensors);
-    // The written inputs are declared here, because the registry does so only for operators with a
+    // Declares the written inputs here, because rule_registry.cpp does so only for operators with a
     // single result.
     if (is_inplace(call.op)) {
       rule.inplace.push_back({tensors[0], output});
@@ -317,9 +317,9 @@ RuleFunction::Body foreach (std::string_view linear = "", bool reads = true) {
   return [=](const OpCall& call) { return foreach_rule(call, linear, reads); };
 }
 
-/// A reduction of each tensor in a list to a scalar, which is partial if the tensor is sharded, so
-/// that nothing is sent until a result is read. If `reduction_of` returns nullopt, the tensors stay
-/// unsharded.
+/// Returns the rule of an operator that reduces each tensor of a list to a scalar. The scalar of a
+/// sharded tensor is Partial, so nothing is sent until a result is read. If `reduction_of` returns
+/// nullopt, the tensors are replicated.
 RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(const OpCall&)) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::optional<ReduceOp> reduction = reduction_of(call);
@@ -339,8 +339,8 @@ RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(con
   };
 }
 
-/// A norm is a reduction only if it needs no root. For any other norm the tensors stay unsharded;
-/// the norms of optim call this operator on local tensors.
+/// The norms of order 0, 1 and infinity need no root, so ranks' results can be reduced. Returns
+/// nullopt for others; gradient clipping calls the operator on local tensors.
 std::optional<ReduceOp> norm_reduction(const OpCall& call) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   if (order == 0 || order == 1) {
@@ -352,10 +352,10 @@ std::optional<ReduceOp> norm_reduction(const OpCall& call) {
   return std::nullopt;
 }
 
-/// A fused optimizer(parameters, gradients, state..., steps, ...). The tensors at one position of
-/// the first `lists` lists have one layout; the `steps` arguments behind these lists are
-/// replicated. All tensors except the gradients are written; gradients are written too if they are
-/// unscaled (argument `grad_scale`).
+/// Returns the rule of a fused optimizer(parameters, gradients, state..., steps, ...), such as
+/// _fused_adamw_. The tensors at one index of the first `lists` lists have one layout; `steps` are
+/// replicated. All of these tensors are written except the gradients, which are written only if
+/// argument `grad_scale` is given.
 RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     Lists zipped;
@@ -388,7 +388,7 @@ RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
 
 }  // namespace
 
-/// The linear terms equal those of the operator in pointwise_table, for lists in place of tensors.
+/// The linear terms are the same as for the operators without "_foreach_" in pointwise_table().
 Table foreach_table() {
   return {
       "foreach",

@@ -6,25 +6,25 @@
 
 namespace tessera::rules {
 
-// Rules of reductions. A reduced dimension may be sharded if the results of the shards can be
-// reduced further. The result is then partial, and nothing is sent until its value is needed.
+// The rules of reductions. A reduced dimension may be sharded if the results of the shards can be
+// reduced further. The result is then Partial, and nothing is sent until its value is needed.
 
 namespace {
 
-/// The positions of the arguments of a reduction; -1 if the reduction lacks the argument.
+/// Indices of the arguments of a reduction in its schema; -1 if the reduction lacks the argument.
 struct Arguments {
-  int dim = -1;  ///< index of an argument that is a dimension, a list, or None for all dimensions;
-                 ///< -1: always reduces all
+  int dim = -1;  ///< index of the dimension argument: an integer, a list, or None for all;
+  ///< -1: the operator always reduces all dimensions
   int keepdim = -1;
   int dtype = -1;
 };
 
-/// Kinds of reductions. kNanSum: a sum that is not linear in its input (absolute values, counts).
-/// kUnsharded: cannot be computed from the shards' results, so reduced dimensions are not sharded.
+/// The kind of a reduction. kNanSum: a sum that is not linear in its input (nansum, counts).
+/// kUnsharded: cannot be computed from the shards' results, so reduced dimensions stay unsharded.
 enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
-/// The reduction that combines the results of shards. For bools, "any" is a maximum and "all" a
-/// minimum.
+/// Returns the reduction that combines the results of shards. For bools, "any" is a maximum and
+/// "all" a minimum.
 std::optional<ReduceOp> reduction_of(Kind kind) {
   switch (kind) {
     case Kind::kSum:
@@ -49,14 +49,14 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
                            : named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
-/// Whether keepdim is set: then a reduced dimension has size 1 and no factor.
+/// Whether keepdim is set, so that reduced dimensions have size 1 in the result.
 bool keeps_dims(const OpCall& call, const Arguments& arguments) {
   return arguments.keepdim >= 0 &&
          call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
 }
 
-/// Adds the factor of a reduced dimension. Its shards must not be empty for a maximum, which would
-/// throw; other reductions of an empty shard have a value.
+/// Adds the factor (einsum index letter) of a reduced dimension. For a maximum its shards must not
+/// be empty, because libtorch throws; other reductions of an empty shard have a value.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -67,7 +67,7 @@ int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   return factor;
 }
 
-/// Declares with which partial inputs the result of the reduction is partial.
+/// Declares for which Partial inputs the result of the reduction is Partial.
 void add_linearity(ShardingRule& rule, Kind kind, int self) {
   if (kind == Kind::kSum) {
     add_linear(rule, {self});
@@ -76,8 +76,8 @@ void add_linearity(ShardingRule& rule, Kind kind, int self) {
   }
 }
 
-/// The reduction of the first tensor. If a dtype argument casts the values before the reduction,
-/// the reduction is not linear, because terms would be rounded one by one.
+/// Returns the rule of a reduction of the first tensor. If a dtype argument casts the values first,
+/// a Partial input is not allowed, because its terms would be rounded one by one.
 ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& arguments,
                             std::size_t outputs) {
   const int self = call.tensor_index(0);
@@ -111,8 +111,8 @@ RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs
   };
 }
 
-/// any.dims and all.dims. In contrast to other operators, an empty list of dimensions reduces
-/// nothing.
+/// Returns the rule of any.dims or all.dims. In contrast to other operators, an empty list of
+/// dimensions reduces nothing.
 RuleFunction::Body reduction_of_dims(Kind kind) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     if (!call.is_none(1) && call.integers(1).empty()) {
@@ -122,8 +122,8 @@ RuleFunction::Body reduction_of_dims(Kind kind) {
   };
 }
 
-/// The rule of a mean: the sum of the shards' sums, divided by the global count. In half precision,
-/// where the sum could overflow, a mean is the average of the means of shards of equal sizes.
+/// The rule of a mean: the sum of the shards' sums, divided by the global number of elements. In
+/// half precision, where the sum could overflow, it is the average of the means of equal shards.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
   const bool by_dim = call.op != "aten::mean";
   const Arguments arguments = by_dim ? Arguments{1, 2, 3} : Arguments{-1, -1, 1};
@@ -149,19 +149,19 @@ std::optional<ShardingRule> mean_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of a p-norm. A p-norm is a reduction only if it needs no root; lowerings compute all
-/// other norms.
+/// Returns the rule of a p-norm. A sharded dimension is reduced by this rule only if the norm needs
+/// no root; src/dtensor/lowerings/ implements other norms.
 std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& arguments) {
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
   if (order == 0 || order == 1) {
-    kind = Kind::kNanSum;  // the 1-norm is a sum of absolute values, and the 0-norm a count
+    kind = Kind::kNanSum;  // sum of absolute values, or number of nonzeros
   }
   if (std::isinf(order)) {
     kind = order > 0 ? Kind::kMax : Kind::kMin;
   }
   ShardingRule rule = reduction_rule(call, kind, arguments, 1);
-  // Not linear, because the norm of a sum is not computed from the norms of the terms.
+  // A Partial input is not allowed: the norm of a sum is not a sum of the terms' norms.
   rule.linear.clear();
   return rule;
 }
@@ -170,7 +170,7 @@ RuleFunction::Body norm(Arguments arguments) {
   return [=](const OpCall& call) { return norm_rule(call, arguments); };
 }
 
-/// histc(self, bins, min, max). If min equals max, the values determine the bounds of the bins.
+/// The rule of histc(self, bins, min, max). If min equals max, the bins depend on the values.
 std::optional<ShardingRule> histogram_rule(const OpCall& call) {
   if (call.number(2) == call.number(3)) {
     return std::nullopt;
@@ -222,16 +222,16 @@ Table reduction_table() {
       }};
 }
 
-// Rules of operators whose results along one dimension depend on the whole dimension: softmax,
-// scans, sorts, shifts. This dimension stays unsharded; all others are independent.
+// The rules of operators whose results along one dimension depend on the whole dimension: softmax,
+// cumsum, sort, roll. This dimension stays unsharded; all others may be sharded.
 
 namespace {
 
-/// The reductions for which a partial first tensor gives a partial result.
+/// For which reductions a Partial first tensor gives a Partial result.
 enum class Linearity {
   kNone,
-  kLinear,  ///< sums and averages of the first tensor stay partial
-  kMoves,   ///< every reduction stays partial, because elements only change places
+  kLinear,  ///< for sums and averages
+  kMoves,   ///< for all reductions, because elements only change places
 };
 
 void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
@@ -250,8 +250,8 @@ struct Along {
   Linearity linearity = Linearity::kNone;
 };
 
-/// The rule of an operator on tensors of one shape. The named dimensions stay unsharded; all other
-/// dimensions are independent.
+/// Returns the rule of an operator on tensors of one shape. The dimensions in argument `along.dim`
+/// stay unsharded; all others may be sharded.
 RuleFunction::Body along(Along along) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const std::vector<int> tensors = tensor_arguments(call);
@@ -276,7 +276,7 @@ RuleFunction::Body along(Along along) {
   };
 }
 
-/// Like along(), but the last `count` dimensions stay unsharded.
+/// Like along(), but the last `count` dimensions stay unsharded, and not those of an argument.
 RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const Sizes& sizes = call.tensor(0).sizes;
@@ -292,12 +292,12 @@ RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
   };
 }
 
-/// cumsum(self, dim, dtype). Not linear if dtype causes a cast, which is done before the sum.
+/// The rule of cumsum(self, dim, dtype). A Partial self is not allowed if dtype casts it first.
 std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
   return along({.linearity = call.is_none(2) ? Linearity::kLinear : Linearity::kNone})(call);
 }
 
-/// topk(self, k, dim, ...): dimension `dim` stays unsharded and has k positions in the result.
+/// The rule of topk(self, k, dim, ...). Dimension `dim` stays unsharded.
 std::optional<ShardingRule> topk_rule(const OpCall& call) {
   const int ndim = call.tensor(0).ndim();
   ShardingRule rule = unchanged(call);
@@ -309,7 +309,7 @@ std::optional<ShardingRule> topk_rule(const OpCall& call) {
   return rule;
 }
 
-/// renorm(self, p, dim, maxnorm): a norm over all dimensions except `dim`.
+/// The rule of renorm(self, p, dim, maxnorm), which computes norms over all dimensions but `dim`.
 std::optional<ShardingRule> renorm_rule(const OpCall& call) {
   const int ndim = call.tensor(0).ndim();
   ShardingRule rule = unchanged(call);
@@ -322,7 +322,7 @@ std::optional<ShardingRule> renorm_rule(const OpCall& call) {
   return rule;
 }
 
-/// glu(self, dim) halves dimension `dim`; its backward(grad, self, dim) doubles it.
+/// Returns the rule of glu(self, dim), which halves dimension `dim`, or of its backward.
 RuleFunction::Body glu(int self_arg, int dim_arg, bool backward) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(static_cast<std::size_t>(self_arg));
@@ -371,16 +371,16 @@ Table scan_table() {
           }};
 }
 
-// Rules of losses. Samples may be sharded, classes may not. Losses need their own rules, because a
-// mean of the shards' means is wrong if shards differ in size.
+// The rules of losses. Samples may be sharded, classes may not. If shards differ in size, the mean
+// of the shards' means would be wrong.
 
 namespace {
 
 /// The values of at::Reduction.
 enum Reduction { kNone = 0, kMean = 1, kSum = 2 };
 
-/// The factors of nll_loss: input (N, C, ...) or (C), target (N, ...) or 0-d, and the weight of
-/// each class, (C).
+/// The factors (einsum index letters) of nll_loss: input (N, C, ...) or (C), target (N, ...) or
+/// 0-d, and the weight of each class, (C).
 struct NllFactors {
   TensorFactors input, target, weight;
 
@@ -418,7 +418,7 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
       if (reduction == kMean) {
         properties.unsharded = true;
       } else {
-        // Reduction of the total weight, and of a scalar loss.
+        // The total weight and a scalar loss are sums over samples.
         properties.reduction = ReduceOp::kSum;
       }
     }
@@ -428,8 +428,8 @@ std::optional<ShardingRule> nll_forward(const OpCall& call) {
   return rule;
 }
 
-/// nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total weight). The total
-/// weight is an argument and covers all shards, so samples are independent.
+/// The rule of nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total
+/// weight). The total weight of all shards is an argument, so samples may be sharded.
 std::optional<ShardingRule> nll_backward(const OpCall& call) {
   const Sizes& sizes = call.tensor(1).sizes;
   if (sizes.empty()) {
@@ -441,14 +441,14 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
     return std::nullopt;
   }
   // Without a reduction (kNone) the gradient of the loss has one number for each sample; otherwise
-  // the gradient is a scalar.
+  // it is a scalar.
   if (call.tensor(0).ndim() > 0) {
     input_of(rule, call.tensor_index(0)) = factors.target;
   }
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
   set_input(rule, call, 3, factors.weight);
-  // Only a mean divides by the total weight, so the total weight is otherwise unread.
+  // The values of the total weight are read only for a mean, which is divided by it.
   if (call.integer(4) != kMean) {
     rule.unread.push_back(call.tensor_index(6));
   }
@@ -473,7 +473,7 @@ std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_
   }
   const std::int64_t reduction = call.integer(reduction_arg);
   const bool averages = !is_backward && reduction == kMean && call.tensor(0).itemsize <= 2;
-  // The local call computes the sum of this rank's elements, which is divided by the global count.
+  // Each rank computes the sum over its elements, divided by the global number of elements.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};

@@ -22,7 +22,7 @@ int push(ShardingRule& rule, ShardingRule::Factor factor) {
   return static_cast<int>(rule.factors.size()) - 1;
 }
 
-/// Adds one term of add_linear_terms: digits, then at most one character for the reductions.
+/// Adds one term of add_linear_terms(): digits ("01"), then at most one character such as "~".
 void add_linear_term(ShardingRule& rule, std::string_view term, const std::vector<int>& tensors) {
   std::vector<int> inputs;
   char sign = '+';
@@ -30,7 +30,7 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
     if (c < '0' || c > '9') {
       sign = c;
     } else if (const auto position = static_cast<std::size_t>(c - '0'); position < tensors.size()) {
-      // An optional tensor that the call omits is omitted from the term as well.
+      // An optional tensor that the call omits is skipped.
       inputs.push_back(tensors[position]);
     }
   }
@@ -52,8 +52,8 @@ void add_linear_term(ShardingRule& rule, std::string_view term, const std::vecto
 
 }  // namespace
 
-/// Makes a rule in which no dimension has a factor, so a dimension that the rule's author forgets
-/// is replicated.
+/// Makes a rule in which no dimension has a factor (einsum index letter), so that a dimension that
+/// the rule's author forgets is replicated.
 ShardingRule start(const OpCall& call) {
   ShardingRule rule;
   for (const TensorMeta& tensor : call.tensors) {
@@ -116,8 +116,8 @@ ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> o
   return group;
 }
 
-/// Declares averages too, because an average is a sum with a factor, so a linear operator commutes
-/// with it.
+/// Declares averages too, because an average is a sum divided by the number of ranks, so a linear
+/// operator commutes with it.
 void add_linear(ShardingRule& rule, std::vector<int> inputs) {
   rule.linear.push_back({inputs, ReduceOp::kSum});
   rule.linear.push_back({std::move(inputs), ReduceOp::kAvg});
@@ -167,13 +167,13 @@ std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& cal
                                            const std::vector<int>& tensors) {
   using ranges::views::reverse;
   using ranges::views::zip;
-  // Sizes of the broadcast result, innermost first.
+  // The sizes of the broadcast result, last dimension first.
   Sizes sizes;
   for (int tensor : tensors) {
     const Sizes& own = meta_of(call, tensor).sizes;
     sizes.resize(std::max(sizes.size(), own.size()), 1);
     for (auto&& [common, size] : zip(sizes, own | reverse)) {
-      // A dimension of size 1 broadcasts, so it does not change the common size, even if that is 0.
+      // A dimension of size 1 broadcasts to any size, even to 0.
       if (size == 1) {
         continue;
       }
@@ -237,7 +237,7 @@ TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
   return result;
 }
 
-/// `op` must have a namespace; otherwise a character would be lost.
+/// `op` must have a namespace; otherwise its first character would be removed.
 std::string_view base_name(std::string_view op) {
   op.remove_prefix(std::min(op.find("::") + 2, op.size()));
   return op.substr(0, op.find('.'));
@@ -258,7 +258,7 @@ std::size_t out_count(std::string_view op) {
   if (overload.ends_with("out")) {
     return 1;
   }
-  // Out overloads with two results are named after their first result and not "out".
+  // out= overloads with two results are named after the first result ("values"), not "out".
   for (const std::string_view pair :
        {"values", "values_stable", "dim_values", "dim_max", "dim_min"}) {
     if (overload == pair) {
@@ -272,23 +272,22 @@ std::size_t out_count(std::string_view op) {
 
 namespace tessera {
 
-// The functions with which rules read the arguments of a call. They convert as schemas do (an int
-// is a number, one dimension is a list of one) and throw for other types. An error means that the
-// rule reads another argument than the schema has at this position, which is a bug in a table of
-// rules and not in the user's call.
+// The functions with which sharding rules read the arguments of a call. They convert as schemas do
+// (an int is a number, one dimension is a list of one) and throw Error for other types. Such an
+// error means that the rule reads the wrong argument: a bug in a table of rules, not in the user's
+// call.
 
 namespace {
 
-/// The value of an argument past the end. Schemas gain arguments over time, and out= variants drop
-/// theirs.
+/// The value of an argument past the end of OpCall::args. Older schemas have fewer arguments, and
+/// rules of out= variants see the call without `out`.
 const Argument kNone;
 
 const Argument& argument(const OpCall& call, std::size_t arg) {
   return arg < call.args.size() ? call.args[arg] : kNone;
 }
 
-/// The argument as type T. `what` completes the error message: the kind of argument that the rule
-/// expected.
+/// Returns the argument as type T. `what` is the expected type, for the error message.
 template <class T>
 const T& get(const OpCall& call, std::size_t arg, const char* what) {
   const T* value = std::get_if<T>(&argument(call, arg));
@@ -303,8 +302,7 @@ std::int64_t TensorMeta::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// A missing optional tensor is a TensorRef with index -1 or a None, depending on its position in
-/// the call.
+/// A missing optional tensor is a None, or a TensorRef with index -1.
 bool OpCall::has_tensor(std::size_t arg) const {
   const auto* ref = std::get_if<TensorRef>(&argument(*this, arg));
   return ref && ref->index >= 0;
@@ -320,8 +318,8 @@ const TensorMeta& OpCall::tensor(std::size_t arg) const {
   return tensors.at(static_cast<std::size_t>(tensor_index(arg)));
 }
 
-/// Accepts a single tensor in place of a list, so that overloads that differ only in this respect
-/// can share a rule.
+/// Accepts a single tensor in place of a list, so that overloads that differ only in this can share
+/// a rule.
 std::vector<TensorRef> OpCall::tensor_list(std::size_t arg) const {
   if (is_none(arg)) {
     return {};
@@ -363,8 +361,7 @@ double OpCall::number(std::size_t arg) const {
   return static_cast<double>(integer(arg));
 }
 
-/// Accepts a single integer, because libtorch turns dim=1 into a list of one for some overloads
-/// only.
+/// Accepts a single integer, because libtorch converts dim=1 to a list only for some overloads.
 std::vector<std::int64_t> OpCall::integers(std::size_t arg) const {
   if (is_none(arg)) {
     return {};

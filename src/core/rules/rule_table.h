@@ -1,4 +1,4 @@
-// Functions and types that the tables of rules share.
+// Functions and types that the tables of sharding rules share.
 #pragma once
 
 #include <cstddef>
@@ -13,43 +13,43 @@
 
 namespace tessera::rules {
 
-// Functions on operator names, and a common rule, for the tables in this folder.
+// The functions below are for the tables of sharding rules in this folder.
 
-/// The name without namespace and overload: "add_" for "aten::add_.Tensor".
+/// Returns a name without namespace and overload: "add_" for "aten::add_.Tensor".
 std::string_view base_name(std::string_view op);
 /// Whether the operator's base name ends in one underscore, as names of in-place operators do.
 bool is_inplace(std::string_view op);
-/// How many of an overload's last arguments receive its results: 1 for "aten::add.out", 2 for
-/// "aten::sort.values", 0 for an overload that returns its results.
+/// Returns how many of the last arguments receive the results: 1 for "aten::add.out", 2 for
+/// "aten::sort.values", 0 for an overload that is not an out= variant.
 std::size_t out_count(std::string_view op);
 
-/// Adds one factor for each of `sizes`; these factors must not be sharded.
+/// Adds a factor (einsum index letter) for each of `sizes`; these must not be sharded.
 TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes);
 
-/// The product of the sizes of the factors; negative (unknown) if a factor has size kUnknown.
+/// Returns the product of the sizes of einsum index letters; negative if a size is kUnknown.
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 
-/// A tensor group of all input tensors of the call and the given outputs. Outputs in no group are
-/// replicated.
+/// Returns a TensorGroup of all input tensors of the call and the given outputs. Outputs in no
+/// group are replicated.
 ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
 
 /// Declares that the operator commutes with every reduction of `inputs`, because it moves elements
 /// without changing them.
 void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs);
 
-/// A dimension as an index from 0. Throws Error if it is out of range (a 0-d tensor counts as
-/// having one dimension).
+/// Returns `dim` as an index from 0. Throws Error if it is out of range; a 0-d tensor counts as
+/// having one dimension.
 int wrap_dim(const OpCall& call, std::int64_t dim, int ndim);
 
-/// The indices of the tensor arguments, in order, without tensors in lists.
+/// Returns the indices of the tensor arguments in OpCall::tensors, without tensors in lists.
 std::vector<int> tensor_arguments(const OpCall& call);
 
-/// The properties of tensor number `tensor` of the call.
+/// Returns the sizes and element size of tensor number `tensor` of the call.
 inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }
 
-/// Sets the factors of a tensor argument if the call has this argument.
+/// Sets the factors (einsum index letters) of tensor argument `arg` if it is not None.
 void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
                const TensorFactors& factors);
 
@@ -85,34 +85,33 @@ struct UnaryRule {
   int self_;
 };
 
-/// The rule of an operator whose result has the sizes and the layout of argument 0.
+/// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
 /// The factors of a part of a tensor with the factors `whole`: the part lacks dimension `dim`, or
 /// has `size` positions there. The dimension stays unsharded in both.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
-/// The factors of a tensor of `sizes` that broadcasts to a tensor with the factors `to`, aligned at
-/// the last dimension. A dimension that broadcasts has no factor, so it is replicated.
+/// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor
+/// with the factors `to`. A dimension that broadcasts gets no factor, so it is replicated.
 TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
                                    const TensorFactors& to);
 
-// Tables of rules, one for each family of operators, that the files of this folder provide to the
-// registry. A new table is declared here and listed in propagate/rule_registry.cpp.
+// The tables of sharding rules. A new table is declared here and listed in
+// src/core/propagate/rule_registry.cpp.
 
-/// One rule for the operators in `names`: names are separated by blanks, without "aten::", and
-/// braces are expanded as in a shell ("add{,_}.Tensor add.out"). To add an operator, add a row to a
-/// table.
+/// The sharding rule of the operators in `names`. Names are separated by blanks, without "aten::",
+/// and braces are expanded as in a shell ("add{,_}.Tensor add.out"). To add an operator, add a Row
+/// to a Table.
 ///
-/// The body describes the functional variant. For in-place operators (whose name ends in '_') and
-/// out= overloads (whose overload name ends in "out") the registry changes the rule as the variant
-/// requires.
+/// `body` describes the functional variant. rule_registry.cpp adapts it to in-place operators
+/// (whose name ends in '_') and out= overloads (whose overload name ends in "out").
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
-  bool reads_numbers = false;  ///< whether the rule reads numbers; see RuleFunction::reads_numbers
+  bool reads_numbers = false;  ///< see RuleFunction::reads_numbers()
 };
 
-/// The rules of a family of operators that are sharded in the same way.
+/// The sharding rules of a family of similar operators.
 struct Table {
   std::string_view family;
   std::vector<Row> rows;

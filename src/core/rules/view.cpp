@@ -13,10 +13,10 @@
 
 namespace tessera::rules {
 
-// Rules of views, and of copies that move elements as views do. On each rank the same view operator
-// runs on the local tensor, so a rule must ensure that the local view has the right elements: sizes
-// among the arguments become local sizes (size_arguments), and calls that depend on a size of 1
-// name dimensions instead.
+// The rules of views, and of copies that move elements as views do. Each rank runs the same view
+// operator on its local tensor, so a rule must ensure that the local view has the right elements.
+// Sizes among the arguments become local sizes (size_arguments). Operators that depend on a size of
+// 1 (squeeze) get dimensions instead.
 
 namespace {
 
@@ -56,13 +56,13 @@ std::optional<ShardingRule> t_rule(const OpCall& call) {
   return swapped(call, 0, call.tensor(0).ndim() < 2 ? 0 : 1);
 }
 
-/// squeeze: the local call names the dimensions of global size 1, because other dimensions may have
-/// local size 1.
+/// The rule of squeeze. The local call names the dimensions of global size 1, because other
+/// dimensions may have local size 1.
 std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
   UnaryRule view(call);
   const Sizes& sizes = call.tensor(0).sizes;
   std::vector<bool> named(sizes.size(), call.args.size() < 2);
-  // An empty list of dimensions names no dimension.
+  // squeeze.dims with an empty list removes no dimension.
   if (call.args.size() > 1 && !call.integers(1).empty()) {
     named = named_dims(call, 1, call.tensor(0).ndim());
   }
@@ -91,7 +91,7 @@ std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// expand(self, size): -1 leaves a dimension unchanged; new dimensions are added in front.
+/// The rule of expand(self, size). Size -1 leaves a dimension unchanged; new ones are in front.
 std::optional<ShardingRule> expand_rule(const OpCall& call) {
   UnaryRule view(call);
   const Sizes& own = call.tensor(0).sizes;
@@ -108,7 +108,7 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
       continue;
     }
     output.push_back({add_unsharded(view.rule, wanted[i])});
-    // An expanded dimension of size 1 has no factor in the input.
+    // In the input, an expanded dimension of size 1 has no factor (einsum index letter).
     if (i >= added) {
       view.input[i - added].clear();
     }
@@ -117,8 +117,8 @@ std::optional<ShardingRule> expand_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// repeat(self, repeats): a dimension becomes two factors (repeats, dimension), of which the
-/// repeats stay unsharded.
+/// The rule of repeat(self, repeats). A dimension of the result is unflattened to (repeats,
+/// dimension of self), and the repeats stay unsharded.
 std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   UnaryRule view(call);
   const Sizes repeats = call.integers(1);
@@ -139,7 +139,7 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// unfold(self, dim, size, step): the last dimension of the result is the position within a window.
+/// The rule of unfold(self, dim, size, step). The result's last dimension is the window.
 std::optional<ShardingRule> unfold_rule(const OpCall& call) {
   UnaryRule view(call);
   const std::int64_t size = call.integer(2), step = call.integer(3);
@@ -154,7 +154,7 @@ std::optional<ShardingRule> unfold_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// Length of a diagonal of a matrix.
+/// Returns the length of a diagonal of a matrix of `rows` rows and `columns` columns.
 std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t offset) {
   const std::int64_t size =
       offset >= 0 ? std::min(rows, columns - offset) : std::min(rows + offset, columns);
@@ -176,7 +176,7 @@ TensorFactors without_matrix(ShardingRule& rule, const TensorFactors& tensor, in
   return rest;
 }
 
-/// diagonal(self, offset, dim1, dim2): the last dimension of the result is the diagonal.
+/// The rule of diagonal(self, offset, dim1, dim2). The result's last dimension is the diagonal.
 std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
   UnaryRule view(call);
   const int ndim = call.tensor(0).ndim();
@@ -208,7 +208,7 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
   return std::move(view).linear(std::move(output));
 }
 
-/// view.dtype(self, dtype) is not linear, because it reinterprets bits.
+/// The rule of view.dtype(self, dtype), which reinterprets bits, so self must not be Partial.
 std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
   UnaryRule view(call);
   const std::int64_t from = call.tensor(0).itemsize, to = call.dtype(1).itemsize;
@@ -223,13 +223,13 @@ std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
   return std::move(view).finish(std::move(output));
 }
 
-// Rules of views with another shape: finds the factors that the two shapes share.
+// The rules of reshape and view: finds the sub-dimensions that the two shapes share.
 
-/// Finds the factors that the two shapes of a reshape share. Walks both shapes, major dimension
-/// first, and gives the current dimensions a common factor: the greatest common divisor of their
-/// remaining sizes. (2, 6) -> (4, 3) has factors 2, 2, 3; so a dimension may be split, and several
-/// dimensions may be joined. If the remaining sizes have no common divisor, no factor can be shared
-/// up to the next common boundary; the factors up to this boundary stay unsharded.
+/// Finds the factors (einsum index letters) that the two shapes of a reshape share. Walks both
+/// shapes, major dimension first, and gives the current dimensions a common factor: its size is the
+/// greatest common divisor of their remaining sizes. (2, 6) -> (4, 3) has the factors 2, 2, 3. If
+/// the remaining sizes have no common divisor, the dimensions up to the next common boundary of
+/// both shapes stay unsharded.
 class Reshape {
  public:
   Reshape(ShardingRule& rule, const Sizes& from, const Sizes& to)
@@ -244,9 +244,9 @@ class Reshape {
     return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
   }
 
-  /// For tensors without elements, any shape is a view of any other. Leading dimensions of equal
-  /// size are the same dimensions. The remaining dimensions are matched by share() if they have
-  /// elements, otherwise by equal trailing sizes.
+  /// Handles tensors without elements, for which any shape is a view of any other. Leading
+  /// dimensions of equal size share factors (einsum index letters). The remaining dimensions are
+  /// matched by share() if their sizes are not 0, otherwise by equal trailing sizes.
   void share_without_elements() {
     const auto rest = std::ranges::mismatch(from_, to_);
     const auto same = static_cast<std::size_t>(rest.in1 - from_.begin());
@@ -269,8 +269,8 @@ class Reshape {
     }
   }
 
-  /// Shares factors, beginning with dimension `first` of both shapes. `i` and `o` are one past the
-  /// current dimensions of input and output.
+  /// Finds shared factors (einsum index letters) from dimension `first` of both shapes on. `i` and
+  /// `o` are one past the current dimensions of input and output.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
     std::int64_t in = 1, out = 1;  // remaining sizes of the current input and output dimensions
@@ -292,7 +292,7 @@ class Reshape {
     }
   }
 
-  /// Advances `at` to the next dimension of a size other than 1. Returns false at the end.
+  /// Advances `at` past the next dimension whose size is not 1. Returns false at the end.
   static bool next(const Sizes& sizes, std::size_t& at, std::int64_t& left) {
     while (left == 1 && at < sizes.size()) {
       left = sizes[at++];
@@ -321,7 +321,7 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// The sizes with -1 replaced; nullopt if the sizes do not have `numel` elements.
+/// Returns the sizes with -1 replaced; nullopt if a tensor of these sizes has not `numel` elements.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;
@@ -335,7 +335,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    // With another size of 0 the value of -1 is undefined, and libtorch throws as well.
+    // If another size is 0, the value of -1 is ambiguous, and libtorch throws as well.
     if (known == 0 || numel % known != 0) {
       return std::nullopt;
     }
@@ -370,7 +370,7 @@ std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   return rule;
 }
 
-/// _reshape_alias: its stride argument contains global strides, so the local call is a view.
+/// The rule of _reshape_alias. Its stride argument has global strides, so view() runs locally.
 std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = reshape_rule(call);
   if (rule) {
@@ -401,13 +401,13 @@ Table view_table() {
           }};
 }
 
-// Rules of backwards of views, which put a gradient into zeros with the sizes of the viewed tensor,
-// or a tensor into a copy (the scatters). The dimension in which the tensor is placed stays
-// unsharded.
+// The rules of select_backward and others, which write a gradient into zeros, and of select_scatter
+// and others, which write a tensor into a copy of self. The dimension in which they select
+// positions stays unsharded.
 
 namespace {
 
-/// Completes the rule of operator(grad, sizes, ...), which is linear in the gradient.
+/// Completes the rule of an operator (grad, sizes, ...), which is linear in the gradient.
 ShardingRule linear_in_gradient(const OpCall& call, ShardingRule rule, const TensorFactors& grad,
                                 const TensorFactors& result) {
   input_of(rule, call.tensor_index(0)) = grad;
@@ -417,8 +417,8 @@ ShardingRule linear_in_gradient(const OpCall& call, ShardingRule rule, const Ten
   return rule;
 }
 
-/// select_backward(grad, sizes, dim, ...) and slice_backward: zeros with the gradient written to
-/// the selected positions.
+/// Returns the rule of select_backward(grad, sizes, dim, ...) or slice_backward: zeros with the
+/// gradient written to the selected positions.
 RuleFunction::Body place_gradient(bool keeps_dim) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const Sizes sizes = call.integers(1);
@@ -435,8 +435,8 @@ RuleFunction::Body place_gradient(bool keeps_dim) {
   };
 }
 
-/// select_scatter(self, src, dim, ...) and slice_scatter: a copy of self with src written to the
-/// selected positions.
+/// Returns the rule of select_scatter(self, src, dim, ...) or slice_scatter: a copy of self with
+/// src written to the selected positions.
 RuleFunction::Body place_source(bool keeps_dim) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     const int self = call.tensor_index(0), source = call.tensor_index(1);
@@ -461,8 +461,8 @@ RuleFunction::Body place_source(bool keeps_dim) {
   };
 }
 
-/// unfold_backward(grad, sizes, dim, ...): the last dimension of grad is the position within a
-/// window.
+/// The rule of unfold_backward(grad, sizes, dim, ...). The last dimension of grad is the position
+/// within a window.
 std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   if (sizes.empty()) {
@@ -474,14 +474,14 @@ std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
   const TensorFactors result = add_factors(rule, sizes);
   TensorFactors grad = result;
   keep_unsharded(rule, result[dim]);
-  // In grad, neither the dimension of windows nor the position within a window corresponds to a
-  // dimension of the result.
+  // Neither the dimension of windows in grad nor the position within a window is a dimension of the
+  // result.
   grad[dim].clear();
   grad.emplace_back();
   return linear_in_gradient(call, std::move(rule), grad, result);
 }
 
-/// diagonal_backward(grad, sizes, offset, dim1, dim2): the last dimension of grad is the diagonal.
+/// The rule of diagonal_backward(grad, sizes, ...). The last dimension of grad is the diagonal.
 std::optional<ShardingRule> diagonal_backward_rule(const OpCall& call) {
   const Sizes sizes = call.integers(1);
   const auto ndim = static_cast<int>(sizes.size());

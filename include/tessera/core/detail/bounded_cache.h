@@ -24,7 +24,7 @@ class BoundedCache {
   explicit BoundedCache(std::size_t capacity) : capacity_(capacity) {}
 
   /// Returns the value of `key`. If the value is not cached, computes it by `compute(key)` and
-  /// stores it. An exception of `compute` is passed on, and nothing is stored.
+  /// stores it. If `compute` throws, the exception is passed on and nothing is stored.
   template <class Compute>
   ValuePtr get(const Key& key, const Compute& compute) {
     if (const auto found = entries_.find(key); found != entries_.end()) {
@@ -52,7 +52,7 @@ class BoundedCache {
   };
   using Entries = std::unordered_map<Key, Entry, Hash>;
 
-  /// Removes the oldest entry that was not used since evict() last examined the entry.
+  /// Removes the oldest entry that was not used since evict() last visited it.
   void evict() {
     while (std::exchange(order_.front()->second.used, false)) {
       order_.splice(order_.end(), order_, order_.begin());

@@ -12,17 +12,17 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Whether an environment variable is on ("1", "true", "on") or off ("0", "false", "off"); nullopt
-/// if it is not set, or empty. Throws Error, with the allowed values, for any other value. Reads
-/// the environment at each call, so hot code should store the result. Thread safe unless another
-/// thread calls setenv().
+/// Returns whether environment variable `name` is on ("1", "true", "on") or off ("0", "false",
+/// "off"); nullopt if it is not set, or empty. Throws Error for any other value. Reads the
+/// environment at each call, so hot code should store the result. Thread safe unless a thread calls
+/// setenv().
 std::optional<bool> environment_switch(const char* name);
 
-/// Whether TESSERA_DEBUG is on: ranks then compare their calls and values, at the cost of
-/// collectives and synchronisation. `unset` is returned if the variable is not set.
+/// Whether the environment variable TESSERA_DEBUG is on; returns `unset` if it is not set. If it is
+/// on, ranks compare their calls and values, which needs collectives and synchronisation.
 bool debug_checks(bool unset = false);
 
-/// The path of a library with file name `name`, in the folder of the library that contains
+/// Returns the path of the shared library `name` in the folder of the shared library that contains
 /// `function`.
 inline std::string library_beside(const void* function, const char* name) {
   Dl_info info{};

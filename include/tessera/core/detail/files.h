@@ -21,25 +21,25 @@ namespace tessera::files {
 
 /// A file that is written under a temporary name next to `path`, synced to the disk by sync(), and
 /// renamed to `path` by publish(). Other processes therefore never see an incomplete file. The
-/// destructor removes a file that was not published. If the process is killed, the next process
-/// that writes `path` on the same host removes the temporary file. All functions throw Error with
-/// the system's reason; the constructor also throws for the name of a device, a pipe or a socket.
-/// One thread at a time.
+/// destructor removes an unpublished file. If the process is killed, the next process that writes
+/// `path` on the same machine removes the temporary file. All functions throw Error with the
+/// system's message. The constructor also throws if `path` is a device, a pipe or a socket. Not
+/// thread safe.
 class AtomicFile : tessera::detail::NoCopy {
  public:
   explicit AtomicFile(std::filesystem::path path);
   ~AtomicFile();
 
-  /// Allocates `bytes` on the disk, so that a full disk is detected before the work.
+  /// Allocates `bytes` on the disk, so that a full disk is detected before anything is written.
   void reserve(std::uint64_t bytes);
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   void sync();
-  /// Renames the temporary file to `path`. Throws Error if the folder cannot be made durable; the
-  /// file is then complete at `path`, but may be lost in a crash.
+  /// Renames the temporary file to `path`. Throws Error if fsync of the folder fails; the file is
+  /// then complete at `path`, but may be lost in a crash.
   void publish();
   /// Calls publish() unless the file `path` exists. Returns whether the file was published. If
-  /// several processes publish at the same time, one succeeds; this needs a file system with hard
-  /// links.
+  /// several processes publish at the same time, exactly one succeeds, provided that the file
+  /// system has hard links.
   bool publish_new();
 
  private:
@@ -52,13 +52,12 @@ class AtomicFile : tessera::detail::NoCopy {
   std::uint64_t unsynced_ = 0;
 };
 
-/// `path` as an absolute path, so that a later chdir() does not change its meaning. An empty path
-/// stays empty. A path that cannot be resolved, because the working directory no longer exists, is
-/// returned unchanged.
+/// Returns `path` as an absolute path, so that a later chdir() does not change its meaning. An
+/// empty path stays empty. `path` is returned unchanged if the working directory no longer exists.
 std::filesystem::path absolute_path(const std::filesystem::path& path);
 
-/// Removes the temporary files that killed processes of this host have left in a folder. Only
-/// temporary files of files whose names satisfy `of` are removed. Errors are ignored, because a
+/// Removes the temporary files that killed processes of this machine have left in `folder`. `of`
+/// says whether to remove the temporary files of the file `name`. Errors are ignored, because a
 /// temporary file only takes disk space.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of);
@@ -70,11 +69,11 @@ void sync_folder(const std::filesystem::path& folder);
 
 namespace tessera::detail {
 
-/// A file that could not be opened, examined or read. The content of such a file is unknown, and
-/// the file may become readable later.
+/// The error for a file that could not be opened or read. The content of such a file is unknown,
+/// and the file may become readable later.
 class ReadError : public Error {
  public:
-  /// `missing`: the path of a file that does not exist.
+  /// `missing`: the path of the file if the file does not exist, otherwise empty.
   explicit ReadError(const std::string& message, std::filesystem::path missing = {})
       : Error(message), missing_(std::move(missing)) {}
 
@@ -87,26 +86,26 @@ class ReadError : public Error {
 /// The byte order mark that some editors write at the beginning of a text.
 inline constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
-/// A hint about NaN and Infinity, to append to a JSON parser's message. Empty unless `fault`, the
-/// invalid text, is NaN or Infinity.
+/// Returns a hint about NaN and Infinity, to append to a JSON parser's error message. Empty unless
+/// `fault`, the text that the parser rejected, is NaN or Infinity.
 std::string json_hint(std::string_view fault);
 
 /// Throws Error if the content is a git-lfs pointer, which a repository contains in place of the
 /// file itself.
 void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view content);
 
-/// CRC-32C (Castagnoli; RFC 3720), as in iSCSI, ext4 and btrfs, by the processor's fastest method.
-/// `before`: the checksum of the preceding bytes, so that a checksum can be computed in pieces.
+/// Computes the checksum CRC-32C (Castagnoli; RFC 3720) of `bytes`, by this processor's fastest
+/// method. `before` is the checksum of the preceding bytes; so data may be passed in several calls.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
-/// A method of computing CRC-32C, with its name.
+/// A function that computes the checksum CRC-32C by one method, with the method's name.
 struct Crc32cWay {
   const char* name;
   std::uint32_t (*sum)(std::span<const std::byte> bytes, std::uint32_t before);
 };
 
-/// The methods that this processor supports, the fastest first. The last method uses a table and
-/// works on every processor.
+/// Returns the methods of computing CRC-32C that this processor supports, the fastest first. The
+/// last one uses a table and works on every processor.
 std::vector<Crc32cWay> crc32c_ways();
 
 }  // namespace tessera::detail

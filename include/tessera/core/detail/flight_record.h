@@ -17,10 +17,10 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// The flight record of a rank: its last collectives, in mapped memory that other ranks on the same
-// host read while the rank runs. `tessera-run --explain` reads the mapped file afterwards, which is
-// complete even if the rank was killed. One rank writes; any process may read at any time. Times
-// are nanoseconds since 1970.
+// The flight record of a rank stores its last collectives in a memory-mapped file. Other ranks on
+// the same machine read it while the rank runs. `tessera-run --explain` reads it afterwards; it is
+// complete even if the rank was killed. Only the rank itself writes. Times are nanoseconds since
+// 1970.
 
 constexpr std::uint64_t kMagic = 0x3264726365725354;  // first bytes of a record file: "TSrecrd2"
 constexpr std::size_t kGroups = 128;
@@ -29,12 +29,12 @@ constexpr std::size_t kMostRanks = 4096;
 
 enum class RankState : std::uint32_t {
   kRunning,
-  kEnded,  ///< the rank's world has ended; the process may continue
+  kEnded,  ///< the rank has destroyed its World; the process may continue
   kGaveUp  ///< the rank has called World::abort()
 };
 
-/// `text` as an array that is padded with zeros. A long text is cut at the front, because its end
-/// is more specific.
+/// Returns `text` as an array that is padded with zeros. A text longer than the array loses its
+/// beginning, because its end is more specific.
 template <std::size_t Size>
 std::array<char, Size> padded(std::string_view text) {
   std::array<char, Size> result{};
@@ -43,14 +43,14 @@ std::array<char, Size> padded(std::string_view text) {
   return result;
 }
 
-/// The text in an array that was made by padded().
+/// Returns the text in an array that was made by padded().
 template <std::size_t Size>
 std::string unpadded(const std::array<char, Size>& text) {
   return {text.begin(), std::ranges::find(text, '\0')};
 }
 
 /// A value of type T stored in atomic words, so that one process may read the value while another
-/// process writes it. CallSlot explains how a reader detects a mixture of two values.
+/// process writes it. A reader may get a mixture of two values; CallSlot::order detects this.
 template <class T>
 class SharedWords {
  public:
@@ -73,10 +73,10 @@ class SharedWords {
   std::array<std::atomic<std::uint64_t>, std::tuple_size_v<Words>> words_{};
 };
 
-/// The properties of a collective that do not change.
+/// The properties of a collective that do not change after it has begun.
 struct CallLabel {
-  std::uint64_t group = 0;  ///< id of the group of the collective, GroupSlot::id
-  /// Number of the collective within its group; number 0 is the set-up of the group.
+  std::uint64_t group = 0;  ///< GroupSlot::id of the collective's group
+  /// Number of the collective within its process group; 0 is the initialisation of the group.
   std::uint64_t number = 0;
   std::array<char, 24> collective{};
   std::array<char, 72> purpose{};  ///< purpose of the collective, for example "unit 'layers.3'"
@@ -84,29 +84,29 @@ struct CallLabel {
 };
 
 struct CallSlot {
-  /// The call's number over all groups of the rank, from 1; 0 while the slot is being written. A
-  /// reader that sees the same number before and after has read one call.
+  /// The call's number over all groups of the rank, from 1; 0 while the slot is being written. If
+  /// `order` is equal before and after reading the label, the label is not a mixture of two calls.
   std::atomic<std::uint64_t> order{0};
   SharedWords<CallLabel> label;
-  /// Whether a thread or the device is waiting for the end of the call.
+  /// Whether a CPU thread or the GPU is waiting for the end of the call.
   std::atomic<bool> waits{false};
   std::atomic<std::int64_t> since{0};  ///< time at which the member `waits` last changed
 };
 
 struct GroupSlot {
-  /// Id of the group, equal on all ranks, written last; 0 marks a free slot.
+  /// Id of the process group, equal on all ranks, written last; 0 means that the slot is unused.
   std::atomic<std::uint64_t> id{0};
-  std::atomic<std::uint64_t> begun{0};  ///< number of calls that the rank has begun in the group,
-                                        ///< including the set-up of the group
+  std::atomic<std::uint64_t> begun{0};  ///< number of collectives that the rank has begun here,
+  ///< including the initialisation of the group
   std::array<char, 64> name{};
-  /// World ranks of the group, as bits: rank r is bit r % 64 of word r / 64.
+  /// World ranks of the process group, as bits: rank r is bit r % 64 of word r / 64.
   std::array<std::uint64_t, kMostRanks / 64> ranks{};
 };
 
 struct Record {
   std::atomic<std::uint64_t> magic{0};  ///< the constant kMagic, written last
   std::uint64_t bytes = 0;              ///< sizeof(Record) in the process that wrote the record
-  std::uint64_t token = 0;              ///< number that identifies the record to other ranks
+  std::uint64_t token = 0;              ///< random number by which other ranks recognise the record
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int64_t pid = 0;
@@ -120,41 +120,41 @@ struct Record {
   std::array<CallSlot, kCalls> calls;
 };
 
-/// A collective that was read from a record.
+/// A collective that was read from a flight record.
 struct Call {
   CallLabel label;
   bool waits = false;
   std::int64_t since = 0;
 };
 
-/// The call whose CallSlot::order is `order`; nullopt if the record no longer contains the call.
+/// Reads the call whose CallSlot::order is `order`; nullopt if `record` no longer contains it.
 std::optional<Call> read_call(const Record& record, std::uint64_t order);
-/// The call in which the rank has waited longest. If the rank does not wait, the rank's last call.
-/// nullopt if the rank has made no call.
+/// Returns the collective in which the rank has waited longest, or the rank's last collective if
+/// the rank does not wait; nullopt if the rank has begun no collective.
 std::optional<Call> current_call(const Record& record);
-/// The call with number `number` in a group; nullopt if the record does not contain the call.
+/// Reads call number `number` of group `group`; nullopt if the record does not contain it.
 std::optional<Call> find_call(const Record& record, std::uint64_t group, std::uint64_t number);
-/// Whether the rank has begun the call `call`, and not another collective in its place. If `call`
-/// has no name of a collective, only the number is compared.
+/// Whether the rank has begun the collective `call`, and not another collective with the same
+/// number. If `call.collective` is empty, only group and number are compared.
 bool has_begun(const Record& record, const CallLabel& call);
 
-/// A call as text: "all_reduce for unit 'a' (call 7 of group 'dp'), called by clip_grad_norm_".
+/// Text for a call: "all_reduce for unit 'a' (call 7 of group 'dp'), called by clip_grad_norm_".
 std::string to_text(const Record& record, const CallLabel& call);
-/// A rank's progress: "after step 20" or, if no step is known, "after all_reduce (call 7 of group
-/// 'dp')".
+/// Describes a rank's progress: "after step 20" or, if no training step is known, "after all_reduce
+/// (call 7 of group 'dp')".
 std::string progress_text(const Record& record);
-/// The activity of a rank: "waits in ...", "is outside of collectives, after ...".
+/// Describes what a rank does: "waits in ...", "is outside of collectives, after ...".
 std::string what_it_does(const Record& record);
 
-/// The file name of a rank's record, `world-W.rank-R.flight`.
+/// Returns the file name of a rank's flight record, `world-W.rank-R.flight`.
 std::string record_name(int world, int rank);
 
-/// Ranks as text: "rank 1" or "ranks 0, 2-7".
+/// Returns a list of ranks as text: "rank 1" or "ranks 0, 2-7".
 std::string name_ranks(const std::vector<int>& ranks);
 
-/// Explains a hang from the flight records in `folder`, line by line: which rank left the common
-/// order of collectives, and what each rank did last. Throws Error if the folder contains no
-/// records.
+/// Explains a hang from the flight records in `folder`. Returns lines of text: which rank did not
+/// call the same collectives as the other ranks, and what each rank did last. Throws Error if the
+/// folder contains no records.
 std::vector<std::string> explain_records(const std::string& folder);
 
 }  // namespace tessera::flight

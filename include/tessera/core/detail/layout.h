@@ -20,12 +20,12 @@ namespace tessera {
 /// the same result in either order. True for equal reductions, and for sum and average.
 bool commute(ReduceOp a, ReduceOp b);
 
-/// One factor of a tensor dimension's size, as the digits of a number: `extent` positions, divided
-/// over `mesh_dims` in this order. Each mesh dimension divides the chunk that the previous mesh
-/// dimension left, as torch.chunk does. The extent need not be divisible. A digit without mesh
-/// dimensions is not divided.
+/// One of the sub-dimensions into which a tensor dimension is unflattened. It has `extent`
+/// positions, which `mesh_dims` divide in this order. Each mesh dimension divides the chunk of the
+/// previous mesh dimension, as torch.chunk does; `extent` need not be divisible. A Digit without
+/// mesh dimensions is not divided.
 struct Digit {
-  std::int64_t extent = 0;  ///< number of positions; 0 if the digit is the whole dimension
+  std::int64_t extent = 0;  ///< number of positions; 0 if the Digit is the whole dimension
   std::vector<int> mesh_dims;
   friend bool operator==(const Digit&, const Digit&) = default;
 };
@@ -40,19 +40,18 @@ struct PartialDim {
 
 class LayoutPtr;
 
-/// The layout of a tensor on a mesh. For each tensor dimension it has an ordered list of digits,
-/// major first, whose extents multiply to the dimension's size. A layout also lists the mesh
-/// dimensions over which the tensor is partial. The tensor is replicated over every other mesh
-/// dimension. docs/sharding.md explains why a layout stores an order of mesh dimensions, and not
-/// PyTorch's list of placements.
+/// The layout of a tensor on a mesh. For each tensor dimension it has a list of sub-dimensions
+/// (Digit), major first, whose extents multiply to the dimension's size. A layout also lists the
+/// mesh dimensions over which the tensor is partial. The tensor is replicated over every other mesh
+/// dimension. docs/sharding.md compares layouts with PyTorch's lists of placements.
 ///
-/// Immutable and interned: two equal layouts are one object, so that the pointers are compared and
-/// hashed instead of the layouts. Canonical form: a dimension that is not sharded has no digits; a
-/// single digit has extent 0; neighbouring digits that act as one are merged ([2 over dp][8] is [16
-/// over dp] for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes
-/// only if a dimension has several digits (a flattened view of a sharded inner dimension). Such a
-/// layout is freed with its last LayoutPtr. All other layouts exist until the process ends, and
-/// their references are not counted, because a mesh has few of them.
+/// Layouts are immutable and interned: equal layouts are one object, so comparing and hashing use
+/// the pointer. Canonical form: a dimension that is not sharded has no Digit; a single Digit has
+/// extent 0; neighbouring Digits that act as one are merged ([2 over dp][8] is [16 over dp] for
+/// dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes only if a
+/// dimension has several Digits (a flattened view of a sharded inner dimension). Such a layout is
+/// freed with its last LayoutPtr. A mesh has few other layouts, so these exist until the process
+/// ends and their references are not counted.
 ///
 /// If a tensor is partial with different reductions over several mesh dimensions, inner mesh
 /// dimensions are reduced before outer mesh dimensions.
@@ -62,16 +61,16 @@ class Layout {
  public:
   using Dims = std::vector<std::vector<Digit>>;
 
-  /// The layout with the given content, in canonical form. Throws Error if a mesh dimension is used
-  /// twice or is out of range, or if one of several digits of a dimension has no extent.
+  /// Returns the layout with the given content, in canonical form. Throws Error if a mesh dimension
+  /// is used twice or is out of range, or if one of several Digits of a dimension has extent 0.
   static LayoutPtr intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
                           std::vector<PartialDim> partial = {});
-  /// The layout that is replicated on every mesh dimension.
+  /// Returns the layout of a tensor that is replicated on every mesh dimension.
   static LayoutPtr replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
-  /// The number of layouts in this process.
+  /// The number of layouts that exist in this process.
   static std::size_t count();
 
-  /// A reference to this layout. References are counted if the layout depends on sizes.
+  /// Returns a LayoutPtr to this layout, which is reference counted if it depends on tensor sizes.
   LayoutPtr ptr() const;
 
   const std::vector<std::int64_t>& mesh_sizes() const { return mesh_sizes_; }
@@ -83,15 +82,15 @@ class Layout {
   }
   const std::vector<PartialDim>& partial() const { return partial_; }
 
-  /// Whether the layout has neither sharded nor partial mesh dimensions.
+  /// Whether the tensor is neither sharded nor partial on any mesh dimension.
   bool is_replicated() const { return replicated_; }
   bool is_partial() const { return !partial_.empty(); }
   /// The tensor dimension that is sharded over mesh dimension `mesh_dim`, or -1.
   int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
   /// The entry of partial() for mesh dimension `mesh_dim`, or nullptr.
   const PartialDim* partial_on(int mesh_dim) const;
-  /// The mesh dimensions over which tensor dimension `tensor_dim` is sharded, in the order in which
-  /// they divide it.
+  /// The mesh dimensions that shard tensor dimension `tensor_dim`, in the order in which they
+  /// divide it.
   std::vector<int> mesh_dims_of(int tensor_dim) const;
 
  private:
@@ -100,13 +99,13 @@ class Layout {
   struct Content;
 
   explicit Layout(Content content, std::uint64_t hash);
-  /// Releases a reference to a layout that depends on sizes.
+  /// Drops one reference to a layout that depends on tensor sizes; the last frees the layout.
   static void release(const Layout* layout);
 
   std::vector<std::int64_t> mesh_sizes_;
   Dims dims_;
   std::vector<PartialDim> partial_;
-  std::vector<int> sharded_dim_;  // the results of sharded_dim(), one for each mesh dimension
+  std::vector<int> sharded_dim_;  // results of sharded_dim(), by mesh dimension
   bool replicated_ = false;
   // Whether the layout depends on tensor sizes, so that its references are counted.
   bool sized_ = false;
@@ -114,8 +113,8 @@ class Layout {
   const std::uint64_t hash_;
 };
 
-/// A pointer to a layout, or nullptr. Copying costs as little as copying a pointer, except for
-/// layouts that depend on sizes, whose references are counted. As thread safe as std::shared_ptr.
+/// A pointer to a layout, or nullptr. Copying copies a raw pointer; only layouts that depend on
+/// tensor sizes are reference counted. As thread safe as std::shared_ptr.
 class LayoutPtr {
  public:
   LayoutPtr(std::nullptr_t = nullptr) noexcept {}
@@ -152,21 +151,21 @@ inline LayoutPtr Layout::ptr() const {
   return LayoutPtr(this);
 }
 
-/// The layout of a tensor of global `sizes` with PyTorch's `placements`, one for each mesh
-/// dimension, on a mesh of `mesh_sizes`. Later mesh dimensions divide what earlier ones left; a
-/// StridedShard becomes the corresponding order of mesh dimensions. Negative Shard dimensions count
+/// Converts PyTorch's `placements`, one for each mesh dimension, to the layout of a tensor of
+/// global `sizes` on a mesh of `mesh_sizes`. Later mesh dimensions divide the chunks of earlier
+/// ones; a StridedShard becomes another order of mesh dimensions. Negative Shard dimensions count
 /// from the end. Not collective. Throws Error for a dimension out of range, a list of the wrong
 /// length, or a StridedShard whose chunks do not align with the other shards of its dimension.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
-/// PyTorch's placements of a tensor of global `sizes` with `layout`. A dimension that is divided in
-/// another order than that of the mesh dimensions gets a StridedShard. Throws Error for a layout
-/// that no list of placements describes, which is one with several digits in a dimension of which a
-/// digit before the last is divided unevenly.
+/// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A dimension that is not
+/// divided in the order of the mesh dimensions gets a StridedShard. Throws Error if no list of
+/// placements describes the layout: if a dimension has several Digits (sub-dimensions), and a Digit
+/// before the last is divided unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
-/// A compact, exact text for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-"
-/// is a dimension that is not sharded; several digits are written "2 x 8:m0" (a local digit of 2,
-/// then 8 divided over m0).
+/// Returns a text for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a
+/// tensor dimension that is not sharded. Several Digits (sub-dimensions) are written "2 x 8:m0": 2
+/// positions that are not divided, and within each of them 8 positions that are divided over m0.
 std::string to_string(const Layout& layout);
 /// Writes to_string(layout).
 std::ostream& operator<<(std::ostream& stream, const Layout& layout);

@@ -19,56 +19,56 @@ enum class StepKind : std::uint8_t {
   kAllReduce,      ///< Partial over `mesh_dims` becomes Replicate
   kAllToAll,       ///< Shard(`dim`) becomes Shard(`to_dim`)
   kSlice,          ///< Replicate becomes Shard(`dim`); not collective
-  /// Replicate becomes Partial over one mesh dimension: coordinate 0 keeps the value, the other
-  /// coordinates get the identity of `op`; with kAvg, kMax and kMin all keep the value. Not
+  /// Replicate becomes Partial over one mesh dimension. The rank at coordinate 0 keeps the value;
+  /// the other ranks get the identity of `op`, or the value if `op` is kAvg, kMax or kMin. Not
   /// collective.
   kMakePartial,
   kRelabel,  ///< `from` and `to` differ only on mesh dimensions of size 1; not collective
 };
 
 /// One step of a redistribution: at most one collective, always over the last (innermost) mesh
-/// dimensions of a digit (see Layout).
+/// dimensions that divide a tensor dimension, or one Digit of it (layout.h).
 struct Step {
   StepKind kind;
-  /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims): one
-  /// dimension, or several in the order in which they divide the digit. The digit's extent is then
-  /// divisible by the product of their sizes, so the group divides the digit like a single mesh
-  /// dimension of this size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
+  /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims), in the
+  /// order in which they divide tensor dimension `dim`. If there are several, the number of
+  /// positions is divisible by the product of their sizes. The group then divides like one mesh
+  /// dimension of that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
-  int dim = -1;     ///< tensor dimension `dim` of StepKind; -1 if unused
+  int dim = -1;     ///< tensor dimension `dim` in the comments of StepKind; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
   ReduceOp op = ReduceOp::kSum;
   LayoutPtr from = nullptr;
   LayoutPtr to = nullptr;
-  /// The most bytes that one rank sends; an all-reduce counts as reduce-scatter and all-gather. A
-  /// pure function of layouts and sizes: if it is 0, every rank knows that nothing is sent.
+  /// The largest number of bytes that any rank sends; an all-reduce counts as reduce-scatter and
+  /// all-gather. Equal on all ranks: if it is 0, every rank knows that nothing is sent.
   std::int64_t bytes = 0;
 };
 
 /// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
-/// Step::bytes. The cost model is used to compare redistribution plans. The defaults, 10 us and 80
-/// GB/s, are rough values for the GPUs of one node.
+/// Step::bytes. It is used to compare redistribution plans. The defaults, 10 us and 80 GB/s, are
+/// rough values for the GPUs of one machine.
 struct CostModel {
   double latency_us = 10.0;        ///< assumed latency of any collective, in microseconds
   double bytes_per_us = 80'000.0;  ///< number of bytes that one rank sends in a microsecond
 };
 
-/// The steps of a redistribution, in order.
+/// The steps of a redistribution, in the order in which they run.
 struct RedistributionPlan {
   std::vector<Step> steps;
   double cost_us = 0;          ///< assumed time of all steps by the CostModel, in microseconds
   std::int64_t bytes() const;  ///< the sum of Step::bytes over all steps
 };
 
-/// The cheapest sequence of steps from `from` to `to` for a tensor of global `sizes` with elements
-/// of `itemsize` bytes: a shortest path over layouts, which never sends more bytes than PyTorch's
-/// greedy planner would. Pure, deterministic and thread safe: every rank computes the same plan
-/// without communication. Throws Error if the layouts are for different meshes or numbers of
-/// dimensions, or if no sequence exists.
+/// Returns the cheapest steps from layout `from` to layout `to`, for a tensor of global `sizes`
+/// with elements of `itemsize` bytes. The plan is a shortest path over layouts, and never sends
+/// more bytes than PyTorch's greedy planner would. Pure and thread safe: every rank computes the
+/// same plan without communication. Throws Error if the layouts have different meshes or numbers of
+/// tensor dimensions, or if no sequence of steps exists.
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize,
                                        const CostModel& model = {});
-/// The plan as text with one line for each step, for messages and tests.
+/// Returns the plan as text with one line for each step, for messages and tests.
 std::string to_string(const RedistributionPlan& plan);
 /// Writes to_string(plan).
 std::ostream& operator<<(std::ostream& stream, const RedistributionPlan& plan);

@@ -1,4 +1,4 @@
-// The table of sharding rules, and the decision of one rule for one call.
+// The table of sharding rules, and propagation: the choice of layouts for one operator call.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,13 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The sharding rule of one operator: a pure function of a call of the operator. The function
-/// returns nullopt for a call that the rule does not cover. A null RuleFunction means that the
-/// operator has no rule. A RuleFunction points to an entry of a table that exists as long as the
-/// program.
+/// The sharding rule of one operator: a pure function of a call of the operator. It returns nullopt
+/// for a call that the rule does not cover. A null RuleFunction means that the operator has no
+/// rule. A RuleFunction points into a table that is never destroyed.
 class RuleFunction {
  public:
   using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;
-  /// A rule, and whether the rule depends on the values of Scalar and float arguments.
+  /// A rule, and whether the rule depends on the values of arguments of type Scalar and float.
   struct Entry {
     Body body;
     bool reads_numbers = false;
@@ -36,51 +35,51 @@ class RuleFunction {
   explicit operator bool() const { return entry_ != nullptr; }
   std::optional<ShardingRule> operator()(const OpCall& call) const;
   /// Whether the rule depends on values of Scalar and float arguments (the order of a norm, the
-  /// probability of a dropout). If so, these values are part of the dispatch cache's key.
+  /// probability of a dropout). If so, the key of the cache of call plans contains these values.
   bool reads_numbers() const { return entry_ != nullptr && entry_->reads_numbers; }
 
  private:
   const Entry* entry_ = nullptr;
 };
 
-/// The rule of operator `op` ("aten::add.Tensor"): a user's rule (register_rule.h), or the
-/// library's rule from the tables in src/core/rules/. Thread safe.
+/// Returns the rule of operator `op` ("aten::add.Tensor"): the program's rule (register_rule.h),
+/// else the library's rule from the tables in src/core/rules/. Thread safe.
 RuleFunction find_rule(std::string_view op);
 
-/// The operators of one family of sharding rules, sorted by name.
+/// The operators of one table of sharding rules ("pointwise", "matmul"), sorted by name.
 struct RuleFamily {
   std::string_view name;
   std::vector<std::string_view> operators;
 };
-/// All families of sharding rules, in a fixed order.
+/// Returns all tables of the library's sharding rules, in a fixed order.
 std::vector<RuleFamily> rule_families();
-/// Names of all operators for which the library has a rule, sorted.
+/// Returns the names of all operators for which the library has a sharding rule, sorted.
 std::vector<std::string_view> ruled_operators();
-/// Names of all operators for which a user has registered a rule (register_rule.h), sorted.
+/// Returns the names of all operators with a rule by register_rule() (register_rule.h), sorted.
 std::vector<std::string> user_ruled_operators();
 
-/// The decision of propagate() for one call.
+/// The result of propagate() for one operator call.
 struct Propagation {
-  /// The layout to which each input must be redistributed. For an input whose values are not read,
-  /// its own layout; nullptr for a plain tensor that may stay plain.
+  /// The layout to which each input must be redistributed. An input whose values are not read keeps
+  /// its layout. nullptr for an input that is no distributed tensor and need not become one.
   std::vector<LayoutPtr> inputs;
-  /// The layout of each output; nullptr for an output that is in no TensorGroup; such an output is
-  /// replicated and has the sizes of the local result.
+  /// The layout of each output. nullptr for an output that is in no TensorGroup: it is replicated,
+  /// and has the sizes of the local result.
   std::vector<LayoutPtr> outputs;
-  /// Global sizes of each output. A negative size is unknown to the rule; the dimension is
-  /// unsharded, so the local result has this size.
+  /// Global sizes of each output. A negative size means that the rule does not know the size. The
+  /// dimension is then unsharded, so the local result has the global size.
   std::vector<std::vector<std::int64_t>> output_sizes;
   /// Whether ShardingRule::local_call must run instead of the operator.
   bool use_local_call = false;
 };
 
-/// The cheapest way to run `rule` on inputs with layouts `inputs` (nullptr: a plain tensor, which
-/// counts as replicated; at least one is not nullptr). Greedy: decides the mesh dimensions one by
-/// one, outermost first, in time linear in their number. For each mesh dimension propagate()
-/// prefers a choice without data movement. Otherwise propagate() takes the choice that moves the
-/// fewest bytes, including the later reduction of a Partial result. On a tie propagate() prefers
-/// the layout of the largest input. Pure and thread safe. Throws Error if the layouts are for
-/// different meshes or do not fit the tensors.
+/// Chooses the cheapest layouts for a call with sharding rule `rule` and input layouts `inputs`
+/// (nullptr: a tensor that is not distributed, and counts as replicated; at least one is not
+/// nullptr). Greedy: chooses for one mesh dimension after another, outermost first. For each, it
+/// prefers a choice without communication, then the choice that moves the fewest bytes, including
+/// the later reduction of a Partial result. If two choices cost the same, the layout of the largest
+/// input decides. Pure and thread safe. Throws Error if the layouts are for different meshes or do
+/// not fit the tensors.
 Propagation propagate(const ShardingRule& rule, const OpCall& call,
                       std::span<const LayoutPtr> inputs);
 
@@ -88,9 +87,9 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
 
 namespace tessera::detail {
 
-/// Registers the rule of an operator that a layer above core defines. A program may replace the
-/// rule with register_rule(). Must be called before main(). Throws Error after the first look-up of
-/// a rule.
+/// Registers the rule of an operator that another library of Tessera defines. A program may replace
+/// the rule with register_rule(). Must be called before main(). Throws Error after the first call
+/// of find_rule().
 void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
 
 }  // namespace tessera::detail

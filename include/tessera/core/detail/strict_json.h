@@ -9,7 +9,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Limits on the cost of parsing a JSON document. The defaults allow an index of model weights.
+/// Limits on the cost of parsing a JSON document. The defaults permit a
+/// model.safetensors.index.json.
 struct JsonLimits {
   int depth = 8;                 ///< maximum number of levels of nested objects and arrays
   std::size_t keys = 1'000'000;  ///< maximum number of keys in the whole document

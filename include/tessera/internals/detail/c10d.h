@@ -1,4 +1,4 @@
-// The stores and process groups of libtorch's c10d, and a filter for the lines that they log.
+// The stores and process groups of libtorch's c10d, and a filter for their log messages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,10 +17,10 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // The stores of c10d, by which the ranks of a job find each other. c10d is documented for Python
-// only; its C++ headers warn that they may change. Only `comm` includes this header and
+// only; its C++ headers warn that they may change. Only src/comm includes this header and
 // c10d_nccl.h.
 //
-// Canary: C10dStoreCanary.
+// Canary: C10dStoreCanary, a test of libtorch itself.
 
 using c10d::Store;
 using StorePtr = c10::intrusive_ptr<Store>;
@@ -28,45 +28,45 @@ using StorePtr = c10::intrusive_ptr<Store>;
 /// Makes a store in the memory of this process.
 StorePtr memory_store();
 
-/// Whether `store`, apart from its prefixes, is a memory_store(). Calls of such a store do not
-/// wait.
+/// Whether `store` is a memory_store(), or has a prefix (store_below) and is one below it. Calls of
+/// such a store do not wait.
 bool is_in_memory(const StorePtr& store);
 
-/// The part of `store` whose keys begin with `prefix`.
+/// Returns a store whose keys are those of `store` that begin with `prefix`.
 StorePtr store_below(const std::string& prefix, const StorePtr& store);
 
 struct TcpStore {
   std::string address;
   std::uint16_t port = 0;
   bool serves = false;  ///< whether this process runs the server to which the other ranks connect
-  /// a bound socket that the server takes over; nullopt: the server opens a socket
+  /// A bound socket that the server takes over; nullopt: the server opens a socket.
   std::optional<int> listens_on = std::nullopt;
   std::chrono::milliseconds timeout{0};
 };
 /// Connects to a store. Does not wait for other ranks. A client waits without a time-out for the
-/// first answer of the process that listens on the port.
+/// first answer of the server.
 StorePtr connect_store(const TcpStore& where);
-/// The port of a store that connect_store() returned. A server with port 0 has chosen a free port.
+/// Returns the port of a store of connect_store(). For port 0 the server has chosen a free port.
 std::uint16_t port_of(const StorePtr& store);
 
-// c10d's process groups, with the interface that Gloo and NCCL share. Documented for Python only,
-// where torch.distributed calls them through an operator of the dispatcher.
+// c10d's process groups, with the interface that Gloo and NCCL share. It is documented for Python
+// only, where torch.distributed calls it through the dispatcher.
 //
 // Some of these functions may be renamed: the headers of 2.15 contain both names.
 //
-// Canary: C10dGroupCanary, on Gloo.
+// Canary: C10dGroupCanary, a test of libtorch itself, with Gloo.
 
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// The type of a running collective. wait(time) throws both after the time-out and after a failure;
+/// A running collective. wait(time) throws both after the time-out and after a failure;
 /// isCompleted() distinguishes the two cases.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
 using GroupReduceOp = c10d::ReduceOp;
 
-// Each start_ function is collective. The returned work owns the tensors until the work is done.
+// Each start_ function is collective. The returned work owns the tensors until it has finished.
 
 GroupWorkPtr start_all_gather(Group& group, at::Tensor output, at::Tensor input);
 GroupWorkPtr start_all_gather(Group& group, std::vector<at::Tensor> outputs,
@@ -76,38 +76,38 @@ GroupWorkPtr start_reduce_scatter(Group& group, at::Tensor output, at::Tensor in
                                   GroupReduceOp op);
 GroupWorkPtr start_reduce_scatter(Group& group, std::vector<at::Tensor> outputs,
                                   std::vector<at::Tensor> inputs, GroupReduceOp op);
-/// `output_counts` and `input_counts` are numbers of elements of the first dimension.
+/// The counts are sizes along the first dimension, one entry for each rank.
 GroupWorkPtr start_all_to_all(Group& group, at::Tensor output, at::Tensor input,
                               std::vector<std::int64_t> output_counts,
                               std::vector<std::int64_t> input_counts);
 GroupWorkPtr start_broadcast(Group& group, const at::Tensor& tensor, int root);
 GroupWorkPtr start_barrier(Group& group);
 
-// A Gloo group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no wheel
-// contains its headers. Debian's headers, of another version, are used only for the names of types.
+// A Gloo process group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no
+// wheel contains its headers. Debian's headers (another version) are used only for names of types.
 //
-// Canary: C10dGroupCanary.
+// Canary: C10dGroupCanary, a test of libtorch itself.
 
 struct GlooPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  /// This host's address, to which the other ranks connect. Gloo's default is the address of the
+  /// This machine's address, to which the other ranks connect. Gloo's default is the address of the
   /// host name, which may belong to another network interface.
   std::string address;
 };
-/// Makes a Gloo group. Collective; only this group may use `store`.
+/// Makes a Gloo process group. Collective. Only this group may use `store`.
 GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
 
-// Filters libtorch's log: after an error that the library reports in one line, libtorch's stores
-// and NCCL groups print pages. The log has one level for the process and no filter, and libtorch's
+// A filter for libtorch's log: after an error that Tessera reports in one line, libtorch's stores
+// and NCCL groups print pages. libtorch has no filter, only one log level for the process, and its
 // threads write at any time. Each message is one write to std::cerr, so the filter replaces the
 // buffer of std::cerr and drops messages by severity and source file.
 //
-// Canary: QuietLogCanary.
+// Canary: QuietLogCanary, a test of libtorch itself.
 
-/// While a QuietLog exists, log lines of libtorch's stores and NCCL groups that repeat other errors
-/// are dropped. TORCH_CPP_LOG_LEVEL takes precedence if it is set. Thread safe.
+/// While a QuietLog exists, log messages of libtorch's stores and NCCL groups that repeat other
+/// errors are dropped, unless TORCH_CPP_LOG_LEVEL is set. Thread safe.
 class QuietLog {
  public:
   QuietLog();
@@ -116,7 +116,7 @@ class QuietLog {
   ~QuietLog();
 };
 
-/// Applies TORCH_CPP_LOG_LEVEL, which libtorch reads only in Python.
+/// Sets libtorch's log level to TORCH_CPP_LOG_LEVEL, which libtorch itself reads only in Python.
 void read_log_level();
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-// Process groups of NCCL, for libtessera_cuda.so.
+// NCCL process groups, for libtessera_cuda.so.
 #pragma once
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -17,15 +17,15 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// An NCCL group through c10d's ProcessGroupNCCL, which provides libtorch's streams, memory pool and
-// flight record. NCCL's public interface provides none of these.
+// An NCCL process group, through c10d's ProcessGroupNCCL. It uses libtorch's streams and memory
+// pool, and has a flight record (a log of the last collectives), in contrast to NCCL itself.
 //
-// For libtessera_cuda.so: its sources define USE_C10D_NCCL and use the header of libtorch's NCCL.
+// The sources of libtessera_cuda.so define USE_C10D_NCCL and include NCCL's header.
 //
-// libtorch versions use different NCCL versions: 2.11 uses 2.28.9, 2.15 uses 2.30.7. comm compares
-// the header's version with that of the loaded library.
+// libtorch versions use different NCCL versions: 2.11 uses 2.28.9, 2.15 uses 2.30.7. src/comm
+// compares the header's version with that of the loaded library.
 //
-// Canary: C10dNcclCanary, on a stand-in for CUDA (tests/fake_cuda).
+// Canary: C10dNcclCanary, a test of libtorch itself, with a fake CUDA library (tests/fake_cuda).
 
 using NcclProcessGroup = c10d::ProcessGroupNCCL;
 using NcclProcessGroupPtr = c10::intrusive_ptr<NcclProcessGroup>;
@@ -34,13 +34,13 @@ struct NcclGroupPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  std::string name;               ///< name of the group in libtorch's flight record
-  std::vector<int> ranks;         ///< world ranks of the group in libtorch's flight record
-  NcclProcessGroupPtr from = {};  ///< the group from which this group is split; nullptr if the
+  std::string name;               ///< name of the process group in libtorch's flight record
+  std::vector<int> ranks;         ///< world ranks of the group, for the flight record
+  NcclProcessGroupPtr from = {};  ///< the group that is split into this and others; nullptr if the
                                   ///< group is not split from another group
-  int color = 0;                  ///< number that distinguishes the groups of one split
+  int color = 0;                  ///< as in ncclCommSplit: identifies this group in the split
 };
-/// Makes an NCCL group. Collective; only this group may use `store`.
+/// Makes an NCCL process group. Collective. Only this group may use `store`.
 inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGroupPlace& place) {
   // The group uses a stream of high priority, so that a collective starts as soon as its input is
   // ready and not after the kernels that are queued in the compute stream.
@@ -57,28 +57,28 @@ inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGrou
   return c10::make_intrusive<NcclProcessGroup>(store, place.rank, place.size, std::move(options));
 }
 
-/// Connects the GPU of a group now, instead of in the group's first collective. Collective.
+/// Initialises NCCL for the group and device now, not in its first collective. Collective.
 inline void connect_gpu(NcclProcessGroup& group, c10::Device device) {
   group.eagerConnectSingleDevice(device);
 }
 
-/// NCCL's communicator of a group, for the GPU that was connected.
+/// Returns NCCL's communicator of a process group after connect_gpu().
 inline ncclComm_t communicator_of(NcclProcessGroup& group) {
   return reinterpret_cast<ncclComm_t>(group.getCommPtr());
 }
 
-/// libtorch's NCCL version in the format of NCCL_VERSION_CODE. libtorch itself gives the three
-/// parts of the version as 16-bit fields of one integer.
+/// Returns libtorch's NCCL version in the format of NCCL_VERSION_CODE. libtorch itself has the
+/// three numbers of the version as 16-bit fields of one integer.
 inline int nccl_of_libtorch() {
   const std::uint64_t packed = torch::cuda::nccl::version();
   constexpr std::uint64_t kPart = 0xffff;
   return static_cast<int>((packed >> 32) * 10000 + (packed >> 16 & kPart) * 100 + (packed & kPart));
 }
 
-// Whether the current stream is being captured into a CUDA graph. An event recorded in a capture
-// may not be queried later. CUDA's public function would create a context where there is none.
+// Whether the current stream is being captured into a CUDA graph. Events that were recorded in a
+// capture must not be queried. CUDA's public function would create a context if there is none.
 //
-// Canary: C10dNcclCanary.
+// Canary: C10dNcclCanary, a test of libtorch itself.
 
 inline bool is_captured() {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;

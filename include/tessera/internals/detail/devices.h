@@ -1,4 +1,4 @@
-// Devices, their allocators and the profiler.
+// Functions of libtorch for devices, their allocators and the profiler.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -13,35 +13,35 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Queries on a device of any kind, for a program that does not link the device's libraries:
-// libtorch_cuda registers its implementations with libtorch_cpu when it is loaded. The public
-// functions are CUDA's, in c10_cuda.
+// Functions for devices of any type, for programs that do not link libtorch_cuda. libtorch_cuda
+// registers implementations in libtorch_cpu when it is loaded. The public functions are only for
+// CUDA, in c10_cuda.
 //
-// Canary: DevicesCanary.
+// Canary: DevicesCanary, a test of libtorch itself.
 
-/// The index of the device that this thread uses.
+/// Returns the index of this thread's current device.
 c10::DeviceIndex current_device(c10::DeviceType type);
-/// Waits for all work on the device.
+/// Waits until all kernels and copies on the device have finished.
 void synchronize(c10::Device device);
 
-/// The memory that libtorch's caching allocator has on a device.
+/// Statistics of libtorch's caching allocator on a device.
 struct CachedMemory {
-  /// Maximum of reserved bytes, which limits how much larger a batch can be.
+  /// The maximum of the bytes that the allocator has taken from the driver.
   std::int64_t peak_reserved = 0;
-  std::int64_t peak_active = 0;  ///< maximum of bytes in use: the memory that the program needs
+  std::int64_t peak_active = 0;  ///< the maximum of the bytes in use by tensors
 };
-/// The maxima since the last call of this function, over all kinds of blocks.
+/// Returns the maxima since the last call of this function.
 CachedMemory take_cached_memory(c10::Device device);
-/// The total memory of the device in bytes. The calling thread waits for the device's answer.
+/// Returns the total memory of the device in bytes.
 std::int64_t memory_capacity(c10::Device device);
 /// Returns unused cached memory to the driver.
 void empty_cache(c10::DeviceType type);
 
-// Whether libtorch has found its CUDA part, and with which cuDNN. libtorch checks once, for example
-// at the first backward on a CPU, and stores the result; torch::cuda::is_available() would start
-// this check.
+// Whether libtorch has found its CUDA library, and its cuDNN version. libtorch checks once, for
+// example in the first backward on a CPU, and stores the result. torch::cuda::is_available() would
+// start the check.
 //
-// Canary: CudaPresenceCanary.
+// Canary: CudaPresenceCanary, a test of libtorch itself.
 
 bool has_found_cuda();
 
@@ -49,32 +49,32 @@ struct CudnnVersions {
   int built_with = 0;
   int loaded = 0;
 };
-/// The cuDNN versions (see CudnnVersions); nullopt if libtorch has no cuDNN.
+/// Returns the versions of cuDNN; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
-// Replaces libtorch's allocator for the CPU. Deriving from c10::Allocator is public. Setting an
-// allocator for the process is a function that libtorch exports without documentation.
+// Replaces libtorch's allocator for CPU memory. Deriving from c10::Allocator is public. The
+// function that sets the allocator of the process is exported, but not documented.
 //
-// Canary: CpuAllocatorCanary.
+// Canary: CpuAllocatorCanary, a test of libtorch itself.
 
 c10::Allocator* cpu_allocator();
-/// Sets libtorch's CPU allocator permanently: tensors may outlive main(), so `allocator` must exist
-/// until the process ends.
+/// Sets libtorch's CPU allocator permanently. `allocator` must exist until the process ends,
+/// because tensors may outlive main().
 void set_cpu_allocator(c10::Allocator* allocator);
 
-// libtorch's profiler of operators and kernels, which torch.profiler uses in Python. In C++ only
-// the legacy profiler has a class.
+// libtorch's profiler of operators and kernels (Kineto), which torch.profiler uses in Python. In
+// C++ only the legacy profiler has a class.
 //
-// Canary: KernelProfilerCanary.
+// Canary: KernelProfilerCanary, a test of libtorch itself.
 
-/// Whether a profile is being recorded. A process records at most one, including profiles started
-/// in Python.
+/// Whether the profiler is recording, also if it was started in Python. A process records at most
+/// one profile at a time.
 bool profiler_runs();
-/// Starts a profile. `gpu`: whether to record the GPU's kernels too.
+/// Starts the profiler. `gpu`: whether to record the GPU's kernels too.
 void begin_profile(bool gpu);
-/// Ends the profile and drops it.
+/// Stops the profiler and discards the profile.
 void drop_profile();
-/// Ends the profile and writes it to a file as a Chrome trace. Errors are not reported.
+/// Stops the profiler and writes the profile to a file as a Chrome trace. Errors are not reported.
 void save_profile(const std::string& file);
 
 }  // namespace tessera::detail

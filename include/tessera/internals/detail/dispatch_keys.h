@@ -1,5 +1,5 @@
-// Dispatch keys that the library uses for its own purposes, and scopes that include or exclude keys
-// on a thread.
+// Dispatch keys that Tessera uses for its own purposes, and scopes that include or exclude dispatch
+// keys on a thread.
 #pragma once
 
 #include <c10/core/DispatchKey.h>
@@ -8,7 +8,7 @@
 
 #include "tessera/export.h"
 
-// Names of dispatch keys in the form that TORCH_LIBRARY_IMPL takes.
+// Names of dispatch keys as TORCH_LIBRARY_IMPL takes them.
 #define TESSERA_DISTRIBUTED_KEY Fake
 #define TESSERA_RANDOM_KEY DeferredInit
 #define TESSERA_FAKE_MODE_KEY CustomRNGKeyId
@@ -17,63 +17,63 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Dispatch keys that libtorch defines for other uses and that this library uses for its own. There
-// is no public way to add a key to libtorch's enum. PrivateUse1, the public extension key, is the
-// key of a device, below the others.
+// Dispatch keys that libtorch defines for other purposes and that Tessera uses for its own. There
+// is no public way to add a key to libtorch's enum. PrivateUse1, the public extension key, is for a
+// device, and has a lower priority than the keys below.
 //
-// The order of keys decides which key handles a call first. Up to 2.14 Fake is below Python's keys,
-// from 2.15 above them; both are below autograd and above the backends. libtorch uses Fake for fake
-// tensors, whose fallbacks exist only in Python.
+// The order of keys decides which key handles a call first. Up to libtorch 2.14 Fake is below
+// Python's keys, from 2.15 above them; all are below autograd and above the backends. libtorch uses
+// Fake for fake tensors, whose kernels exist only in Python.
 //
-// Canary: LentKeysCanary.
+// Canary: LentKeysCanary, a test of libtorch itself.
 
-/// The key of distributed tensors: below autograd, which sees one ordinary tensor, and above the
-/// backends.
+/// The dispatch key of distributed tensors. It is below autograd, which sees one ordinary tensor,
+/// and above the backends.
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
-/// The key of random operators in a RandomRegion: above autograd, where a tensor still has its
-/// history. Only random operators have kernels for it, so including the key costs other operators
-/// nothing.
+/// The dispatch key of random operators in a RandomRegion. It is above autograd, where a tensor
+/// still has its history. Only random operators have kernels for it, so including the key costs
+/// other operators nothing.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
-/// The key of a FakeMode: below the key of distributed tensors, so that the mode sees local
-/// tensors.
+/// The dispatch key of a FakeMode. It is below the key of distributed tensors, so that the mode
+/// sees local tensors.
 inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 
-/// The key of placeholder tensors (PlaceholderTensor), which have no other key and cannot be read.
+/// The dispatch key of PlaceholderTensor, whose tensors have no other key and cannot be read.
 inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KEY;
 
-// The dispatch keys that a thread includes and excludes for every call. libtorch's public scopes
-// (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set only certain keys. The scopes
-// for any key are in c10::impl.
+// The dispatch keys that a thread includes and excludes in every operator call. libtorch's public
+// guards (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set only certain keys. The
+// guards for any key are in c10::impl.
 //
 // Aliases and inline functions, because every dispatch of a distributed tensor uses them.
 //
-// Canary: KeyScopesCanary.
+// Canary: KeyScopesCanary, a test of libtorch itself.
 
-/// While an object of this type exists, operators on this thread are dispatched to a key that their
-/// tensors lack.
+/// While an object of this type exists, operators on this thread are dispatched to the given keys
+/// even if their tensors lack them.
 using IncludeKeys = c10::impl::IncludeDispatchKeyGuard;
-/// While an object of this type exists, operators on this thread skip a key that their tensors
-/// have.
+/// While an object of this type exists, operators on this thread skip the given dispatch keys, even
+/// if their tensors have them.
 using ExcludeKeys = c10::impl::ExcludeDispatchKeyGuard;
 
-/// The keys that a thread includes and excludes.
+/// The dispatch keys that a thread includes and excludes.
 using KeysOfThread = c10::impl::LocalDispatchKeySet;
-/// While an object of this type exists, this thread includes and excludes the given keys instead of
-/// its own.
+/// While an object of this type exists, this thread includes and excludes exactly the given
+/// dispatch keys.
 using RestoreKeys = c10::impl::ForceDispatchKeyGuard;
 
 inline KeysOfThread keys_of_thread() {
   return c10::impl::tls_local_dispatch_key_set();
 }
 
-/// Whether the thread includes the key. Fast: reads thread-local memory once.
+/// Whether this thread includes the dispatch key. Fast: reads thread-local memory once.
 inline bool is_included(c10::DispatchKey key) {
   return c10::impl::tls_is_dispatch_key_included(key);
 }
 
-/// Whether autograd does not see the calls of this thread, as in autograd's own kernels.
+/// Whether operator calls of this thread skip autograd, as within autograd's own kernels.
 inline bool is_below_autograd() {
   return c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
 }

@@ -23,15 +23,15 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Nodes of autograd's graph for this library's functions. The public way to add a function to the
-// graph is torch::autograd::Function, whose node stores its values in a dictionary. The nodes below
-// store their values as members, as libtorch's own nodes do.
+// Nodes of autograd's graph for Tessera's functions. The public way to add a function to the graph
+// is torch::autograd::Function, which stores saved values in a slow dictionary. Tessera's nodes
+// store them as data members, as libtorch's own nodes do.
 //
-// Up to 2.12 nodes are owned by std::shared_ptr and freed by deleteNode, so that a long chain of
-// nodes that free each other does not overflow the stack. From 2.13 they are owned by
-// c10::intrusive_ptr, which handles long chains itself.
+// Up to libtorch 2.12 nodes are owned by std::shared_ptr and freed by deleteNode, so that freeing a
+// long chain of nodes does not overflow the stack. From 2.13 they are owned by c10::intrusive_ptr,
+// which handles long chains itself.
 //
-// Canary: GraphNodeCanary.
+// Canary: GraphNodeCanary, a test of libtorch itself.
 
 using torch::autograd::Edge;
 using torch::autograd::edge_list;
@@ -48,12 +48,12 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return NodePtr<T>(new T(std::forward<Arguments>(arguments)...), torch::autograd::deleteNode);
 }
 
-/// An owning pointer to a node that something else owns already.
+/// Returns an owning pointer to a node that another object owns already.
 inline NodePtr<Node> pointer_to(Node& node) {
   return node.shared_from_this();
 }
 
-/// `node` as a T, or nullptr if the node has another class.
+/// Returns `node` as a T, or nullptr if the node has another class.
 template <class T>
 NodePtr<T> node_cast(const NodePtr<Node>& node) {
   return std::dynamic_pointer_cast<T>(node);
@@ -69,12 +69,12 @@ NodePtr<T> make_node(Arguments&&... arguments) {
   return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
 }
 
-/// An owning pointer to a node that something else owns already.
+/// Returns an owning pointer to a node that another object owns already.
 inline NodePtr<Node> pointer_to(Node& node) {
   return NodePtr<Node>::unsafe_reclaim_from_nonowning(&node);
 }
 
-/// `node` as a T, or nullptr if the node has another class.
+/// Returns `node` as a T, or nullptr if the node has another class.
 template <class T>
 NodePtr<T> node_cast(const NodePtr<Node>& node) {
   auto* found = dynamic_cast<T*>(node.get());
@@ -83,38 +83,37 @@ NodePtr<T> node_cast(const NodePtr<Node>& node) {
 
 #endif
 
-/// Whether autograd must record a function whose arguments are these tensors.
+/// Whether gradient mode is on and an input requires a gradient, so that autograd must record.
 template <class... Tensors>
 bool is_recorded(const Tensors&... inputs) {
   return torch::autograd::compute_requires_grad(inputs...);
 }
 
-/// Sets the edges of a node whose backward sends gradients to the given tensors, or to a list of
-/// tensors.
+/// Sets the edges of a node to the given tensors (or lists of tensors), to which its backward sends
+/// gradients.
 template <class... Tensors>
 void set_inputs(Node& node, const Tensors&... inputs) {
   node.set_next_edges(torch::autograd::collect_next_edges(inputs...));
 }
 
-/// The edge that receives the gradient of `tensor`.
+/// Returns the edge of autograd's graph that receives the gradient of `tensor`.
 inline Edge edge_to(const at::Tensor& tensor) {
   return torch::autograd::impl::gradient_edge(tensor);
 }
 
-/// Makes `node` the backward of `output`.
+/// Makes `node` the grad_fn of `output`.
 inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// A tensor that a node of autograd's graph saves for backward. Such a tensor may be a result of the
-// node without a reference cycle, later writes to it are detected, and saved-tensor hooks apply to
-// it. torch::autograd::Function stores such tensors in a list; the library's nodes have them as
-// members.
+// A tensor that a node of autograd's graph saves for backward. It may be a result of the node
+// without a reference cycle, later writes to it are detected, and saved-tensor hooks apply to it.
+// torch::autograd::Function stores such tensors in a list; Tessera's nodes have them as members.
 //
-// Up to 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr; pointer_to() of a
-// GraphNode gives the right one.
+// Up to libtorch 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr;
+// pointer_to() returns the right one.
 //
-// Canary: SavedTensorCanary.
+// Canary: SavedTensorCanary, a test of libtorch itself.
 
 using torch::autograd::SavedVariable;
 
@@ -124,30 +123,30 @@ using torch::autograd::SavedVariableHooks;
 /// Whether saved-tensor hooks are active for nodes that this thread makes now.
 bool hooks_keep_tensors();
 
-// The node of a leaf in autograd's graph, which adds a gradient to the `.grad` of the leaf. Another
-// node may add to `.grad` itself, under the lock of the leaf's node (OpenGradient). The node of a
-// leaf may also be replaced: autograd then finds the gradient of a parameter for which the graph
-// contains another tensor. There is no public way to get or set this node.
+// The node of a leaf tensor in autograd's graph (AccumulateGrad), which adds a gradient to `.grad`
+// of the leaf. With OpenGradient another node may add to `.grad` itself, under the lock of the
+// leaf's node. The node can also be replaced, for a parameter for which the graph contains another
+// tensor (FSDP). There is no public way to get or set it.
 //
-// Up to 2.12 the node is owned by shared_ptr, from 2.13 by intrusive_ptr. libtorch itself
-// has only a weak pointer to the node, and makes a node if there is none.
+// Up to libtorch 2.12 the node is owned by shared_ptr, from 2.13 by intrusive_ptr. The leaf has
+// only a weak pointer to its node, and makes a node if there is none.
 //
-// Canary: LeafNodeCanary.
+// Canary: LeafNodeCanary, a test of libtorch itself.
 
-/// libtorch's node of a leaf; its member `variable` is the leaf.
+/// The node of a leaf tensor in autograd's graph; its member `variable` is the leaf.
 using LeafNode = torch::autograd::AccumulateGrad;
 
 inline LeafNode* as_leaf(const Edge& edge) {
   return dynamic_cast<LeafNode*>(edge.function.get());
 }
 
-/// Whether the edge leads to the node that libtorch uses, in a grad() call, for an input that the
-/// graph does not contain.
+/// Whether the edge leads to the node that torch::autograd::grad() uses for an input that the graph
+/// does not contain.
 inline bool is_unreachable(const Edge& edge) {
   return dynamic_cast<const torch::autograd::Identity*>(edge.function.get()) != nullptr;
 }
 
-/// The node of a leaf that requires a gradient.
+/// Returns the AccumulateGrad node of a leaf that requires a gradient.
 inline NodePtr<Node> leaf_node(const at::Tensor& leaf) {
   return torch::autograd::impl::grad_accumulator(leaf);
 }
@@ -158,15 +157,15 @@ using WeakNodePtr = std::weak_ptr<Node>;
 using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
-/// `.grad` of a leaf, for a node whose result would only be added to it. The node may add its
-/// result directly and return an undefined gradient. While this object exists, it holds the lock of
-/// the leaf's node.
+/// Gives a node access to `.grad` of the leaf to which its gradient goes. The node may add its
+/// result to `.grad` directly and return an undefined gradient. While this object exists, it holds
+/// the lock of the leaf's node.
 class OpenGradient {
  public:
   /// `node` runs on this thread, and returns a gradient for `edge`. tensor() is undefined if other
-  /// code could see that gradient. This is so if the backward returns gradients or is recorded, if
-  /// `edge` leads to no leaf, or if the leaf has no `.grad`, has hooks of the program, or belongs
-  /// to another stream.
+  /// code could see this gradient: if the backward returns gradients or is recorded (create_graph),
+  /// if `edge` leads to no leaf, or if the leaf has no `.grad`, has hooks of the program, or
+  /// belongs to another stream.
   OpenGradient(Node& node, const Edge& edge);
   /// The leaf's `.grad`; undefined if the node must not add to it.
   const at::Tensor& tensor() const { return tensor_; }
@@ -176,7 +175,7 @@ class OpenGradient {
   at::Tensor tensor_;
 };
 
-/// Replaces the node of a leaf. The caller must keep `node` alive.
+/// Replaces the AccumulateGrad node of a leaf. The caller must keep `node` alive.
 inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
   torch::autograd::impl::set_grad_accumulator(leaf, WeakNodePtr(node));
 }
@@ -184,7 +183,7 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 // The sequence numbers of the nodes of autograd's graph. The engine first runs the ready node with
 // the highest number.
 //
-// Canary: SequenceNumberCanary.
+// Canary: SequenceNumberCanary, a test of libtorch itself.
 
 /// Reserves the sequence number of the node that this thread would make next: no other node gets
 /// the number.
@@ -192,37 +191,37 @@ inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
 
-// Autograd's engine with two functions of this library. One chooses the hooks for a tensor that is
-// saved for backward: libtorch's stack of saved-tensor hooks accepts only Python objects, and in
-// C++ libtorch calls the engine instead. The other finds the gradient of a parameter for which the
-// graph contains another tensor.
+// Replaces autograd's engine by one that calls two functions of Tessera. One chooses saved-tensor
+// hooks for a tensor that is saved for backward: libtorch's stack of hooks accepts only Python
+// objects, and in C++ libtorch asks the engine instead. The other finds the gradient of a parameter
+// for which the graph contains another tensor (FSDP).
 //
 // set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.
 //
-// Canary: EngineCanary.
+// Canary: EngineCanary, a test of libtorch itself.
 
-/// A call of libtorch's engine: what to compute (see torch::autograd::Engine::execute).
+/// The arguments of a call of torch::autograd::Engine::execute().
 struct BackwardCall {
   edge_list roots;
   variable_list gradients;
   bool keep_graph = false;
   bool create_graph = false;
-  /// whether gradients are added to the `.grad` of `outputs`; if false, the gradients are returned
+  /// Whether gradients are added to `.grad` of leaves; if false, they are returned.
   bool accumulate = false;
-  /// Edges whose gradients are computed; empty for a whole backward, into all leaves.
+  /// The edges whose gradients are computed; empty to compute the gradients of all leaves.
   edge_list outputs;
 };
 using RunBackward = std::function<variable_list(const BackwardCall&)>;
 
 struct EngineAnswers {
-  /// Returns the hooks for the next tensor that autograd saves on this thread; nullptr: the tensor
-  /// is saved unchanged.
+  /// Returns the saved-tensor hooks for the next tensor that autograd saves on this thread, or
+  /// nullptr to save the tensor without hooks.
   std::unique_ptr<SavedVariableHooks> (*hooks)();
-  /// Computes a call for given outputs by one or more calls of libtorch's engine.
+  /// Computes a BackwardCall with `outputs` by one or more calls of `run`, libtorch's engine.
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's engine with the two functions of EngineAnswers. A test derives from it.
+/// libtorch's engine, which calls the functions of EngineAnswers. A test derives from it.
 class AnsweringEngine : public torch::autograd::Engine {
  public:
   AnsweringEngine() = default;
@@ -235,9 +234,9 @@ class AnsweringEngine : public torch::autograd::Engine {
                         bool create_graph, bool accumulate, const edge_list& outputs) override;
 };
 
-/// Installs the given functions in the engine of the process; only the first call has an effect.
-/// Returns false if the process has an engine that is neither libtorch's own nor an AnsweringEngine
-/// (for example Python's): replacing it would break its users.
+/// Makes an AnsweringEngine with the given functions the engine of the process. Only the first call
+/// has an effect. Returns false if the process already has an engine that is neither libtorch's own
+/// nor an AnsweringEngine (for example Python's), which must not be replaced.
 bool install_engine(const EngineAnswers& answers);
 
 }  // namespace tessera::detail

@@ -21,60 +21,60 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// libtorch's composite operators, called directly. For some operators the library registers a
-// kernel that then calls libtorch's composite implementation. The functions in at:: dispatch, and
-// would call the library's kernel again.
+// Calls libtorch's composite operators directly. For some operators Tessera registers a kernel that
+// calls libtorch's composite implementation. The functions in at:: would dispatch to Tessera's
+// kernel again.
 //
 // A new libtorch version may implement a composite operator differently. The tests of operators
-// find composite operators that read memory or make plain tensors; the canary only checks that each
-// operator exists and is still composite.
+// find composite operators that do not work on distributed tensors; the test below only checks that
+// each operator exists and is still composite.
 //
-// Canary: CompositeKernelsCanary.
+// Canary: CompositeKernelsCanary, a test of libtorch itself.
 
 namespace composite = at::compositeimplicitautograd;
 
-// Matrix products on a CPU, called without the dispatcher: libtorch's own, and oneDNN's in fp32,
-// which libtorch uses only if the user allows reduced precision for fp32. The public operators of
-// oneDNN (mkldnn::_linear_pointwise) neither add to a result nor write to a given one. The function
-// that libtorch uses is exported, but declared in no header.
+// Matrix products on a CPU without the dispatcher: libtorch's own, and oneDNN's in fp32, which
+// libtorch uses only if the user allows reduced precision for fp32. The public oneDNN operators
+// (mkldnn::_linear_pointwise) cannot write or add to a given result. The function that libtorch
+// uses is exported, but declared in no header.
 //
-// Canary: CpuProductsCanary.
+// Canary: CpuProductsCanary, a test of libtorch itself.
 
 namespace libtorch_cpu = at::cpu;
 
 /// Whether this libtorch has oneDNN and the user has not disabled it (torch.backends.mkldnn).
 bool has_onednn();
 
-/// result = beta * result + alpha * a b, of fp32 matrices. `a` and `b` are contiguous or the
-/// transpose of a contiguous matrix; `result` is contiguous and shares memory with neither.
+/// Computes result = beta * result + alpha * a b, for fp32 matrices. `a` and `b` are contiguous or
+/// transposes of contiguous matrices; `result` is contiguous and does not overlap with them.
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, float beta,
                     float alpha);
 
-// Converts a call on a stack back into a call with typed results, for kernels that support both.
-// libtorch's KernelFunction does the same for kernels that are registered boxed, and does not
-// export the conversion.
+// Converts the results on the stack of a boxed kernel to typed results, for kernels that are also
+// called unboxed. libtorch's KernelFunction does the same for kernels that are registered as boxed,
+// and does not export the conversion.
 //
-// Canary: UnboxedCallCanary.
+// Canary: UnboxedCallCanary, a test of libtorch itself.
 
-/// Takes the results of type `Result` that an operator has left on the stack.
+/// Removes the results of an operator from the stack, and returns them as type `Result`.
 template <class Result>
 Result take_result(torch::jit::Stack& stack) {
   return c10::impl::PopResult<Result>::call(stack);
 }
 
-// An autograd kernel for an operator without a gradient: a backward through the operator throws; a
-// forward on tensors that need no gradient works. In Python an operator without a gradient formula
-// gets this kernel. In C++ the kernel is a function that libtorch exports without documentation.
+// The autograd kernel of an operator without a gradient: a backward through the operator throws. In
+// Python an operator without a gradient formula gets this kernel. In C++ it is a function that
+// libtorch exports without documentation.
 //
-// Canary: RefusedGradientCanary.
+// Canary: RefusedGradientCanary, a test of libtorch itself.
 
 torch::CppFunction refuse_gradient();
 
-// Sizes and strides as libtorch's operators compute them, of a convolution and of a view; and a
-// meta tensor of given strides, made without dispatching. Only the operators are public, and they
-// need a tensor on a device with a kernel.
+// Computes sizes of a convolution and strides of a view as libtorch's operators do, and makes meta
+// tensors without dispatching. Only the operators are public, and these need tensors on a device
+// for which they have a kernel.
 //
-// Canary: ShapesByLibtorchCanary.
+// Canary: ShapesByLibtorchCanary, a test of libtorch itself.
 
 struct Convolution {
   std::vector<std::int64_t> stride, padding, dilation;
@@ -83,17 +83,17 @@ struct Convolution {
   std::int64_t groups = 1;
 };
 
-/// The sizes of the result of a convolution.
+/// Returns the sizes of the result of a convolution.
 std::vector<std::int64_t> convolution_sizes(c10::IntArrayRef input, c10::IntArrayRef weight,
                                             const Convolution& of);
 
-/// The strides of a view with the given sizes; nullopt if a view is not possible and a copy is
-/// needed.
+/// Returns the strides of a view of `tensor` with the given sizes; nullopt if a view is not
+/// possible.
 std::optional<std::vector<std::int64_t>> strides_of_view(const at::Tensor& tensor,
                                                          c10::IntArrayRef sizes);
 
-/// A tensor on the meta device, made without an operator, so that no mode or key of the thread sees
-/// it.
+/// Makes a tensor on the meta device without an operator call, so that no mode or dispatch key of
+/// the thread sees it.
 at::Tensor meta_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype);
 
 }  // namespace tessera::detail

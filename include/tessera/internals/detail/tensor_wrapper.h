@@ -1,4 +1,4 @@
-// Tensor types of this library, without memory.
+// Tessera's tensor types, which have no memory: subclasses of c10::TensorImpl.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,13 +17,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A tensor that has sizes, strides and autograd's state, but no memory: it wraps another tensor.
-// The public way to define a tensor type is __torch_dispatch__, in Python. In C++ a tensor type
-// needs a subclass of c10::TensorImpl, which must set the fields of the base class itself.
+// A tensor with sizes, strides and autograd state, but without memory: it wraps another tensor. The
+// public way to define a tensor type is __torch_dispatch__, in Python. In C++ a tensor type is a
+// subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
 // The functions are inline, because a wrapper is made for every result of every operator.
 //
-// Canary: TensorWrapperCanary.
+// Canary: TensorWrapperCanary, a test of libtorch itself.
 
 class TensorWrapper : public c10::TensorImpl {
  public:
@@ -39,9 +39,9 @@ class TensorWrapper : public c10::TensorImpl {
     assign(dynamic_cast<const TensorWrapper*>(other.get()));
   }
 
-  /// Whether autograd's state exists: the tensor requires a gradient, or has a history.
+  /// Whether the tensor has autograd state: it requires a gradient, or has a history.
   bool has_autograd_state() const { return autograd_meta() != nullptr; }
-  /// Makes `inner`, which will become the inner tensor, share the wrapper's version counter.
+  /// Makes `inner`, the future inner tensor, share the wrapper's version counter.
   void give_count_to(const at::Tensor& inner) const {
     if (version_counter().enabled() && !inner.is_inference()) {
       inner.unsafeGetTensorImpl()->set_version_counter(version_counter());
@@ -51,7 +51,7 @@ class TensorWrapper : public c10::TensorImpl {
  protected:
   /// Makes another wrapper of the inner tensor, for detach() and similar functions.
   virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
-  /// Implements set_data. `other` is nullptr if the other tensor is not a wrapper.
+  /// Implements Tensor::set_data(). `other` is nullptr if the new data are not a wrapper.
   virtual void assign(const TensorWrapper* other) = 0;
 
   /// Makes a wrapper with the device of `inner`. The caller must set the sizes and the version
@@ -64,10 +64,10 @@ class TensorWrapper : public c10::TensorImpl {
   /// A faster constructor for an `inner` that has memory and is not an inference tensor. The
   /// wrapper shares the version counter of `inner`.
   ///
-  /// The constructor of TensorImpl that is used here does not change the keys. As the keys lack
+  /// This constructor of TensorImpl does not change the dispatch keys. Because these lack
   /// autograd's keys, it makes no version counter, which would be replaced anyway; this saves an
-  /// allocation in every call. TensorImpl only reads the device from the storage, so a borrowed
-  /// storage is enough.
+  /// allocation for each tensor. TensorImpl only reads the device from `storage`, so the storage
+  /// can be borrowed.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
@@ -78,7 +78,7 @@ class TensorWrapper : public c10::TensorImpl {
     version_counter_ = inner.unsafeGetTensorImpl()->version_counter();
   }
 
-  /// Sets the sizes, and the values that set_sizes_and_strides would compute from them.
+  /// Sets sizes and strides, and the fields that set_sizes_and_strides() would compute from them.
   void set_shape(c10::IntArrayRef sizes, c10::IntArrayRef strides, const ShapeGeometry& geometry) {
     sizes_and_strides_.set_sizes(sizes);
     std::copy(strides.begin(), strides.end(), sizes_and_strides_.strides_begin());
@@ -99,14 +99,14 @@ class TensorWrapper : public c10::TensorImpl {
     }
   }
 
-  /// Copies type, device and dispatch keys, as set_data does between plain tensors.
+  /// Copies type, device and dispatch keys, as Tensor::set_data() does between ordinary tensors.
   void take_kind_of(const TensorWrapper& other) {
     data_type_ = other.data_type_;
     device_opt_ = other.device_opt_;
     key_set_ = other.key_set_;
   }
 
-  /// Sets libtorch's error message for calls of data_ptr(). Not thread safe.
+  /// Sets the error message that libtorch throws for calls of data_ptr(). Not thread safe.
   void set_memory_error(std::string message) {
     if (extra_meta_ == nullptr) {
       extra_meta_ = std::make_unique<c10::ExtraMeta>();
@@ -120,7 +120,7 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // A copy of an ordinary tensor must not be an inference tensor, even in inference mode.
+    // If this tensor is no inference tensor, the copy must not be one, even in inference mode.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }
@@ -131,9 +131,9 @@ class TensorWrapper : public c10::TensorImpl {
     return result;
   }
 
-  /// The keys of a wrapper: the key of the inner tensor's backend, the library's own key, and the
-  /// keys of lazy conjugation and negation, whose libtorch kernels compute the actual values before
-  /// a call reaches the library's kernel. The base class adds autograd's keys.
+  /// Returns a wrapper's dispatch keys: the backend's key of `inner`, kDistributedKey, and the keys
+  /// of lazy conjugation and negation. For the latter, libtorch's kernels compute the actual values
+  /// before a call reaches Tessera's kernel. The base class adds autograd's keys.
   static c10::DispatchKeySet keys_of(const at::Tensor& inner) {
     constexpr c10::DispatchKeySet kLazyBits(
         {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
@@ -143,8 +143,8 @@ class TensorWrapper : public c10::TensorImpl {
   }
 };
 
-/// `tensor` as a `Wrapper`, which must be a final class, or nullptr. Compares the class and not the
-/// dispatch key, because set_data copies keys.
+/// Returns `tensor` as a `Wrapper`, which must be a final class, or nullptr. Compares the class and
+/// not the dispatch key, because Tensor::set_data() copies keys.
 template <class Wrapper>
 Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -154,31 +154,31 @@ Wrapper* wrapper_cast(const at::TensorBase& tensor) {
   return &typeid(*impl) == &typeid(Wrapper) ? static_cast<Wrapper*>(impl) : nullptr;
 }
 
-/// The tensor's storage; empty if the tensor has no storage, for which Tensor::storage() throws.
+/// Returns the tensor's storage; empty if there is none, where Tensor::storage() would throw.
 inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage();
 }
 
-/// Makes autograd differentiate a write through a view by replaying the view, which works for
-/// wrappers, instead of by as_strided, which needs memory. This is a setting of the thread, which
+/// For a write to a view, makes autograd replay the view operators instead of using as_strided,
+/// which needs memory and so does not work for wrappers. This is a setting of the thread, which
 /// libtorch's guards reset.
 void replay_views();
 
-// A placeholder tensor, which may be stored but never read. Every operator on it reaches the
-// library's fallback, through a key that no other tensor has (dispatch_keys.h). No public function
-// makes a tensor without any backend's key.
+// A placeholder tensor, which may be stored but never read. Every operator on it reaches Tessera's
+// fallback through a dispatch key that no other tensor has (dispatch_keys.h). No public function
+// makes a tensor without a backend's dispatch key.
 //
-// Canary: PlaceholderTensorCanary.
+// Canary: PlaceholderTensorCanary, a test of libtorch itself.
 
 class PlaceholderTensor : public c10::TensorImpl {
  public:
-  /// Makes a placeholder with the sizes, type and device of `like`, which error messages may show.
+  /// Makes a placeholder that reports the sizes, type and device of `like`, for error messages.
   explicit PlaceholderTensor(const at::Tensor& like);
 
-  /// Throws the Error that says why the placeholder cannot be read.
+  /// Throws Error with the reason why the placeholder tensor cannot be read.
   [[noreturn]] virtual void refuse() const = 0;
 
-  // Implements Tensor::data(), which some optimizers call first.
+  // shallow_copy_and_detach() implements Tensor::data(), which some optimizers call first.
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion&,
                                                          bool) const override;
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&&,

@@ -1,4 +1,4 @@
-// The state that libtorch has for each thread.
+// Thread-local state of libtorch.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -16,16 +16,16 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Values of a thread that a backward copies to the threads on which it runs. libtorch's
-// ThreadLocalState copies libtorch's values and its debug info, to which any library may add; there
-// is no public way to copy anything else.
+// Thread-local values of Tessera that are copied to the threads on which a backward runs.
+// libtorch's ThreadLocalState copies libtorch's values and its debug info, to which any library may
+// add; there is no public way to copy anything else.
 //
-// Up to 2.12 the kinds of debug info are an enum, whose values beyond libtorch's own are free; from
-// 2.13 a kind is the address of its name.
+// Up to libtorch 2.12 the kinds of debug info are an enum, whose values beyond libtorch's are
+// unused; from 2.13 a kind is the address of its name.
 //
-// Canary: CarriedSlotCanary.
+// Canary: CarriedSlotCanary, a test of libtorch itself.
 
-/// The values that a backward copies to its threads. Each is a kind of libtorch's debug info.
+/// Thread-local values that a backward copies to its threads, each as a kind of debug info.
 enum class Carried : std::uint8_t {
   kStrict,
   kOperatorMode,
@@ -34,20 +34,20 @@ enum class Carried : std::uint8_t {
   kMemoryScope,
 };
 
-/// The kind of debug info that libtorch uses for a value; equal in every call and every library of
-/// the process.
+/// Returns the kind of libtorch's debug info for a value; equal in every call and every shared
+/// library of the process.
 c10::DebugInfoKind kind_of(Carried what);
 
-/// A scope in which `value` is active on this thread, and on autograd's threads while they run a
-/// backward that this thread has started. (With CUDA a backward runs on another thread.) An inner
-/// scope replaces an outer scope. Scopes end in reverse order, on the thread that began them.
+/// While a CarriedScope exists, `value` is active on this thread, and on autograd's threads while
+/// they run a backward of this thread. (With CUDA a backward runs on another thread.) An inner
+/// scope hides an outer one. Scopes end in reverse order, on the thread that began them.
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
   explicit CarriedScope(T value)
       : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
 
-  /// The active value, or nullptr if there is none. Valid while the scope of the value exists.
+  /// Returns the active value, or nullptr. It is valid while the value's CarriedScope exists.
   static const T* active() {
     const c10::DebugInfoBase* found = c10::ThreadLocalDebugInfo::get(kind_of(kWhat));
     return found == nullptr ? nullptr : &static_cast<const Value*>(found)->value;
@@ -62,23 +62,23 @@ class CarriedScope {
   c10::DebugInfoGuard guard_;
 };
 
-// libtorch's state of a thread: dispatch keys, gradient mode, debug info, callbacks. Used to
-// continue a call on another thread, as libtorch's backward and at::parallel_for do. It has no
+// libtorch's thread-local state: dispatch keys, gradient mode, debug info, callbacks. It is copied
+// to continue a call on another thread, as libtorch's backward and at::parallel_for do. It has no
 // public name in torch::autograd.
 //
-// Canary: StateOfThreadCanary.
+// Canary: StateOfThreadCanary, a test of libtorch itself.
 
-/// A copy of the state of the thread that makes the object.
+/// A copy of libtorch's thread-local state of the thread that makes the object.
 using StateOfThread = at::ThreadLocalState;
-/// While an object of this type exists, this thread has the given state.
+/// While an object of this type exists, this thread has the given thread-local state.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
-// The state of autocast, without the dispatch key that enables it (dispatch_keys.h): the types by
-// device, and whether casts of weights are cached. Only torch.autocast, in Python, is public.
+// The thread's state of autocast, without the dispatch key that enables it (dispatch_keys.h): types
+// by device, and whether casts of weights are cached. Only Python's torch.autocast is public.
 //
-// Canary: AutocastStateCanary.
+// Canary: AutocastStateCanary, a test of libtorch itself.
 
-/// Autocast on the two devices that the library computes on, the CPU and CUDA.
+/// The state of autocast for the two devices that Tessera supports, the CPU and CUDA.
 struct AutocastState {
   std::array<c10::ScalarType, 2> types;
   bool keeps_casts = true;
@@ -86,7 +86,7 @@ struct AutocastState {
 
 AutocastState autocast_state();
 void set_autocast_state(const AutocastState& state);
-/// Whether operators on tensors of this device type are cast on this thread.
+/// Whether autocast is enabled on this thread for this type of device.
 bool autocasts(c10::DeviceType device);
 
 }  // namespace tessera::detail
