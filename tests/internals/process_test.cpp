@@ -153,11 +153,13 @@ class Forwarding final : public c10::Allocator {
 };
 
 TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
-  static auto* const allocator = new Forwarding(cpu_allocator());
-  set_cpu_allocator(allocator);
-  EXPECT_EQ(cpu_allocator(), allocator);
+  c10::Allocator* const before = cpu_allocator();
+  Forwarding allocator(before);
+  set_cpu_allocator(&allocator);
+  EXPECT_EQ(cpu_allocator(), &allocator);
   at::empty({16});
-  EXPECT_EQ(allocator->calls, 1);
+  set_cpu_allocator(before);
+  EXPECT_EQ(allocator.calls, 1);
 }
 
 // Canary: what the debug info of libtorch must do for the values that a backward takes along.

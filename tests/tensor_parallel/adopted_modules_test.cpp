@@ -369,6 +369,9 @@ TEST(PlainTensors, GetPlainAndWholeGradients) {
       model(x).backward();
       EXPECT_FALSE(tessera::is_distributed(x.grad()));
       EXPECT_TRUE(x.grad().allclose(expected.grad(), 1e-4, 1e-6));
+      for (const auto& [name, slot] : model.named_slots()) {
+        slot->get().mutable_grad().reset();
+      }
     }
   });
 }
