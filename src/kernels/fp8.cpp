@@ -37,9 +37,10 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // Computes the scale like fp8_scale() of device/quantize_fp8.h. The bits are clamped, because the
-  // bits of a NaN could overflow.
-  const at::Tensor bits = amax.view(at::kInt).clamp_max(0x7F800000) + 0x1FFFFF;
+  // Computes the scale like fp8_scale() of device/quantize_fp8.h. The bits are masked and clamped,
+  // because a NaN may have any sign and its bits could overflow.
+  const at::Tensor bits =
+      amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all values in bf16 are normal numbers.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
   // amax - amax is 0, or NaN for a row that is not finite. The inverse of such a row must be NaN,
