@@ -73,8 +73,9 @@ class PartialGradGroup {
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
-  /// The process group on which the ranks agreed; nullptr if gradients need no further sum. Before
-  /// the agreement: a group that may be needed. Summing a complete gradient over it is correct too.
+  /// The process group over which gradients must still be summed; nullptr if none. Before the ranks
+  /// have agreed on the group: a group that may be needed. Summing a complete gradient over it is
+  /// correct, too.
   comm::Communicator* group() const { return group_; }
   /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);

@@ -193,8 +193,8 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   static std::vector<std::string> dims_of_root(const Impl& mesh) {
     const MeshShape& all = mesh.root->shape;
     const std::vector<std::string>& own = mesh.shape.names();
-    // A name that was given to flatten() counts as a name of the root. Comparing coordinates would
-    // not find flattened dimensions of size 1.
+    // A name that was given to flatten() counts as a name of the root. Coordinates cannot identify
+    // a flattened dimension of size 1, because they are all 0.
     const auto is_of_root = [&](const std::string& name) {
       return std::ranges::find(all.names(), name) != all.names().end() ||
              !mesh.family->flattened_dims(mesh.root, name).empty();

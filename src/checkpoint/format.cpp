@@ -23,8 +23,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// The number of leading dimensions to loop over when a block is split into contiguous ranges. In
-/// the later dimensions, except the first of them, the block has the full size of the tensor.
+/// The number n of leading dimensions to loop over when a block is split into contiguous ranges.
+/// The block has the full size of the tensor in each dimension after dimension n.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {

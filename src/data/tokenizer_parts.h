@@ -208,7 +208,7 @@ struct BpeTokenizerParts {
 
 TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts);
 
-/// A token in a file next to the tokenizer.
+/// A special token that a file beside the tokenizer's file names.
 struct NamedToken {
   std::optional<TokenId> id;  ///< the token's id; nullopt: the id of its text, or the next free id
   AddedToken token;           ///< the token; AddedToken::id is not set

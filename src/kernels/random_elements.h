@@ -95,7 +95,7 @@ TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& 
   }
 }
 
-/// Applies dropout to element number `first` of the box and every `step`-th element after it.
+/// Applies dropout to the elements first, first + step, first + 2 step, ... of the local block.
 template <class T, class Compute>
 TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, double p,
                                        Compute scale, PhiloxKey key, std::int64_t first,

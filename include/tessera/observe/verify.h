@@ -60,8 +60,8 @@ struct VerifyReport {
   std::size_t parameters = 0;  ///< number of parameters whose gradients were compared
   /// The largest difference within the tolerance, divided by the largest output or gradient.
   double largest = 0;
-  /// The module in which to look for the cause of the first entry in `outputs`: the entry's module,
-  /// or the caller of the entry's module if the input of the entry's module differs already.
+  /// The module to inspect for the cause of the first entry in `outputs`: the entry's module or, if
+  /// that module's input already differs, its caller.
   std::string cause{};
 
   /// Whether verify() found no difference.

@@ -1,4 +1,5 @@
-// Makes a World from the launcher's environment variables, or from a broadcast of the program. Rank
+// Makes a World from the launcher's environment variables, or from a broadcast that the program
+// supplies. Rank
 // 0, or the launcher's agent, serves a TCP store. Every rank writes the identity of its machine
 // into the store and reads those of the other ranks. Then every rank knows which ranks share its
 // machine.

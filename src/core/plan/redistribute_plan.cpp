@@ -192,8 +192,9 @@ class SearchState {
     return Destination{dim, std::move(*digits)};
   }
 
-  /// Returns the tensor dimensions to which `mesh_dims` can be moved. The one that they divide in
-  /// the target comes first, because of plans with equal costs the first is taken.
+  /// Returns the tensor dimensions to which `mesh_dims` can be moved. The dimension that
+  /// `mesh_dims` shard in the target comes first, because the first of several equally cheap plans
+  /// is taken.
   std::vector<Destination> destinations(std::span<const int> mesh_dims) const {
     std::vector<Destination> out;
     if (auto destination = final_destination(mesh_dims)) {

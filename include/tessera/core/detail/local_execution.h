@@ -47,9 +47,10 @@ namespace tessera::detail {
 /// The part of a ShardingRule that says how a rank runs the operator on its local tensors. Rules
 /// that programs register rarely need it.
 struct LocalExecution {
-  /// A call that each rank runs on its local tensors instead of the operator, because the operator
-  /// depends on sizes that differ locally. For example, squeeze() becomes squeeze.dims, and a mean
-  /// over a sharded dimension becomes a sum with `scale`. Propagation::use_local_call says whether
+  /// A call that each rank runs on its local tensors instead of the operator. The operator itself
+  /// would read local sizes where it needs the global sizes. For example, squeeze() becomes
+  /// squeeze.dims, and a mean over a sharded dimension becomes a sum with `scale`.
+  /// Propagation::use_local_call says whether
   /// to use this call. If so, ShardingRule::SizeArgument::arg is an index in `args`.
   struct LocalCall {
     /// An operation on one rank's shard for which libtorch has no operator; src/dtensor implements

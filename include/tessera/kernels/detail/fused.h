@@ -37,8 +37,8 @@ struct AddRmsNormResult {
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
 /// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of the local tensor `x`. For add_rms_norm(), pass its `sum` as `x`, and as
-/// `sum_grad` the gradient of `sum`, if it is defined, with the sizes and type of x. The gradient
+/// over the rows of the local tensor `x`. For add_rms_norm(), pass its `sum` as `x`, and the
+/// gradient of `sum` (may be undefined; sizes and type of x) as `sum_grad`. The gradient
 /// of the norm is rounded before `sum_grad` is added. The first result is then the gradient of both
 /// inputs of add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
