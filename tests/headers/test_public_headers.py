@@ -214,7 +214,7 @@ using namespace tensor_parallel;
 void use(const at::Tensor& x, const DeviceMesh& mesh, nn::ModuleBase& module) {
   if (is_distributed(x)) {
     std::cout << DistributedTensor(x).placements() << DistributedTensor(x).layout() << sharding_spec(x)
-              << mesh << mesh.shape() << Placement(Shard{0}) << ReduceOp::kSum << fsdp::Options{};
+              << mesh << mesh.shape() << Placement(Shard{0}) << ReduceOp::kSum;
   }
   parallelize_module(module, mesh["tp"], {{"up", colwise_parallel()}});
   cross_entropy(x, x);
