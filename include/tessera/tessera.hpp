@@ -1,7 +1,8 @@
 #pragma once
 
-/// @file Includes all public headers except tessera/comm/mpi_world.h, which needs MPI. For
-/// programs; the library's sources do not include this file.
+/// @file
+/// Includes all public headers except tessera/comm/mpi_world.h, which needs MPI. This header is for
+/// programs; the library's sources do not include it.
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
