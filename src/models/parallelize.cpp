@@ -32,7 +32,8 @@ nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
 void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOptions& options) {
   const std::int64_t recomputed = options.recomputed_blocks.value_or(std::ssize(blocks));
   TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "activation checkpointing of ",
-                recomputed, " blocks was asked for, but the model has ", blocks.size());
+                recomputed, " blocks was asked for, but the model has ", blocks.size(),
+                "; give at most as many");
   blocks.resize(static_cast<std::size_t>(recomputed));
   if (options.activations == ActivationMemory::kAll || blocks.empty()) {
     return;
