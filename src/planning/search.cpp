@@ -194,7 +194,7 @@ std::string name_of(const TrainingLayout& layout) {
 
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks) {
-  const double saved = static_cast<double>(peak_of_none - peak_of_all);
+  const auto saved = static_cast<double>(peak_of_none - peak_of_all);
   const double share = static_cast<double>(peak_of_none - room) / std::max(saved, 1.0);
   const double count = std::ceil(share * static_cast<double>(blocks));
   return static_cast<std::int64_t>(std::clamp(count, 1.0, static_cast<double>(blocks)));

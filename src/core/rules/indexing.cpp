@@ -626,7 +626,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
     return split_along(call, dim, {detail::ceil_div(taken, step)});
   }
   UnaryRule slice(call);
-  return std::move(slice).moved(slice.input);
+  const TensorFactors input = slice.input;
+  return std::move(slice).moved(input);
 }
 
 }  // namespace

@@ -199,7 +199,8 @@ void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
 
 ShardingRule unchanged(const OpCall& call) {
   UnaryRule unary(call);
-  return std::move(unary).finish(unary.input);
+  const TensorFactors input = unary.input;
+  return std::move(unary).finish(input);
 }
 
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,

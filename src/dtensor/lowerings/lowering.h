@@ -54,7 +54,7 @@ std::span<const Lowering> lowerings_of(const OperatorInfo& info);
 /// Registers lowerings (alternative implementations), as a static object in the defining file. Put
 /// all lowerings of one operator in one object; otherwise their order depends on the linker.
 struct AddedLowerings {
-  AddedLowerings(std::initializer_list<Lowering> lowerings);
+  AddedLowerings(std::initializer_list<Lowering> added);
 };
 /// All lowerings by operator, as Lowering::name names it.
 using Lowerings = std::unordered_map<std::string_view, std::vector<Lowering>>;
