@@ -21,7 +21,6 @@
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/distribute_module.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
 
