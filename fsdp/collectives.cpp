@@ -12,9 +12,9 @@
 
 namespace tessera::fsdp {
 
-// CommContext: the communication state that the units of a model share. Two rules limit the memory
-// of a training step. First, one unit's gradients are reduced at a time. Second, a tensor that
-// another stream reads is freed after the compute stream has waited for that stream.
+// CommContext: the communication state that a model's units share. Two rules limit the memory of a
+// step: gradients are reduced for one unit at a time, and the compute stream waits for a stream
+// before a tensor that this stream reads is freed.
 
 using comm::Lane;
 

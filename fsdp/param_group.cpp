@@ -418,10 +418,9 @@ void GatheredState::fill(CommContext& context) {
   kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
-/// Frees the unsharded memory. The compute stream owns the memory of unpacked tensors. The stream
-/// of the gather owns memory into which a gather wrote. That stream reuses the memory after the
-/// compute stream has finished; on a CPU, or if both streams are the same stream, it reuses the
-/// memory at once.
+/// Frees the unsharded memory. Unpacked tensors belong to the compute stream. Gathered memory
+/// belongs to the gather stream, which reuses it when the compute stream has finished. On a CPU,
+/// and with one stream for both, the memory is reused at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;

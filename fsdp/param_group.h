@@ -67,8 +67,8 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// A running reduction of a parameter group's gradients: a reduce-scatter over the shard dimension
-/// of the mesh, an all-reduce of the shards over the replica dimension (HSDP), and a division.
+/// A running reduction of a parameter group's gradients. It reduce-scatters over the mesh's shard
+/// dimension, then all-reduces over the replica dimension (HSDP), then divides.
 /// Gradients are sent directly from autograd's memory if the communicator supports it and dimension
 /// 0 divides evenly; otherwise they are packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {

@@ -148,8 +148,8 @@ def make_parser():
     model.add_argument("--config", metavar="FILE[,FILE]", type=several(str), action="extend",
                        help="Shapes: config.json files of models, or names in the hub's cache")
     model.add_argument("--shape", metavar="NAME[,NAME]", type=several(one_of(*SHAPES)), action="extend",
-                       help="Shapes with published figures, which are printed beside ours; their --seq, and their --batch on each "
-                            f"rank, unless given: {', '.join(SHAPES)}")
+                       help="Shapes with published figures. The table shows these figures, too. --seq and --batch (of each rank) "
+                            f"default to the shape's: {', '.join(SHAPES)}")
     parallelism = parser.add_argument_group("parallelism")
     parallelism.add_argument("--ac", metavar="AC[,AC]", type=several(checkpointing), action="extend",
                              help="Activation checkpointing: none, selective, full, auto (none)")

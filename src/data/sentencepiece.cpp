@@ -67,8 +67,8 @@ constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 /// SentencePiece library encodes the text between these tokens; its const calls are thread safe.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  SentencePieceTokenizer(const std::string& path, const FilesBeside& beside)
-      : begins_texts_(beside.begin.adds) {
+  SentencePieceTokenizer(const std::string& path, const TokenizerSettings& settings)
+      : begins_texts_(settings.begin.adds) {
     const std::string model =
         files::read_file(path, "a SentencePiece model (tokenizer.model)", kMaxModelBytes);
     std::string fault;
@@ -78,11 +78,11 @@ class SentencePieceTokenizer final : public Tokenizer {
     within_ = load_piece_model(model + std::string(kNoPrefix), fault);
     TESSERA_CHECK(within_ != nullptr, "'", path,
                   "' can't be read without its prefix; give another tokenizer.model");
-    legacy_ = beside.legacy;
-    prefix_ = legacy_ || beside.prefix.value_or(true);
-    add_tokens(beside);
-    begin_ = tokens_of(beside.begin, model_->id_of_begin());
-    end_ = tokens_of(beside.end, model_->id_of_end());
+    legacy_ = settings.legacy;
+    prefix_ = legacy_ || settings.prefix.value_or(true);
+    add_tokens(settings);
+    begin_ = tokens_of(settings.begin, model_->id_of_begin());
+    end_ = tokens_of(settings.end, model_->id_of_end());
   }
 
   std::int64_t vocabulary() const override {
@@ -141,7 +141,7 @@ class SentencePieceTokenizer final : public Tokenizer {
  private:
   /// Adds the special tokens of the model, and the tokens in the files next to the model, to the
   /// tokens that encode() finds in texts.
-  void add_tokens(const FilesBeside& beside) {
+  void add_tokens(const TokenizerSettings& settings) {
     std::vector<AddedToken> tokens;
     for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
       if (id >= 0) {
@@ -150,7 +150,7 @@ class SentencePieceTokenizer final : public Tokenizer {
         special_.insert(id);
       }
     }
-    for (const NamedToken& named : beside.tokens) {
+    for (const NamedToken& named : settings.tokens) {
       const std::string& content = named.token.content;
       const bool is_known = ids_.contains(content);
       const std::int64_t id = id_of(content);
@@ -240,8 +240,8 @@ TokenizerPtr sentencepiece_tokenizer(const std::string& path) {
   return sentencepiece_tokenizer(path, {});
 }
 
-TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside) {
-  return std::make_shared<SentencePieceTokenizer>(path, beside);
+TokenizerPtr sentencepiece_tokenizer(const std::string& path, const TokenizerSettings& settings) {
+  return std::make_shared<SentencePieceTokenizer>(path, settings);
 }
 
 }  // namespace tessera::data

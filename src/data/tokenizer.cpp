@@ -64,7 +64,7 @@ std::vector<std::string> tokenizer_files(const std::string& path) {
   const std::string own = file_of(path);
   std::vector<std::string> files{own};
   if (form_of(beginning_of(own)) != TokenizerForm::kTiktoken) {
-    for (const std::filesystem::path& file : read_files_beside(own).read) {
+    for (const std::filesystem::path& file : read_tokenizer_settings(own).read) {
       files.push_back(file.string());
     }
   }
@@ -83,11 +83,11 @@ TokenizerPtr open_tokenizer(const std::string& path) {
                 "': it begins with a byte order mark: save it without one");
   switch (form_of(beginning)) {
     case TokenizerForm::kJson:
-      return json_tokenizer(file, read_files_beside(file));
+      return json_tokenizer(file, read_tokenizer_settings(file));
     case TokenizerForm::kTiktoken:
       return tiktoken_tokenizer(file);
     default:
-      return sentencepiece_tokenizer(file, read_files_beside(file));
+      return sentencepiece_tokenizer(file, read_tokenizer_settings(file));
   }
 }
 

@@ -25,7 +25,7 @@ constexpr std::array kSpecialKeys{
     kExtraTokens};
 
 /// Reads a JSON file and adds the path to `files.read`. Returns null if the file does not exist.
-json read_json(const std::filesystem::path& file, FilesBeside& files) {
+json read_json(const std::filesystem::path& file, TokenizerSettings& files) {
   if (!has_file(file)) {
     return {};
   }
@@ -34,7 +34,7 @@ json read_json(const std::filesystem::path& file, FilesBeside& files) {
   try {
     return detail::parse_strict_json(text, {.depth = 64});
   } catch (const Error& error) {
-    fail("cannot read '", file.string(), "' beside the tokenizer: ", error.what());
+    fail("cannot read '", file.string(), "' next to the tokenizer: ", error.what());
   }
 }
 
@@ -46,7 +46,7 @@ AddedToken read_token(const JsonField& field, bool special) {
   return added_token_of(field, special);
 }
 
-void read_decoder(const JsonField& field, FilesBeside& files) {
+void read_decoder(const JsonField& field, TokenizerSettings& files) {
   field.require(field.json().is_object(), "an object of tokens by their ids");
   for (const auto& [key, unused] : field.json().items()) {
     const JsonField entry = field.at(key.c_str());
@@ -59,7 +59,7 @@ void read_decoder(const JsonField& field, FilesBeside& files) {
 }
 
 /// Reads added_tokens.json, the older form of added_tokens_decoder.
-void read_added_tokens(const JsonField& field, FilesBeside& files) {
+void read_added_tokens(const JsonField& field, TokenizerSettings& files) {
   field.require(field.json().is_object(), "an object of ids by their tokens");
   for (const auto& [content, unused] : field.json().items()) {
     const TokenId id = field.at(content.c_str()).number_below(kMaxTokenId);
@@ -68,7 +68,7 @@ void read_added_tokens(const JsonField& field, FilesBeside& files) {
 }
 
 /// Adds a special token, which may already be in `files` with an id.
-void add_special_token(AddedToken token, FilesBeside& files) {
+void add_special_token(AddedToken token, TokenizerSettings& files) {
   token.special = true;
   const auto known = std::ranges::find(files.tokens, token.content,
                                        [](const NamedToken& named) { return named.token.content; });
@@ -91,7 +91,7 @@ std::optional<AddedToken> special_token_of(const JsonField& field) {
 
 /// Adds the special tokens of `root`. `config`: the file that has "extra_special_tokens".
 void add_special_tokens(const JsonField& root, const std::filesystem::path& config,
-                        FilesBeside& files) {
+                        TokenizerSettings& files) {
   for (const char* key : kSpecialKeys) {
     const JsonField field = root.at(key);
     if (field.json().is_array()) {
@@ -118,7 +118,7 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
 
 /// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens and
 /// decide themselves whether a text gets them.
-void read_ends(const JsonField& root, FilesBeside& files) {
+void read_ends(const JsonField& root, TokenizerSettings& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
   const auto end_of = [&](const char* token, const char* adds, TextEnd class_end) {
@@ -148,9 +148,9 @@ bool has_file(const std::filesystem::path& file) {
   return is_there;
 }
 
-FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
+TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer) {
   const std::filesystem::path folder = tokenizer.parent_path();
-  FilesBeside files;
+  TokenizerSettings files;
   json config = read_json(folder / "tokenizer_config.json", files);
   const bool names_tokens = config.contains("added_tokens_decoder");
   if (!names_tokens) {
@@ -174,7 +174,7 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
       read_ends(root, files);
     }
   } catch (const Error& error) {
-    fail("the files beside the tokenizer '", tokenizer.string(), "': ", error.what());
+    fail("the files next to the tokenizer '", tokenizer.string(), "': ", error.what());
   }
   std::ranges::stable_sort(files.tokens, {},
                            [](const NamedToken& named) { return named.id.value_or(kMaxTokenId); });
@@ -182,7 +182,7 @@ FilesBeside read_files_beside(const std::filesystem::path& tokenizer) {
 }
 
 void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
-  TESSERA_CHECK(!named.id || *named.id == id, "the files beside the tokenizer give '",
+  TESSERA_CHECK(!named.id || *named.id == id, "the files next to the tokenizer give '",
                 printable(named.token.content), "' the id ", named.id.value_or(0), ", but it is ",
                 is_new ? "a new token, and the next id is " : "the token of id ", id,
                 ": make them agree");
@@ -197,7 +197,7 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
                                     const Vocabulary& ids) {
   TESSERA_CHECK(decides || !end.adds || *end.adds != of_template.empty(), "\"", key,
-                "\" beside the tokenizer is ", *end.adds ? "true" : "false",
+                "\" next to the tokenizer is ", *end.adds ? "true" : "false",
                 ", but the post_processor of tokenizer.json adds ", *end.adds ? "no" : "a",
                 " token there, and versions of transformers differ in which they take: make them "
                 "agree");
@@ -207,18 +207,18 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
   if (!*end.adds) {
     return {};
   }
-  TESSERA_CHECK(end.text, "\"", key, "\" beside the tokenizer is true, but no token is named");
+  TESSERA_CHECK(end.text, "\"", key, "\" next to the tokenizer is true, but no token is named");
   return {ids.at(*end.text)};
 }
 
 /// Adds the contents of the files next to a tokenizer to the tokenizer. Throws Error if the files
 /// contradict the tokenizer.
-void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside) {
+void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings) {
   Vocabulary ids;
   for (std::size_t id = 0; id < parts.texts.size(); ++id) {
     ids.try_emplace(parts.texts[id], static_cast<TokenId>(id));
   }
-  for (const NamedToken& named : beside.tokens) {
+  for (const NamedToken& named : settings.tokens) {
     const std::string& content = named.token.content;
     // A token outside the vocabulary gets the next id, as in `transformers`.
     const auto [known, is_new] = ids.try_emplace(content, static_cast<TokenId>(parts.texts.size()));
@@ -235,18 +235,18 @@ void join_files_beside(BpeTokenizerParts& parts, const FilesBeside& beside) {
       parts.added.back().id = id;
     }
   }
-  for (const TextEnd* end : {&beside.begin, &beside.end}) {
+  for (const TextEnd* end : {&settings.begin, &settings.end}) {
     TESSERA_CHECK(!end->text || ids.contains(*end->text), "'", printable(end->text.value_or("")),
-                  "', which the files beside the tokenizer name as an end of texts, is not a token "
+                  "', which the files next to the tokenizer name as an end of texts, is not a token "
                   "of it");
   }
   parts.begin_tokens =
-      tokens_of(beside.begin, "add_bos_token", parts.begin_tokens, beside.decides_ends, ids);
+      tokens_of(settings.begin, "add_bos_token", parts.begin_tokens, settings.decides_ends, ids);
   parts.end_tokens =
-      tokens_of(beside.end, "add_eos_token", parts.end_tokens, beside.decides_ends, ids);
+      tokens_of(settings.end, "add_eos_token", parts.end_tokens, settings.decides_ends, ids);
   parts.begins_texts = !parts.begin_tokens.empty();
-  if (parts.begin_tokens.empty() && beside.begin.text) {
-    parts.begin_tokens = {ids.at(*beside.begin.text)};
+  if (parts.begin_tokens.empty() && settings.begin.text) {
+    parts.begin_tokens = {ids.at(*settings.begin.text)};
   }
 }
 
@@ -408,15 +408,15 @@ BpeTokenizerParts read_parts(const JsonField& root) {
 /// Checks add_prefix_space. If a ByteLevel is the whole pre_tokenizer, `transformers` sets its flag
 /// from tokenizer_config.json; if that file has no flag, `transformers` uses false for tokenizer
 /// classes other than Llama's.
-void check_prefix(const JsonField& step, const FilesBeside& beside) {
+void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;
   }
   const bool own = step.at("add_prefix_space").flag_or(true);
-  const bool other = beside.prefix.value_or(own && beside.decides_ends);
+  const bool other = settings.prefix.value_or(own && settings.decides_ends);
   TESSERA_CHECK(own == other, "\"add_prefix_space\" of the pre_tokenizer is ",
-                own ? "true" : "false", ", but tokenizer_config.json beside it ",
-                beside.prefix ? "has " : "has none, which transformers takes for ",
+                own ? "true" : "false", ", but tokenizer_config.json next to it ",
+                settings.prefix ? "has " : "has none, which transformers takes for ",
                 other ? "true" : "false", ": make them agree");
 }
 
@@ -426,7 +426,7 @@ TokenizerPtr hugging_face_tokenizer(const std::string& path) {
   return json_tokenizer(path, {});
 }
 
-TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside) {
+TokenizerPtr json_tokenizer(const std::string& path, const TokenizerSettings& settings) {
   const std::string text =
       tessera::files::read_file(path, "a Hugging Face tokenizer.json", kMaxTokenizerBytes);
   try {
@@ -434,8 +434,8 @@ TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside) 
     const nlohmann::json root =
         tessera::detail::parse_strict_json(std::string_view(text).substr(begin), kTokenizerLimits);
     BpeTokenizerParts parts = read_parts(JsonField(root, ""));
-    check_prefix(JsonField(root, "").at("pre_tokenizer"), beside);
-    join_files_beside(parts, beside);
+    check_prefix(JsonField(root, "").at("pre_tokenizer"), settings);
+    apply_settings(parts, settings);
     return bpe_tokenizer(std::move(parts));
   } catch (const Error& error) {
     fail("cannot read the tokenizer '", path, "': ", error.what());

@@ -208,7 +208,7 @@ struct BpeTokenizerParts {
 
 TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts);
 
-/// A special token that a file beside the tokenizer's file names.
+/// A special token that one of the tokenizer's other files names.
 struct NamedToken {
   std::optional<TokenId> id;  ///< the token's id; nullopt: the id of its text, or the next free id
   AddedToken token;           ///< the token; AddedToken::id is not set
@@ -223,7 +223,7 @@ struct TextEnd {
 
 /// The contents of tokenizer_config.json. If tokenizer_config.json has no "added_tokens_decoder",
 /// also the contents of special_tokens_map.json and added_tokens.json.
-struct FilesBeside {
+struct TokenizerSettings {
   std::vector<NamedToken> tokens;  ///< tokens of all files: first the tokens with ids, by id
   TextEnd begin, end;
   bool decides_ends = true;  ///< whether TextEnd::adds overrides the template of tokenizer.json
@@ -235,7 +235,7 @@ struct FilesBeside {
 };
 
 /// Reads the files in the folder of a tokenizer's file. Throws Error for files of another format.
-FilesBeside read_files_beside(const std::filesystem::path& tokenizer);
+TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer);
 
 /// Whether the file exists. Throws Error for a broken symbolic link, as in a cleaned-up cache.
 bool has_file(const std::filesystem::path& file);
@@ -246,7 +246,7 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
 /// Like hugging_face_tokenizer() and sentencepiece_tokenizer(), with the contents of the files next
 /// to the tokenizer. Both also throw Error if these files contradict the tokenizer.
-TokenizerPtr json_tokenizer(const std::string& path, const FilesBeside& beside);
-TokenizerPtr sentencepiece_tokenizer(const std::string& path, const FilesBeside& beside);
+TokenizerPtr json_tokenizer(const std::string& path, const TokenizerSettings& settings);
+TokenizerPtr sentencepiece_tokenizer(const std::string& path, const TokenizerSettings& settings);
 
 }  // namespace tessera::data

@@ -234,8 +234,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of a tokenizer: to_json() of its file, with the tokenizer's other files
-/// as "beside". For "", the byte tokenizer, the result is null.
+/// Returns the fingerprint of a tokenizer: to_json() of its first file. The key "beside" has the
+/// tokenizer's other files. Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};

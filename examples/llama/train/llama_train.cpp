@@ -125,7 +125,7 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
 
 /// Returns the files that --save-hf copies next to the weights: the files of --model, but with the
 /// tokenizer of --tokenizer. nullopt without both flags: other files in the folder stay unchanged.
-std::optional<checkpoint::FilesBesideWeights> files_beside_weights(const TrainOptions& o) {
+std::optional<checkpoint::FilesBesideWeights> copied_files(const TrainOptions& o) {
   if (o.model.empty() && o.tokenizer.empty()) {
     return std::nullopt;
   }
@@ -164,8 +164,8 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
   if (!options.save_hf.empty()) {
     checkpoint::check_save_hugging_face(*run.model, options.save_hf, run.config.json,
                                         scalar_type(options.save_hf_dtype));
-    if (const auto beside = files_beside_weights(options)) {
-      checkpoint::check_beside_weights(*beside, options.save_hf);
+    if (const auto files = copied_files(options)) {
+      checkpoint::check_beside_weights(*files, options.save_hf);
     }
   }
   if (!options.save_lora.empty()) {
@@ -269,8 +269,8 @@ void export_weights(LlamaRun& run) {
     nn::merge_lora(*run.model);
   }
   if (!options.save_hf.empty()) {
-    if (const auto beside = files_beside_weights(options); run.is_main() && beside) {
-      checkpoint::copy_beside_weights(*beside, options.save_hf);
+    if (const auto files = copied_files(options); run.is_main() && files) {
+      checkpoint::copy_beside_weights(*files, options.save_hf);
     }
     checkpoint::save_hugging_face(*run.model, *run.world, options.save_hf, run.config.json,
                                   scalar_type(options.save_hf_dtype));

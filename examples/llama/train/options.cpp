@@ -593,8 +593,8 @@ void check_metrics(const TrainOptions& o) {
                 "; name steps that the run makes");
 }
 
-// Returns the input files that the flags name. They come from the command line, because the options
-// of a planned run omit some files.
+// Returns the input files that the flags name. Reads the command line, because a plan's options do
+// not contain every file.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",

@@ -104,7 +104,7 @@ void check_beside_weights(const FilesBesideWeights& files, const std::filesystem
 /// Compares two model configurations, both JSON objects. Returns the first key whose value changes
 /// the computation, as `"key" is 1 instead of 2`, or "" if there is none. Ignores weight types,
 /// library versions, and the tokens that begin and end texts. A missing or null key has the default
-/// of the Llama, Mistral and Qwen classes.
+/// that `transformers` gives to Llama, Mistral and Qwen.
 std::string config_change(const std::string& before, const std::string& now);
 
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's format, for
