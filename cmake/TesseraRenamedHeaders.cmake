@@ -2,7 +2,7 @@
 # the old name includes all of Tessera; it is generated here, and installed beside the others.
 set(TESSERA_RENAMED_HEADERS
   checkpoint/async_save checkpoint/find_step checkpoint/runs checkpoint/stateful comm/run_main
-  core/atomic_file core/input_file core/op_call core/rule_builder data/json_lines
+  core/atomic_file core/input_file core/nearest core/op_call core/rule_builder core/text data/json_lines
   data/prefetch_loader data/prompt_completions data/samples data/stream_decoder data/token_source
   dtensor/manual_seed dtensor/redistribute_options dtensor/visualize fsdp/collectives
   fsdp/forward_method nn/attention_kernel nn/child nn/dropout nn/embedding nn/fused_linear

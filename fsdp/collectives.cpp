@@ -140,16 +140,19 @@ void cast_together(const std::vector<at::Tensor*>& gradients, c10::ScalarType dt
 GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
                                      std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
                                      c10::ScalarType dtype, double divisor,
-                                     const Settings& settings, CommContext& context)
+                                     std::shared_ptr<const Settings> settings, CommContext& context)
     : parameters_(std::move(parameters)),
       gradients_(std::move(gradients)),
       mesh_(mesh),
       dtype_(dtype),
       divisor_(divisor),
-      settings_(settings) {
+      settings_(std::move(settings)),
+      all_reduce_(settings_->all_reduce),
+      force_sum_(settings_->force_sum),
+      hook_(settings_->all_reduce_hook) {
   // The pre-divisor is a power of two, so that dividing in two steps rounds as dividing once does.
   // Types other than fp16 have enough range without a pre-divisor.
-  if (dtype_ == at::kHalf && !settings_.force_sum) {
+  if (dtype_ == at::kHalf && !force_sum_) {
     // The user's divisor may be smaller than the factor of half_pre_divisor(), even 1. Dividing by
     // the factor first would then require a multiplication after the sum.
     pre_divisor_ = std::min(half_pre_divisor(mesh.ranks()), divisor_);
@@ -175,7 +178,7 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
 /// hook, are not divided by the reduce-scatter.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
-  return !mesh_.replicate && !hook() && !settings_.force_sum && pre_divisor_ == 1 &&
+  return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&
          divisor_ == static_cast<double>(ranks) && std::has_single_bit(ranks) &&
          mesh_.shard.group().averages_while_reducing();
 }
@@ -293,7 +296,7 @@ void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     // In a micro-batch before the last, this sum over the shard dimension is added to the stored
     // sum.
-    if (!settings_.all_reduce) {
+    if (!all_reduce_) {
       parameters_[i]->leave_to_replicas(
           {shard(i), gradients_[i].pending, gradients_[i].used, pre_divisor_}, dtype_);
       continue;
@@ -318,7 +321,7 @@ void GradientReduction::join_earlier() {
 
 comm::WorkPtr GradientReduction::start_all_reduce() {
   join_earlier();
-  if (!settings_.all_reduce) {
+  if (!all_reduce_) {
     return nullptr;
   }
   comm::Communicator& group = mesh_.replicate.group();
@@ -342,7 +345,7 @@ bool GradientReduction::reduce_over_replicas() {
       work->wait();
     }
   }
-  return settings_.all_reduce;
+  return all_reduce_;
 }
 
 void GradientReduction::finish(CommContext& context) {
@@ -362,8 +365,8 @@ void GradientReduction::finish(CommContext& context) {
 }
 
 void GradientReduction::hand_out_reduced(CommContext& context) {
-  if (hook()) {
-    hook()(output_);
+  if (hook_) {
+    hook_(output_);
   }
   // Divides after the all-reduce hook, which receives undivided sums.
   if (op_ == ReduceOp::kSum && divisor_ != pre_divisor_) {
@@ -405,8 +408,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
   std::vector<at::Tensor*> complete;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& gradient = gradients_[i].local;
-    if (hook()) {
-      hook()(gradient);
+    if (hook_) {
+      hook_(gradient);
     }
     if (divisor_ != 1) {
       // The division is not done in place, because the user's hooks may hold a reference to
@@ -546,7 +549,7 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
     // the tensor (for example of an expert) may run other units.
     for (ShardedParameter& parameter : group->parameters()) {
       const DeviceMesh& mesh = parameter.holders();
-      auto found = std::ranges::find(peers, mesh, [](const auto& entry) { return entry.first; });
+      auto found = std::ranges::find(peers, mesh, &decltype(peers)::value_type::first);
       if (found == peers.end()) {
         found = peers.insert(found, {mesh, {}});
       }

@@ -273,7 +273,7 @@ class ShardedParameter {
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:
-  /// What accumulate() has done since the last UseAgreement of the ranks.
+  /// What accumulate() has done since the last agree_on_use().
   enum class Accumulation : std::uint8_t {
     kSettled,  ///< no gradient has arrived
     kStarted,  ///< the gradient was created

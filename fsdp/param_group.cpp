@@ -643,7 +643,7 @@ void GradientState::start_reduce(CommContext& context) {
     const auto ranks = static_cast<double>(batch_ranks_.value_or(shards_->mesh().ranks()));
     reduction_.emplace(std::move(trainable), std::move(gradients), shards_->mesh(),
                        shards_->layout().reduce_dtype(),
-                       settings_->gradient_divisor.value_or(ranks), *settings_, context);
+                       settings_->gradient_divisor.value_or(ranks), settings_, context);
   }
 }
 

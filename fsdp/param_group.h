@@ -79,7 +79,7 @@ class GradientReduction {
   /// reduction. Collective over `mesh`. The parameters must outlive this object.
   GradientReduction(std::vector<ShardedParameter*> parameters,
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
-                    c10::ScalarType dtype, double divisor, const Settings& settings,
+                    c10::ScalarType dtype, double divisor, std::shared_ptr<const Settings> settings,
                     CommContext& context);
 
   /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
@@ -89,8 +89,7 @@ class GradientReduction {
   void finish(CommContext& context);
 
  private:
-  const AllReduceHook& hook() const { return settings_.all_reduce_hook; }
-  const std::string& label() const { return settings_.label; }
+  const std::string& label() const { return settings_->label; }
   bool in_place() const;
   bool averages() const;
   std::string purpose() const;
@@ -116,7 +115,11 @@ class GradientReduction {
   DataMesh mesh_;
   c10::ScalarType dtype_;
   double divisor_;
-  Settings settings_;  ///< a copy, made when the reduction started
+  std::shared_ptr<const Settings> settings_;
+  // Copies of settings, because a later change applies to the next reduction.
+  bool all_reduce_;
+  bool force_sum_;
+  AllReduceHook hook_;
   std::vector<Segment> segments_;
   double pre_divisor_ = 1;                    ///< number that divides gradients before the sum
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter divides by the divisor

@@ -128,8 +128,6 @@ class RandomAgreement {
   std::shared_ptr<tessera::detail::BatchRows> unasked_;
 };
 
-class TESSERA_API Unit;
-
 /// The state that the units of one model share: the phase of the iteration, and the order in which
 /// the units ran forward, for prefetches. Also does the work at the end of backward. Not
 /// thread-safe.

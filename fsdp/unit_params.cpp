@@ -119,7 +119,7 @@ std::string compare(const DeviceMesh& mesh, c10::Device device, const std::strin
       std::ranges::find_if(texts, [&](const std::string& each) { return each != texts.front(); });
   std::istringstream first(texts.front()), second(*other);
   std::string of_first, of_second;
-  while (of_first == of_second) {
+  while (of_first == of_second && (first || second)) {
     std::getline(first, of_first);
     std::getline(second, of_second);
   }

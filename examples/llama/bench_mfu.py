@@ -52,6 +52,10 @@ SHAPES = {
 PEERS = {"eager": [], "compiled": ["--compile"], "compiled_without_fsdp": ["--compile", "--parallel", "none"]}
 
 
+# The sections of --help and of a --config-file.
+SECTIONS = ("model", "parallelism", "training", "metrics")
+
+
 class Failure(Exception):
     """An error with a message for the user."""
 
@@ -152,7 +156,7 @@ def make_parser():
                             f"default to the shape's: {', '.join(SHAPES)}")
     parallelism = parser.add_argument_group("parallelism")
     parallelism.add_argument("--ac", metavar="AC[,AC]", type=several(checkpointing), action="extend",
-                             help="Activation checkpointing: none, selective, full, auto (none)")
+                             help="Activation checkpointing: none, selective, full, selective:N, full:N, auto (none)")
     parallelism.add_argument("--mesh", metavar="DPxTP[,DPxTP]", type=several(str), action="extend",
                              help="Degrees of FSDP and of tensor parallelism (1x1), or DPxCPxTP: of context parallelism "
                                   "between them")
@@ -179,15 +183,24 @@ def make_parser():
 
 def words_of(path):
     """The flags of a TOML file, as words of a command line."""
-    import tomllib
     try:
+        import tomllib
         table = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except ImportError:
+        raise Failure(f"--config-file {path} needs Python 3.11; give the flags on the command line") from None
     except (OSError, ValueError) as error:
         raise Failure(f"can't read --config-file {path}: {error}") from None
     flags = {}
-    for name, value in table.items():
-        flags |= value if isinstance(value, dict) else {name: value}
-    return [f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in flags.items()]
+    for section, value in table.items():
+        if isinstance(value, dict) and section not in SECTIONS:
+            raise Failure(f"--config-file {path} has the section [{section}]; give one of {', '.join(SECTIONS)}")
+        for name, each in (value if isinstance(value, dict) else {section: value}).items():
+            if name == "config-file":
+                raise Failure(f"--config-file {path} names another --config-file; leave it out")
+            if name in flags:
+                raise Failure(f"--config-file {path} gives {name} twice; leave one of them out")
+            flags[name] = (" " if name == "flags" else ",").join(map(str, each)) if isinstance(each, list) else each
+    return [f"--{name}={value}" for name, value in flags.items()]
 
 
 def check_outputs(given):
@@ -219,6 +232,9 @@ def parse(words):
         raise Failure(f"--warmup {given.warmup} leaves none of --steps {given.steps}; give more steps")
     if given.peer and given.flags:
         raise Failure("--peer makes the step without --flags; leave one of them out")
+    for config in given.config:
+        if given.peer and not pathlib.Path(config).is_file():
+            raise Failure(f"--peer reads a file, but --config {config} is none; give the path of its config.json")
     if given.peer and not pathlib.Path(given.peer).is_file():
         raise Failure(f"--peer {given.peer} is no file; give benchmarks/peer/torch_step.py")
     check_outputs(given)
@@ -342,7 +358,7 @@ def figures_or_error(measured):
     """The figures that `measured` returns, or {"error": why there are none}."""
     try:
         return measured()
-    except (Failure, OSError, ValueError, KeyError) as error:
+    except (Failure, OSError, ValueError, KeyError, ArithmeticError) as error:
         return {"error": str(error) or type(error).__name__}
 
 

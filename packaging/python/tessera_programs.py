@@ -42,5 +42,5 @@ def main():
     except ImportError as error:
         sys.exit(f"{name}: {error}")
     program = str(TREE / "bin" / name)
-    command = [sys.executable, program] if name.endswith(".py") else [program]
+    command = [sys.executable, program] if name == "bench_mfu" or name.endswith(".py") else [program]
     os.execv(command[0], command + sys.argv[1:])

@@ -117,6 +117,48 @@ class BackgroundSave {
 
 namespace {
 
+struct Mapping {
+  void* memory = nullptr;
+  std::size_t size = 0;
+};
+
+/// Memory mappings that no save uses at the moment. The kernel may reclaim the pages of these
+/// mappings (MADV_FREE). The next save reuses the remaining pages without clearing them.
+class KeptMappings {
+ public:
+  static KeptMappings& instance() {
+    // The object is never destroyed, because a save may end after main().
+    static auto* const kept = new KeptMappings;
+    return *kept;
+  }
+
+  /// Returns a cached mapping of `size` bytes. If there is none, the size of the state has changed,
+  /// and all cached mappings are unmapped.
+  Mapping take(std::size_t size) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(kept_, size, &Mapping::size);
+    if (found == kept_.end()) {
+      for (const Mapping& other : kept_) {
+        munmap(other.memory, other.size);
+      }
+      kept_.clear();
+      return {};
+    }
+    const Mapping mapping = *found;
+    kept_.erase(found);
+    return mapping;
+  }
+
+  void keep(const Mapping& mapping) {
+    madvise(mapping.memory, mapping.size, MADV_FREE);
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(mapping);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Mapping> kept_;
+};
 /// Host memory for the copies of a save, in 2 MiB pages if the kernel has them, because clearing
 /// many small pages takes as long as the copy.
 class HostMemory {
@@ -134,12 +176,16 @@ class HostMemory {
       return;
     }
     const auto size = static_cast<std::size_t>(bytes_);
-    void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
-                  " bytes that a save in the background writes has no memory: ",
-                  std::strerror(errno), ": save at once");
-    madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional, so a failure is ignored
-    memory_ = std::shared_ptr<void>(mapped, [size](void* memory) { munmap(memory, size); });
+    void* mapped = KeptMappings::instance().take(size).memory;
+    if (mapped == nullptr) {
+      mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
+                    " bytes that a save in the background writes has no memory: ",
+                    std::strerror(errno), ": save at once");
+      madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional, so a failure is ignored
+    }
+    memory_ = std::shared_ptr<void>(
+        mapped, [size](void* memory) { KeptMappings::instance().keep({memory, size}); });
   }
 
   /// Returns a contiguous tensor with uninitialized values. The tensor keeps the memory alive.

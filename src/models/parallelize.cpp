@@ -30,14 +30,10 @@ nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
 
 /// Applies activation checkpointing to the blocks, which are also FSDP units.
 void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOptions& options) {
-  const std::int64_t recomputed = options.recomputed_blocks.value_or(std::ssize(blocks));
-  TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "activation checkpointing of ",
-                recomputed, " blocks was asked for, but the model has ", blocks.size(),
-                "; give at most as many");
-  blocks.resize(static_cast<std::size_t>(recomputed));
-  if (options.activations == ActivationMemory::kAll || blocks.empty()) {
+  if (options.activations == ActivationMemory::kAll || options.recomputed_blocks == 0) {
     return;
   }
+  blocks.resize(static_cast<std::size_t>(options.recomputed_blocks.value_or(std::ssize(blocks))));
   nn::CheckpointOptions checkpoint;
   if (options.activations == ActivationMemory::kMatmuls) {
     checkpoint.policy = keep_every_other_matmul;
@@ -122,12 +118,16 @@ void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOp
   TESSERA_CHECK(declared != nullptr, "a ", model.name(),
                 " was given to parallelize(), but it declares no units; derive it from "
                 "models::DeclaresUnits, or apply parallelize_module and fully_shard to it");
+  const Modules blocks = declared->blocks();
+  const std::int64_t recomputed = options.recomputed_blocks.value_or(0);
+  TESSERA_CHECK(recomputed >= 0 && recomputed <= std::ssize(blocks), "activation checkpointing of ",
+                recomputed, " blocks was asked for, but the model has ", blocks.size(),
+                "; give at most as many");
   // Tensor parallelism is applied before FSDP, so that FSDP shards each rank's part.
   apply_tensor_parallel(model, mesh["tp"], options);
   if (has_dim(mesh, "cp")) {
     declared->set_context_parallel(mesh["cp"]);
   }
-  const Modules blocks = declared->blocks();
   checkpoint_blocks(model, blocks, options);
   shard_units(declared->fsdp_units(), blocks, data_mesh(mesh), options);
 }

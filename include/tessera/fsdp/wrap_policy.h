@@ -47,7 +47,8 @@ Policy wrap_class() {
   });
 }
 /// Chooses modules whose FQN matches a pattern (see nn::matches_fqn), such as "model.layers.*",
-/// with the root's options. plan_units throws Error for a pattern that matches no FQN.
+/// with the root's options. plan_units throws Error for a pattern that matches no FQN, unless the
+/// policy is called by another policy.
 Policy wrap_named(std::string pattern);
 
 /// One FSDP unit of a WrapPlan.

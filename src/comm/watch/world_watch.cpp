@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <set>
 #include <new>
 #include <random>
 #include <sstream>
@@ -125,6 +126,7 @@ struct WorldWatch::Remote {
   std::future<Ends> asked = {};  ///< the ranks that the last look() will find, not read yet
   std::chrono::steady_clock::time_point next_look = {};
   Ends ends = {};
+  std::set<int> announced = {};  ///< ranks whose end this rank has announced
 };
 
 WorldWatch::WorldWatch(const WatchSettings& settings, std::vector<RecordPtr> records,
@@ -254,12 +256,18 @@ void WorldWatch::announce_end(int rank) const {
   if (remote_ == nullptr || !is_near(rank)) {
     return;
   }
+  {
+    const std::lock_guard lock(remote_->mutex);
+    if (!remote_->announced.insert(rank).second) {
+      return;
+    }
+  }
   const std::string text = detail::concat(rank, " ", exit_reason(rank));
   // A zero byte ends each announcement. Several ranks may announce that a rank was killed.
   ask(remote_->store, [bytes = std::vector<std::uint8_t>(
                            text.c_str(), text.c_str() + text.size() + 1)](detail::Store& store) {
     store.append(kEnds, bytes);
-    return true;
+    return store.check({kEnds});  // waits until the store has the bytes
   }).wait_for(kPatience);
 }
 

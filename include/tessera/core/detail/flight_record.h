@@ -17,10 +17,10 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// The flight record of a rank stores its last collectives in a memory-mapped file. Other ranks on
-// the same machine read it while the rank runs. `tessera-run --explain` reads it afterwards; it is
-// complete even if the rank was killed. Only the rank itself writes. Times are nanoseconds since
-// 1970.
+// The flight record of a rank stores its last collectives in shared memory. Other ranks on the same
+// machine read it while the rank runs. With TESSERA_RUN_DIR it is a file that `tessera-run
+// --explain` reads afterwards, complete even if the rank was killed. Only the rank itself writes.
+// Times are nanoseconds since 1970.
 
 constexpr std::uint64_t kMagic = 0x3264726365725354;  // first bytes of a record file: "TSrecrd2"
 constexpr std::size_t kGroups = 128;
