@@ -22,9 +22,9 @@
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::checkpoint {
-namespace {
 
-using nlohmann::json;
+// Members of SafetensorsFile::Impl and SafetensorsWriter::Impl have these types, so the types are
+// not in the unnamed namespace.
 
 /// A file whose bytes are verified against checksums while they are read. Thread safe.
 class CheckedFile {
@@ -110,14 +110,27 @@ class CheckedFile {
   mutable std::map<std::thread::id, CachedGranule> cache_;
 };
 
-/// The largest header that Hugging Face's safetensors library accepts.
-constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
-
+/// The parsed header of a file.
 struct SafetensorsHeader {
   /// Tensors by name; offsets are from the start of the data.
   std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
 };
+
+/// The header of a file to be written, padded with spaces to a multiple of 8 bytes, and the offset
+/// of each tensor's data (from the start of the data).
+struct HeaderPlan {
+  std::string json;
+  std::map<std::string, TensorEntry> tensors;
+  std::uint64_t data_bytes = 0;
+};
+
+namespace {
+
+using nlohmann::json;
+
+/// The largest header that Hugging Face's safetensors library accepts.
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 /// Limits for the JSON header of a safetensors file. Depth 3: the top-level object, the object of a
 /// tensor, and the lists in this object.
@@ -250,14 +263,6 @@ std::string entry_json(const std::string& name, const TensorEntry& entry) {
                      entry.dtype_name, fmt::join(entry.sizes, ","), entry.offset,
                      entry.offset + entry.bytes);
 }
-
-/// The header of a file to be written, padded with spaces to a multiple of 8 bytes, and the offset
-/// of each tensor's data (from the start of the data).
-struct HeaderPlan {
-  std::string json;
-  std::map<std::string, TensorEntry> tensors;
-  std::uint64_t data_bytes = 0;
-};
 
 HeaderPlan plan_header(std::vector<Item> items,
                        const std::map<std::string, std::string>& metadata) {

@@ -368,7 +368,7 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheTemplateForOtherClasses) {
   EXPECT_EQ(OpenWith(other)->begins_texts(), true);
   WithoutTemplate();
   EXPECT_EQ(OpenWith(config)->begins_texts(), false);
-  EXPECT_ERROR(OpenWith(other), "\"add_bos_token\" beside the tokenizer is true",
+  EXPECT_ERROR(OpenWith(other), "\"add_bos_token\"", "is true",
                "the post_processor of tokenizer.json adds no token there");
 }
 
@@ -457,9 +457,9 @@ TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
   EXPECT_ERROR(with("12", "<t>"),
                "give '<t>' the id 12, but it is a new token, and the next id is 8");
   EXPECT_ERROR(with("x", "<t>"), "\"added_tokens_decoder.x\"", "under the id of a token");
-  EXPECT_ERROR(OpenWith({{"bos_token", 3}}), "the files beside the tokenizer", "\"bos_token");
+  EXPECT_ERROR(OpenWith({{"bos_token", 3}}), "tokenizer.json", "\"bos_token");
   testing::WriteFile(folder_ / "tokenizer_config.json", "[");
-  EXPECT_ERROR(open_tokenizer(folder_.path()), "tokenizer_config.json' beside the tokenizer: JSON");
+  EXPECT_ERROR(open_tokenizer(folder_.path()), "tokenizer_config.json'", "JSON");
 }
 
 }  // namespace
