@@ -44,6 +44,7 @@ void run_rank(std::int64_t width, std::int64_t layers, std::int64_t batch, int s
   const auto model = nn::adopt(mlp(width, layers));
   fsdp::replicate(*model, fsdp::world_mesh(world));
   optim::AdamW optimizer(*model, {.lr = 1e-4, .weight_decay = 0.1});
+  keep_freed_memory();
   const at::Tensor x = waves({batch, width}, 100 + world->rank());
   const at::Tensor target = waves({batch, width}, 200 + world->rank());
   for (int step = 0; step < steps; ++step) {

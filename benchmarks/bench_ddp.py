@@ -2,7 +2,8 @@
 """The step time of data parallelism: fsdp::replicate in C++ and Python's DistributedDataParallel, in one run.
   benchmarks/bench_ddp.py [--width 1024 --layers 3 --batch 64 --ranks 2 --steps 30 --rounds 5] [--out FILE.json]
 Both train the same MLP from the same weights on the same rows, in fp32 on CPUs with one thread per rank, with fused
-AdamW. Each rank has a batch of --batch rows. In a round each side runs once: DDP on Gloo, Tessera on Gloo
+AdamW. Each rank has a batch of --batch rows. malloc keeps freed memory on both sides (keep_freed_memory() in C++,
+glibc's variables in Python), and DDP's gradients are views of its buckets, so that DDP copies less. In a round each side runs once: DDP on Gloo, Tessera on Gloo
 (TESSERA_SHM=0), and Tessera on shared memory, its default on one host. A side's time in a round is the median of its
 steps without the first ones. The ratios are computed within each round, so that changes of the machine's speed
 affect both sides. The losses of all sides must agree.
@@ -16,7 +17,8 @@ import sys
 import time
 
 WARM_UP = 5
-SIDES = {"ddp": {}, "gloo": {"TESSERA_SHM": "0"}, "shm": {"TESSERA_SHM": "1"}}
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 31)}
+SIDES = {"ddp": KEEP_FREED_MEMORY, "gloo": {"TESSERA_SHM": "0"}, "shm": {"TESSERA_SHM": "1"}}
 
 
 def parse():
@@ -45,7 +47,7 @@ def peer(args):
         layers += [torch.nn.ReLU(), layer]
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.999), weight_decay=0.1, fused=True)
     x = waves((args.batch, args.width), 100.0 + rank)
     target = waves((args.batch, args.width), 200.0 + rank)

@@ -51,6 +51,18 @@ def step_table():
     return rows
 
 
+def ddp_table():
+    rounds = read("ddp")["rounds"]
+    rows = ["| side | ms: min, median, max | DDP's time / this time: min, median, max |", "|---|---|---|"]
+    for side, name in (("ddp", "PyTorch's DDP on Gloo"), ("gloo", "Tessera on Gloo"), ("shm", "Tessera on shared memory, its default on one host")):
+        times = [round_[f"{side}_s"] * 1e3 for round_ in rounds]
+        ratios = [round_["ddp_s"] / round_[f"{side}_s"] for round_ in rounds]
+        cells = [", ".join(form % function(values) for function in (min, statistics.median, max))
+                 for form, values in (("%.0f", times), ("%.2f", ratios))]
+        rows.append(f"| {name} | {cells[0]} | {cells[1] if side != 'ddp' else ''} |")
+    return rows
+
+
 def dispatch_table():
     result = read("dispatch")
     ours, theirs = result["tessera_us"], result["pytorch_us"]
@@ -68,7 +80,7 @@ def dispatch_table():
     return rows
 
 
-TABLES = {"step": step_table, "dispatch": dispatch_table}
+TABLES = {"step": step_table, "ddp": ddp_table, "dispatch": dispatch_table}
 
 
 def page_with_tables(text):

@@ -253,25 +253,34 @@ void GradientReduction::reduce_packed(CommContext& context) {
   }
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
-  // The gradients are packed on the compute stream, because autograd made the gradients there.
-  buffer_ = context.pool().acquire(ranks * numel, dtype_, Lane::kCompute);
-  const at::Tensor input = buffer_->tensor.view({ranks, numel});
-  pack(unsharded, segments_, input);
-  if (pre_divisor_ != 1) {
-    input.div_(pre_divisor_);
-  }
-  context.streams().order(Lane::kCompute, Lane::kReduceScatter);
-  const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
-  output_ = at::empty({numel}, tensor_options());
   if (ranks == 1) {  // replicate(): all-reduce without reduce-scatter
-    // The packed gradients are copied to the output, because the buffer returns to the pool and
-    // parameters get views of the output.
-    output_.copy_(input.view({numel}));
+    context.streams().order(Lane::kCompute, Lane::kReduceScatter);
+    const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
+    // Parameters get views of the output, so the output is not a buffer of the pool.
+    output_ = at::empty({numel}, tensor_options());
+    pack_divided(unsharded, output_.view({1, numel}));
+    held_ = std::move(unsharded);
     work_ = start_all_reduce();
     return;
   }
+  // The gradients are packed on the compute stream, because autograd made the gradients there.
+  buffer_ = context.pool().acquire(ranks * numel, dtype_, Lane::kCompute);
+  const at::Tensor input = buffer_->tensor.view({ranks, numel});
+  pack_divided(unsharded, input);
+  context.streams().order(Lane::kCompute, Lane::kReduceScatter);
+  const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
+  output_ = at::empty({numel}, tensor_options());
   const comm::PurposeScope scope(mesh_.shard.group(), purpose());
   work_ = mesh_.shard.group().reduce_scatter(output_, input, op_);
+}
+
+/// Copies the gradients to `packed` (ranks, numel), divided by the pre-divisor.
+void GradientReduction::pack_divided(const std::vector<at::Tensor>& gradients,
+                                     const at::Tensor& packed) const {
+  pack(gradients, segments_, packed);
+  if (pre_divisor_ != 1) {
+    packed.div_(pre_divisor_);
+  }
 }
 
 void GradientReduction::wait(CommContext& context) {

@@ -95,6 +95,7 @@ class GradientReduction {
   std::string purpose() const;
   void reduce_in_place(CommContext& context);
   void reduce_packed(CommContext& context);
+  void pack_divided(const std::vector<at::Tensor>& gradients, const at::Tensor& packed) const;
   c10::TensorOptions tensor_options() const;
   at::Tensor shard(std::size_t index) const;
   void wait(CommContext& context);

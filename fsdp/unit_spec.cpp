@@ -5,7 +5,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
+#include <algorithm>
 #include <numeric>
+#include <ranges>
 
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/module.h"
@@ -215,28 +217,58 @@ bool reduces_in_buckets(const UnitSpec& spec) {
          });
 }
 
-/// The parameter groups are in the order of their first parameters, which is equal on every rank.
+namespace {
+
+using Group = std::vector<ParameterSpec>;
+
+bool may_share_group(const ParameterSpec& a, const ParameterSpec& b) {
+  return a.slot->get().scalar_type() == b.slot->get().scalar_type() && a.mesh.all == b.mesh.all;
+}
+
+std::size_t bytes_of(const Group& group) {
+  return std::accumulate(group.begin(), group.end(), std::size_t{0},
+                         [](std::size_t sum, const ParameterSpec& parameter) {
+                           return sum + parameter.slot->get().nbytes();
+                         });
+}
+
+/// The buckets, in the order of their parameters. Buckets are filled from the last parameter,
+/// because backward begins there. A bucket takes parameters until it has bucket_cap_mb. The first
+/// bucket takes parameters until it has 1 MiB (PyTorch's DDP has the same rule), so that the first
+/// all-reduce begins early.
+std::vector<Group> buckets_of(const UnitSpec& spec) {
+  const auto cap = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
+  constexpr std::size_t kFirstCap = std::size_t{1} << 20U;
+  std::vector<Group> buckets;
+  for (const ParameterSpec& parameter : std::views::reverse(spec.parameters)) {
+    // Only the newest bucket of a type has room.
+    const auto newest = std::find_if(buckets.rbegin(), buckets.rend(), [&](const Group& bucket) {
+      return may_share_group(bucket.front(), parameter);
+    });
+    const bool is_first = newest != buckets.rend() && &*newest == &buckets.front();
+    if (newest == buckets.rend() || bytes_of(*newest) >= (is_first ? kFirstCap : cap)) {
+      buckets.push_back({parameter});
+    } else {
+      newest->push_back(parameter);
+    }
+  }
+  std::ranges::for_each(buckets, [](Group& bucket) { std::ranges::reverse(bucket); });
+  std::ranges::reverse(buckets);
+  return buckets;
+}
+
+}  // namespace
+
+/// The parameter groups are in the order of their parameters, which is equal on every rank.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
-  const bool in_buckets = reduces_in_buckets(spec);
-  const auto most = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
-  std::vector<std::vector<ParameterSpec>> groups;
+  if (reduces_in_buckets(spec)) {
+    return buckets_of(spec);
+  }
+  std::vector<Group> groups;
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The search runs from the last group, because only the last of several buckets of one type has
-    // room.
-    const auto group =
-        std::find_if(groups.rbegin(), groups.rend(), [&](const std::vector<ParameterSpec>& known) {
-          const ParameterSpec& first = known.front();
-          return first.slot->get().scalar_type() == parameter.slot->get().scalar_type() &&
-                 first.mesh.all == parameter.mesh.all;
-        });
-    const auto add_bytes = [](std::size_t sum, const ParameterSpec& each) {
-      return sum + each.slot->get().nbytes();
-    };
-    const bool has_room =
-        group != groups.rend() &&
-        (!in_buckets || std::accumulate(group->begin(), group->end(),
-                                        parameter.slot->get().nbytes(), add_bytes) <= most);
-    if (has_room) {
+    const auto group = std::ranges::find_if(
+        groups, [&](const Group& known) { return may_share_group(known.front(), parameter); });
+    if (group != groups.end()) {
       group->push_back(parameter);
     } else {
       groups.push_back({parameter});

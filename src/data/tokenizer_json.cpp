@@ -236,9 +236,10 @@ void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings)
     }
   }
   for (const TextEnd* end : {&settings.begin, &settings.end}) {
-    TESSERA_CHECK(!end->text || ids.contains(*end->text), "'", printable(end->text.value_or("")),
-                  "', which the files next to the tokenizer name as an end of texts, is not a token "
-                  "of it");
+    TESSERA_CHECK(
+        !end->text || ids.contains(*end->text), "'", printable(end->text.value_or("")),
+        "', which the files next to the tokenizer name as an end of texts, is not a token "
+        "of it");
   }
   parts.begin_tokens =
       tokens_of(settings.begin, "add_bos_token", parts.begin_tokens, settings.decides_ends, ids);

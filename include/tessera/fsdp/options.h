@@ -98,11 +98,11 @@ struct Options {
   /// trainable parameters; a separate unit of frozen parameters would not be gathered.
   bool allow_mixed_frozen = false;
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
-  /// buckets of at most this many MiB of parameters, and each larger parameter has its own bucket
-  /// (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the gradients of
-  /// earlier parameters, if the whole model is one unit without parameter hooks and no other FSDP
-  /// model takes part in the same backward. The program must then not call collectives of the same
-  /// process group in backward.
+  /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until it
+  /// has this many MiB; the first bucket, until it has 1 MiB. A bucket is reduced while backward
+  /// still computes the gradients of earlier parameters, if the whole model is one unit without
+  /// parameter hooks and no other FSDP model takes part in the same backward. The program must then
+  /// not call collectives of the same process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
 
