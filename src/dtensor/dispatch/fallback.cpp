@@ -502,15 +502,15 @@ CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   return place->entry->plan;
 }
 
+DispatchCacheStatistics dispatch_cache_statistics() {
+  // Creates the caller's cache if the thread has made no call yet.
+  CallCache::of_thread();
+  return statistics_of(*RankState::here());
+}
+
 }  // namespace tessera::detail
 
 namespace tessera {
-
-DispatchCacheStatistics dispatch_cache_statistics() {
-  // Creates the caller's cache if the thread has made no call yet.
-  detail::CallCache::of_thread();
-  return detail::statistics_of(*detail::RankState::here());
-}
 
 void clear_dispatch_cache() {
   detail::CallCache::of_thread().clear();

@@ -6,7 +6,6 @@
 #include "dtensor/listing_mode.h"
 #include "operators/operator_info.h"
 #include "tessera/core/detail/rule_functions.h"
-#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "testing/distributed.h"
 
@@ -267,16 +266,16 @@ TEST(UnboxedKey, IsThatOfTheBoxedCall) {
     SCOPED_TRACE(calls.name);
     const auto op = find(calls.name);
     for (std::size_t i = 0; i < calls.calls.size(); ++i) {
-      const auto before = dispatch_cache_statistics();
+      const auto before = detail::dispatch_cache_statistics();
       clear_dispatch_cache();
       run(op, calls.calls[i]);
-      const auto unboxed = dispatch_cache_statistics();
+      const auto unboxed = detail::dispatch_cache_statistics();
       EXPECT_GT(unboxed.misses, before.misses) << i;
       {
         const OperatorModeScope scope(mode);
         run(op, calls.calls[i]);
       }
-      const auto boxed = dispatch_cache_statistics();
+      const auto boxed = detail::dispatch_cache_statistics();
       EXPECT_EQ(boxed.misses, unboxed.misses) << i;
       EXPECT_EQ(boxed.hits, unboxed.hits + 1) << i;
     }

@@ -17,7 +17,6 @@
 
 #include "dtensor/listing_mode.h"
 #include "tessera/core/register_rule.h"
-#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
 
@@ -220,10 +219,6 @@ at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale
   return at::mm(a, b) * scale;
 }
 
-at::Tensor plus_one(const at::Tensor& x) {
-  return x + 1;
-}
-
 void add_into(const at::Tensor& from, at::Tensor& into) {
   into.add_(from);
 }
@@ -236,7 +231,6 @@ TORCH_LIBRARY(tessera_test, library) {
   };
   define("halve(Tensor x) -> Tensor", &halve);
   define("halve_(Tensor(a!) x) -> Tensor(a!)", &halve_);
-  define("plus_one(Tensor x) -> Tensor", &plus_one);
   define("halve_unruled(Tensor x) -> Tensor", &halve);
   define("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor", &scaled_product);
   define("add_into(Tensor from, Tensor(a!) into) -> ()", &add_into);
@@ -263,7 +257,6 @@ std::optional<ShardingRule> adding(const OpCall& call) {
 const bool kUserRulesRegistered = [] {
   register_rule("tessera_test::halve", &elementwise);
   register_rule("tessera_test::halve_", &elementwise);
-  register_rule("tessera_test::plus_one", &elementwise);  // is wrong: a sum's terms get one each
   register_rule("tessera_test::add_into", &adding);
   register_rule("aten::hypot", [](const OpCall&) -> std::optional<ShardingRule> { return {}; });
   const Partial sum;
@@ -393,22 +386,6 @@ TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));
-}
-
-TEST(CheckRule, TellsARightRuleFromAWrongOne) {
-  const at::Tensor x = testing::values({5, 3});
-  // Replicated, both dimensions, and at least a pending sum.
-  EXPECT_GE(check_rule("tessera_test::halve", {x}), 4);
-  EXPECT_GE(check_rule("tessera_test::halve_", {x}, 2), 3);
-  EXPECT_GE(check_rule("tessera_test::scaled_product", {x, testing::values({3, 4}), 0.5}), 5);
-  EXPECT_GE(check_rule("tessera_test::add_into", {x, testing::values({5, 3}, 1)}), 4);
-  // A wrong one, and calls that cannot be compared.
-  EXPECT_ERROR(check_rule("tessera_test::plus_one", {testing::values({5, 3})}),
-               "check_rule: tessera_test::plus_one of [Partial(sum)]: result 0, as [Partial(sum)], "
-               "has other values than of plain tensors");
-  EXPECT_ERROR(check_rule("tessera_test::halve", {}), "takes 1 arguments, 0 were given");
-  EXPECT_ERROR(check_rule("aten::bernoulli_.float", {testing::values({3}), 0.5, c10::IValue()}),
-               "draws random numbers");
 }
 
 // Gradients of operators that are not libtorch's, in each way of implementing one: those of one
