@@ -9,7 +9,6 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg__powsum.h>
-#include <ATen/ops/nll_loss2d_forward.h>
 #include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/tensor.h>
 
@@ -118,12 +117,6 @@ at::Tensor partial_extremum(const ExtremumCall& call) {
 template <bool kLargest>
 Results run_values(Arguments arguments) {
   return {partial_extremum<kLargest>(ExtremumCall(arguments))};
-}
-
-/// aminmax(self, dim, keepdim): the results are the minimum and the maximum.
-Results run_both(Arguments arguments) {
-  const ExtremumCall call(arguments);
-  return {partial_extremum<false>(call), partial_extremum<true>(call)};
 }
 
 // Maxima and minima with indices: each rank's best value and its index are gathered and compared.
@@ -314,134 +307,6 @@ Results run_norm(Arguments arguments) {
   return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
 }
 
-std::optional<double> bytes_of_norms(const BoundCall& bound) {
-  double bytes = 0;
-  for (const auto& tensor : bound.tensors) {
-    const auto* impl = as_distributed(tensor);
-    if (impl == nullptr || impl->spec()->sharding.layout->is_partial() ||
-        !c10::isFloatingType(impl->spec()->dtype)) {
-      return std::nullopt;
-    }
-    bytes += all_reduce_bytes(*impl->spec(), all_dims(tensor.dim()), 1);
-  }
-  // Infinite orders are excluded, because run_norms reduces only sums.
-  return std::isinf(order_of(bound)) ? std::nullopt : std::optional(bytes);
-}
-
-/// The indices of the tensors, grouped by layout and type, because only tensors of one layout and
-/// type can be stacked. Groups are in the order of the list, so that all ranks find equal groups.
-std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
-  const auto is_like = [&](std::size_t a, std::size_t b) {
-    return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
-           tensors[a].scalar_type() == tensors[b].scalar_type();
-  };
-  std::vector<std::vector<std::size_t>> groups;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto group =
-        std::ranges::find_if(groups, [&](const auto& g) { return is_like(g.front(), i); });
-    group == groups.end() ? groups.push_back({i}) : group->push_back(i);
-  }
-  return groups;
-}
-
-/// Arguments: _foreach_norm(tensors, order, dtype). Uses one all-reduce for each layout and type.
-Results run_norms(Arguments arguments) {
-  const auto tensors = arguments[0].toTensorVector();
-  const auto order = order_of(arguments[1]);
-  std::vector<at::Tensor> sums;
-  for (const auto& tensor : tensors) {
-    const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
-    sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
-  }
-  for (const auto& numbers : indices_by_layout(sums)) {
-    std::vector<at::Tensor> group;
-    for (const auto i : numbers) {
-      group.push_back(sums[i]);
-    }
-    const auto totals = reduce_partials_together(group);
-    for (std::size_t k = 0; k < numbers.size(); ++k) {
-      sums[numbers[k]] = totals[k];
-    }
-  }
-  c10::List<at::Tensor> norms;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto dtype =
-        arguments[2].isNone() ? tensors[i].scalar_type() : arguments[2].toScalarType();
-    norms.push_back(sums[i].pow(1 / order).to(dtype));
-  }
-  return {norms};
-}
-
-// Variances and logsumexp over a sharded dimension: two all-reduces of the size of the result.
-
-std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
-  const auto reduction = reduction_of(bound, 1);
-  if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
-    return std::nullopt;
-  }
-  const auto& [spec, dims] = *reduction;
-  // Counts the bytes of the arithmetic type, in which sums are sent; wider than half precision.
-  const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
-  return 2 *
-         all_reduce_bytes(spec, dims, static_cast<double>(math * most_local_results(spec, dims)));
-}
-
-/// Arguments of logsumexp: self, dims, keepdim.
-Results run_logsumexp(Arguments arguments) {
-  const auto& self = arguments[0].toTensor();
-  const auto dims = named_dims(arguments[1], self.dim());
-  const bool keepdim = arguments[2].toBool();
-  const auto values = self.to(at::toOpMathType(self.scalar_type()));
-  auto largest = reduce_partial(values.amax(dims, true));
-  // An infinite maximum is replaced by 0, because subtracting infinity from infinity would give
-  // NaN.
-  largest = largest.masked_fill(largest.isinf(), 0.0);
-  // Subtracts the maximum first, as in a softmax, because exp() of a large value is infinite.
-  const auto sum = reduce_partial((values - largest).exp().sum(dims, true));
-  auto result = sum.log() + largest;
-  if (!keepdim) {
-    result = result.squeeze(dims);
-  }
-  return {result.to(self.scalar_type())};
-}
-
-struct Moments {
-  /// Mean and variance in libtorch's arithmetic type; reduced dimensions have size 1.
-  at::Tensor mean, variance;
-};
-
-/// Arguments: (self, dims?, correction?, keepdim). Sums the squares of differences from the mean,
-/// because E(x^2) - E(x)^2 would cancel.
-Moments moments_of(Arguments arguments) {
-  const auto& self = arguments[0].toTensor();
-  const auto dims = named_dims(arguments[1], self.dim());
-  const auto values = self.to(at::toOpMathType(self.scalar_type()));
-  const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), dims));
-  const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
-  // Makes two all-reduces, one after the other, because the squares need the mean.
-  const auto mean = reduce_partial(values.sum(dims, true)) / count;
-  const auto centred = values - mean;
-  const auto squares = reduce_partial((centred * centred).sum(dims, true));
-  // As in libtorch, a correction of at least the number of samples divides by 0.
-  return {mean, squares / std::max(count - correction, 0.0)};
-}
-
-at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
-  const auto& self = arguments[0].toTensor();
-  const auto result = kept.to(self.scalar_type());
-  return arguments[3].toBool() ? result : result.squeeze(named_dims(arguments[1], self.dim()));
-}
-
-template <bool kRoot, bool kMean>
-Results run_moments(Arguments arguments) {
-  const auto [mean, variance] = moments_of(arguments);
-  Results results{finished(kRoot ? variance.sqrt() : variance, arguments)};
-  if (kMean) {
-    results.emplace_back(finished(mean, arguments));
-  }
-  return results;
-}
-
 // The mean of a loss over a sharded batch: a sum, divided by the total weight over all shards.
 
 /// Bytes that one rank sends for one all-reduce of the loss and the total weight.
@@ -461,13 +326,12 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 }
 
 /// Arguments: (self, target, weight, reduction, ignore_index)
-template <auto kForward>
 Results run_mean(Arguments arguments) {
   // Computes the sum first; the sharding rule makes the sum and the weight Partial. Shards have
   // different weights, because of their sizes, classes and ignored samples.
-  const auto [sum, weight] =
-      kForward(arguments[0].toTensor(), arguments[1].toTensor(),
-               arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());
+  const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
+                                                  arguments[2].toOptional<at::Tensor>(),
+                                                  at::Reduction::Sum, arguments[4].toInt());
   const auto total = reduce_partials_together({sum, weight});
   // unbind returns views, but the operator must return separate tensors: weight is cloned.
   return {total[0] / total[1], total[1].clone()};
@@ -510,7 +374,6 @@ const AddedLowerings kReductionLowerings{
     {"amin", bytes_of_values, run_values<false>},
     {"max", bytes_of_values, run_values<true>},
     {"min", bytes_of_values, run_values<false>},
-    {"aminmax", bytes_of_values, run_both},
     {"max.dim", bytes_of_candidates, run_with_indices<true>},
     {"min.dim", bytes_of_candidates, run_with_indices<false>},
     {"argmax", bytes_of_candidates, run_extremum_index<true>},
@@ -520,14 +383,7 @@ const AddedLowerings kReductionLowerings{
     {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
     {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
     {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
-    {"logsumexp", bytes_of_two_sums, run_logsumexp},
-    {"var.correction", bytes_of_two_sums, run_moments<false, false>},
-    {"std.correction", bytes_of_two_sums, run_moments<true, false>},
-    {"var_mean.correction", bytes_of_two_sums, run_moments<false, true>},
-    {"std_mean.correction", bytes_of_two_sums, run_moments<true, true>},
-    {"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
-    {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
+    {"nll_loss_forward", bytes_of_mean, run_mean},
     {"equal", bytes_of_equal, run_equal},
 };
 

@@ -416,7 +416,7 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects a lowering (an alternative implementation) that sends less than the redistribution of
+/// Selects the lowering (an alternative implementation) if it sends less than the redistribution of
 /// the inputs, or that the operator requires. Calls with a seeded generator never use a lowering.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
@@ -428,10 +428,11 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
       bytes += static_cast<double>(input.plan->bytes());
     }
   }
-  const LoweringChoice choice = choose_lowering(info, bound, bytes);
-  plan.lowering = choice.lowering;
-  if (choice.lowering != nullptr) {
-    plan.moves = choice.moves;
+  const Lowering* lowering = lowering_of(info);
+  const std::optional<double> own = lowering != nullptr ? lowering->bytes(bound) : std::nullopt;
+  if (own && (lowering->own_collectives || *own < bytes)) {
+    plan.lowering = lowering;
+    plan.moves = !lowering->own_collectives && *own > 0;
   }
 }
 
@@ -614,7 +615,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   plan_form(plan, info, bound);
   // A strict scope permits a request for a single value, but not a gather.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
-                   (plan.lowering != nullptr || lowerings_of(info).empty());
+                   (plan.lowering != nullptr || lowering_of(info) == nullptr);
   plan.otherwise = own_kind(plan, info, bound);
   plan.kind = kind_of(plan, info);
   if (plan.kind == CallKind::kRecorded) {

@@ -89,11 +89,9 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
 
 void write_forms(std::ostream& out, bool own_collectives) {
   std::set<std::string_view> names;
-  for (const auto& [name, forms] : detail::all_lowerings()) {
-    for (const detail::Lowering& form : forms) {
-      if (form.own_collectives == own_collectives) {
-        names.insert(form.name);
-      }
+  for (const auto& [name, form] : detail::all_lowerings()) {
+    if (form.own_collectives == own_collectives) {
+      names.insert(name);
     }
   }
   const char* separator = " ";
@@ -301,8 +299,8 @@ TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
 }
 
 TEST(OperatorTraits, FormsAreOfOperatorsThatExist) {
-  for (const auto& [name, forms] : detail::all_lowerings()) {
-    EXPECT_EQ(detail::lowerings_of(info_of(std::string(name))).data(), forms.data()) << name;
+  for (const auto& [name, form] : detail::all_lowerings()) {
+    EXPECT_EQ(detail::lowering_of(info_of(std::string(name))), &form) << name;
   }
 }
 
