@@ -77,15 +77,6 @@ TEST(TensorIdentityCanary, IsThatOfAllHandles) {
   EXPECT_EQ(x.use_count(), 2u);
 }
 
-TEST(TensorIdentityCanary, IsKeptWeakly) {
-  at::Tensor x = at::ones({2});
-  const WeakTensor weak(x);
-  EXPECT_TRUE(weak.lock().is_same(x));
-  EXPECT_EQ(x.use_count(), 1u);
-  x.reset();
-  EXPECT_FALSE(weak.lock().defined());
-}
-
 TEST(AliasTensorCanary, SharesMemoryAndCountButNoHistory) {
   const at::Tensor x = at::ones({2}).requires_grad_() * 2;
   const at::Tensor alias = alias_tensor(x);

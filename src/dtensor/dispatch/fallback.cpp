@@ -11,7 +11,6 @@
 #include <cstring>
 #include <iterator>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -28,7 +27,6 @@
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
 
@@ -82,62 +80,6 @@ void run_form(PlannedCall& call) {
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
-}
-
-// Zeros in gradient formulas. Many formulas make zeros with the input's sizes and then write the
-// gradient into these zeros. The zeros get a guessed layout, and the gradient would have to be
-// redistributed to it. Until the write, only the formula refers to the zeros, so they take the
-// layout of the written gradient instead. operator_info.cpp lists the operators that write in this
-// way, with their functional forms.
-
-/// The last zeros that this thread's backward has made and not yet written to. The reference is
-/// weak: it does not extend the tensor's lifetime, and a new tensor at the same address is not
-/// mistaken for the zeros.
-std::optional<WeakTensor>& last_zeros() {
-  return RankThread::here().zeros;
-}
-
-/// Whether this thread runs a backward without create_graph. With create_graph, the graph would
-/// also refer to the zeros of a gradient formula.
-bool inside_backward() {
-  return backward_id() >= 0 && !at::GradMode::is_enabled();
-}
-
-bool are_last_zeros(const at::Tensor& tensor) {
-  if (!inside_backward() || !last_zeros()) {
-    return false;
-  }
-  return last_zeros()->lock().is_same(tensor);
-}
-
-/// Records that a backward has just made the tensor `zeros`. Does nothing outside of a backward.
-/// Each thread remembers one tensor.
-void note_backward_zeros(const at::Tensor& zeros) {
-  if (inside_backward()) {
-    last_zeros().emplace(zeros);
-  }
-}
-
-/// If the call writes to the zeros that backward has made last, runs the operator's functional
-/// form, makes its result the value of the zeros, and returns true. Otherwise returns false without
-/// any effect. Collective if the functional form is.
-bool write_to_backward_zeros(PlannedCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  DistributedTensorImpl* impl = as_distributed(self);
-  if (impl == nullptr || !are_last_zeros(self)) {
-    return false;
-  }
-  last_zeros().reset();
-  const c10::OperatorHandle& functional = *call.info.functional;
-  // The in-place form may have more arguments than the functional form; they are at the end.
-  call.stack.resize(call.first + functional.schema().arguments().size());
-  functional.callBoxed(call.stack);
-  const at::Tensor result = call.stack.back().toTensor();
-  const DistributedTensorImpl* written = as_distributed(result);
-  // The gradient formula refers to this tensor object, so the object takes over the result.
-  impl->replace(written->local(), written->spec());
-  call.stack.back() = self;
-  return true;
 }
 
 /// Runs a call without distributed tensors. Such calls reach kDistributedKey only inside a
@@ -215,14 +157,6 @@ void execute(PlannedCall& call, CallKind kind) {
       }
       check_policy(call);  // checks the whole call before its first position writes anything
       return run_by_position(call);
-    case CallKind::kBackwardZeros:
-      if (!write_to_backward_zeros(call)) {
-        execute(call, call.plan.otherwise);
-      }
-      return;
-    case CallKind::kNewZeros:
-      execute(call, call.plan.otherwise);
-      return note_backward_zeros(call.stack.back().toTensor());
     case CallKind::kRecorded:
       if (!is_to_be_recorded(call.info, call.arguments())) {
         return execute(call, call.plan.otherwise);

@@ -222,9 +222,6 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   decomposes = is_decomposed(*this, op);
   is_own = !name.starts_with("aten::") && !name.starts_with("tessera::");
   writes_lists = traits.has(Trait::kForeach) && returns.empty() && !written.empty();
-  if (!traits.functional().empty()) {
-    functional = find_operator("aten::" + std::string(traits.functional()));
-  }
 }
 
 bool OperatorInfo::is_written(std::size_t argument) const {
@@ -283,17 +280,6 @@ constexpr std::array kTraitRows{
 
     TraitRow{Trait::kForeach, "_foreach_*"},
 
-    // Operators that make zeros in gradient formulas, and operators that write to such zeros.
-    TraitRow{Trait::kNewZeros, "new_zeros zeros_like"},
-    TraitRow{Trait::kWritesGradients, "masked_fill_.Tensor", "masked_fill.Tensor"},
-    TraitRow{Trait::kWritesGradients, "masked_fill_.Scalar", "masked_fill.Scalar"},
-    TraitRow{Trait::kWritesGradients, "scatter_.src", "scatter.src"},
-    TraitRow{Trait::kWritesGradients, "scatter_.value", "scatter.value"},
-    TraitRow{Trait::kWritesGradients, "scatter_add_", "scatter_add"},
-    TraitRow{Trait::kWritesGradients, "index_add_", "index_add"},
-    TraitRow{Trait::kWritesGradients, "index_put_ _index_put_impl_", "index_put"},
-    TraitRow{Trait::kWritesGradients, "put_", "put"},
-
     // Operators that have kernels of this library in src/dtensor/overrides/.
     TraitRow{Trait::kOwnKernel, "detach is_same_size _has_compatible_shallow_copy_type"},
     TraitRow{Trait::kOwnKernel, "max_pool1d kron.out matmul.out"},
@@ -348,9 +334,6 @@ OperatorTraits::OperatorTraits(std::string_view name) {
       continue;
     }
     traits_ |= 1U << static_cast<unsigned>(row.trait);
-    if (!row.functional.empty()) {
-      functional_ = row.functional;
-    }
   }
 }
 

@@ -34,10 +34,8 @@ enum class CallKind : std::uint8_t {
   // The kinds from here on depend on properties that are in no cache key: whether arguments are the
   // same tensor, and whether gradients are required. At each call these properties select either
   // the kind or CallPlan::otherwise.
-  kForeach,        ///< runs position by position, if one position writes what another one uses
-  kBackwardZeros,  ///< runs the functional form, if it writes to zeros that backward just made
-  kNewZeros,       ///< runs the kind `otherwise`, and inside a backward records the new zeros
-  kRecorded,       ///< autograd, which does not know the operator, records those inside its kernel
+  kForeach,   ///< runs position by position, if one position writes what another one uses
+  kRecorded,  ///< autograd, which does not know the operator, records those inside its kernel
 };
 
 /// How an operator runs on this rank for inputs with certain specs: all data that later calls with

@@ -495,13 +495,10 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
   if (info.writes_lists && std::ranges::any_of(plan.inputs, is_copied)) {
     return CallKind::kForeach;
   }
-  if (info.functional && plan.moves) {
-    return CallKind::kBackwardZeros;
-  }
   if (info.is_own) {
     return CallKind::kRecorded;
   }
-  return info.traits.has(Trait::kNewZeros) ? CallKind::kNewZeros : plan.otherwise;
+  return plan.otherwise;
 }
 
 bool divides_work(const CallPlan& plan, int mesh_dim) {

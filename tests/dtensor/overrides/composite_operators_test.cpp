@@ -139,54 +139,7 @@ TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
 
-// Zeros that a gradient's formula writes into may get another layout; other tensors may not.
-
 using testing::values;
-
-/// The gradient of the largest element among all but the first row, which are picked by a split
-/// index.
-at::Tensor gradient_of_rows(const at::Tensor& x, const at::Tensor& rows) {
-  const auto leaf = x.detach().requires_grad_();
-  leaf.index_select(0, rows).mul(2).max().backward();
-  return leaf.grad();
-}
-
-TEST_ON_MESH(BackwardZeros, TakesGradientsOfASplitIndex, {4}, {"x"}) {
-  const auto x = values({8, 5}), rows = at::tensor({1, 2, 3, 4, 4, 5, 6, 7}, at::kLong);
-  const auto expected = gradient_of_rows(x, rows);
-  const auto found = gradient_of_rows(distribute_tensor(x, mesh, {Replicate{}}),
-                                      distribute_tensor(rows, mesh, {Shard{0}}));
-  EXPECT_CLOSE(found, expected);
-  EXPECT_EQ(to_string(DistributedTensor(found).placements()), "[Replicate()]");
-}
-
-at::Tensor split_leaf(const DeviceMesh& mesh) {
-  return distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
-}
-
-TEST_ON_MESH(BackwardZeros, LeavesATensorThatAHookWritesToAlone, {4}, {"x"}) {
-  const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
-  const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-  const at::Tensor leaf = split_leaf(mesh);
-  const auto twice = leaf * 2;
-  twice.register_hook([&](const at::Tensor& gradient) { sums.index_add_(0, rows, gradient); });
-  twice.sum().backward();
-  EXPECT_EQ(to_string(DistributedTensor(sums).placements()), "[Replicate()]");
-  EXPECT_EQUAL(sums, at::ones({8, 5}, at::kDouble));
-}
-
-TEST_ON_MESH(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout, {4}, {"x"}) {
-  const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-  const at::Tensor leaf = split_leaf(mesh);
-  const auto twice = leaf * 2;
-  twice.register_hook([&](const at::Tensor& gradient) {
-    const auto zeros = gradient.new_zeros({9, 5});
-    zeros.index_add_(0, rows, gradient).index_add_(0, rows, gradient);
-    return zeros.narrow(0, 0, 8);
-  });
-  twice.sum().backward();
-  EXPECT_EQUAL(leaf.grad(), at::full({8, 5}, 4.0, at::kDouble));
-}
 
 // Composite operators with out=: what they write must arrive in the distributed tensor.
 
