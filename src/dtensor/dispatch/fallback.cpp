@@ -48,9 +48,9 @@ c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size
   return one;
 }
 
-/// Runs a _foreach_ call position by position (see positions_depend). Collective if the plan moves
-/// data. Takes the arguments off the stack first, because every position is a separate call with
-/// its own cache key, plan and stack.
+/// Runs a _foreach_ call position by position. Collective if the plan moves data. Takes the
+/// arguments off the stack first, because every position is a separate call with its own cache key,
+/// plan and stack.
 void run_by_position(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -150,28 +150,16 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case CallKind::kForeach:
-      // The arguments determine this, not the plan: in two calls with one cache key, different
-      // arguments may be the same tensor.
-      if (!positions_depend(call)) {
-        return execute(call, call.plan.otherwise);
-      }
       check_policy(call);  // checks the whole call before its first position writes anything
       return run_by_position(call);
-    case CallKind::kRecorded:
-      if (!is_to_be_recorded(call.info, call.arguments())) {
-        return execute(call, call.plan.otherwise);
-      }
-      return run_allowed(call,
-                         [](PlannedCall& allowed) { run_local(allowed, CallKind::kRecorded); });
   }
 }
 
 /// Whether an OperatorMode sees the call. A mode may save results and return them later, which
-/// would be wrong for views, for writes to an argument, and for results that autograd has recorded.
-bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) {
+/// would be wrong for views and for writes to an argument.
+bool is_seen_by_modes(const OperatorInfo& info) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
-         !info.traits.has(Trait::kLeavesMemory) &&
-         !is_to_be_recorded(info, std::span(stack).last(info.arguments.size()));
+         !info.traits.has(Trait::kLeavesMemory);
 }
 
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -198,7 +186,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   OperatorMode* mode = active_operator_mode();
-  if (mode != nullptr && is_seen_by_modes(info, stack)) [[unlikely]] {
+  if (mode != nullptr && is_seen_by_modes(info)) [[unlikely]] {
     call_mode(*mode, op, info, stack);
   } else {
     dispatch_below_mode(op, info, stack);

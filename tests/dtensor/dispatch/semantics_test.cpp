@@ -345,16 +345,10 @@ struct KindCase {
   const char* op;
   std::vector<c10::IValue> arguments;  ///< those left out take their defaults
   CallKind kind;
-  CallKind otherwise;
 };
 
 std::ostream& operator<<(std::ostream& out, const KindCase& c) {
   return out << c.what;
-}
-
-KindCase plain(const char* what, const char* op, std::vector<c10::IValue> arguments,
-               CallKind kind) {
-  return {what, op, std::move(arguments), kind, kind};
 }
 
 std::vector<KindCase> kind_cases() {
@@ -365,53 +359,46 @@ std::vector<KindCase> kind_cases() {
   const auto pending = on_two_ranks(values({4, 4}), Partial{});
   const auto columns = on_two_ranks(values({4, 4}), Shard{1});
   const auto targets = on_two_ranks(at::arange(4), Replicate{});
-  const auto batch = on_two_ranks(at::eye(2, at::kDouble).repeat({4, 1, 1}), Shard{0});
   const auto expanded = on_two_ranks(values({4, 1}), Shard{0}).expand({4, 3});
   const auto index = on_two_ranks(at::arange(4), Shard{0});
   const auto own_generator = at::detail::createCPUGenerator(1);
-  const c10::List<at::Tensor> split({rows}), replicated({whole}), partial({pending});
+  const c10::List<at::Tensor> split({rows, rows}), partial({pending, pending});
   return {
-      plain("NoDistributedTensor", "aten::mm", {values({4, 4}), values({4, 4})}, CallKind::kPlain),
-      plain("WrittenInTermsOfOthers", "aten::rand_like", {rows}, CallKind::kDecomposed),
-      plain("NothingToMove", "aten::mm", {rows, whole}, CallKind::kDirect),
-      plain("APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})},
-            CallKind::kDirect),
-      plain("AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, CallKind::kDirect),
+      {"NoDistributedTensor", "aten::mm", {values({4, 4}), values({4, 4})}, CallKind::kPlain},
+      {"WrittenInTermsOfOthers", "aten::rand_like", {rows}, CallKind::kDecomposed},
+      {"NothingToMove", "aten::mm", {rows, whole}, CallKind::kDirect},
+      {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, CallKind::kDirect},
+      {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, CallKind::kDirect},
       // Ranks that have one row of three would not agree on the order of columns in memory.
-      plain("AResultOfThinParts", "aten::sum.dim_IntList", {thin, std::vector<std::int64_t>{0}},
-            CallKind::kLocal),
-      plain("AResultOfThickParts", "aten::sum.dim_IntList", {rows, std::vector<std::int64_t>{0}},
-            CallKind::kDirect),
-      plain("AnInputToMove", "aten::_softmax", {rows, 0, false}, CallKind::kLocal),
-      plain("NoRule", "aten::take", {rows, index}, CallKind::kLocal),
-      plain("AWriteToOnePlaceTwice", "aten::add_.Tensor", {expanded, expanded},
-            CallKind::kFailTogether),
-      plain("MatricesOfTheRanks", "aten::_linalg_eigh", {batch}, CallKind::kLocal),
-      plain("MatricesThatAreToBeChecked", "aten::linalg_inv_ex", {batch, true}, CallKind::kLocal),
-      plain("MatricesThatAreNot", "aten::linalg_inv_ex", {batch, false}, CallKind::kDirect),
-      plain("AFormThatSendsLess", "aten::argmax", {many_rows, 0}, CallKind::kLowering),
-      plain("AFormWhoseCollectivesAreItsOwn", "tessera::cross_entropy", {columns, targets},
-            CallKind::kLowering),
-      plain("NumbersByElement", "aten::uniform_", {rows}, CallKind::kRandomInplace),
-      plain("NumbersOfTheCallersGenerator", "aten::uniform_", {rows, 0.0, 1.0, own_generator},
-            CallKind::kLocal),
-      plain("NumbersThatAreIntegers", "aten::bernoulli_.float", {index, 0.5},
-            CallKind::kRandomInplace),
-      plain("NumbersOfAnotherOperator", "aten::poisson", {rows}, CallKind::kLocal),
-      plain("DropoutByElement", "aten::native_dropout", {rows, 0.5, true},
-            CallKind::kNativeDropout),
-      plain("ListsAsTheyAre", "aten::_foreach_add_.List", {split, split}, CallKind::kDirect),
-      {"ListsOfCopies",
-       "aten::_foreach_add_.List",
-       {split, partial},
-       CallKind::kForeach,
+      {"AResultOfThinParts",
+       "aten::sum.dim_IntList",
+       {thin, std::vector<std::int64_t>{0}},
        CallKind::kLocal},
-      plain("AWriteThatMovesNothing", "aten::masked_fill_.Scalar", {rows, rows.gt(0), 1.0},
-            CallKind::kDirect),
-      {"AnOperatorThatAutogradMayNotKnow",
-       "tessera_test::halve",
-       {rows},
-       CallKind::kRecorded,
+      {"AResultOfThickParts",
+       "aten::sum.dim_IntList",
+       {rows, std::vector<std::int64_t>{0}},
+       CallKind::kDirect},
+      {"AnInputToMove", "aten::_softmax", {rows, 0, false}, CallKind::kLocal},
+      {"NoRule", "aten::take", {rows, index}, CallKind::kLocal},
+      {"AWriteToOnePlaceTwice", "aten::add_.Tensor", {expanded, expanded}, CallKind::kFailTogether},
+      {"AFormThatSendsLess", "aten::argmax", {many_rows, 0}, CallKind::kLowering},
+      {"AFormWhoseCollectivesAreItsOwn",
+       "tessera::cross_entropy",
+       {columns, targets},
+       CallKind::kLowering},
+      {"NumbersByElement", "aten::uniform_", {rows}, CallKind::kRandomInplace},
+      {"NumbersOfTheCallersGenerator",
+       "aten::uniform_",
+       {rows, 0.0, 1.0, own_generator},
+       CallKind::kLocal},
+      {"NumbersThatAreIntegers", "aten::bernoulli_.float", {index, 0.5}, CallKind::kRandomInplace},
+      {"NumbersOfAnotherOperator", "aten::poisson", {rows}, CallKind::kLocal},
+      {"DropoutByElement", "aten::native_dropout", {rows, 0.5, true}, CallKind::kNativeDropout},
+      {"ListsAsTheyAre", "aten::_foreach_add_.List", {split, split}, CallKind::kDirect},
+      {"ListsOfCopies", "aten::_foreach_add_.List", {split, partial}, CallKind::kForeach},
+      {"AWriteThatMovesNothing",
+       "aten::masked_fill_.Scalar",
+       {rows, rows.gt(0), 1.0},
        CallKind::kDirect},
   };
 }
@@ -432,11 +419,8 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
     kinds.insert(c.kind);
     const auto plan = plan_of(c);
     EXPECT_EQ(static_cast<int>(plan.kind), static_cast<int>(c.kind)) << c;
-    if (c.kind != c.otherwise) {
-      EXPECT_EQ(static_cast<int>(plan.otherwise), static_cast<int>(c.otherwise)) << c;
-    }
   }
-  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kRecorded) + 1);
+  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kForeach) + 1);
 }
 
 // What a view of a gathered tensor holds is a copy: such a call is never run as it is.
@@ -444,7 +428,7 @@ TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);
   const auto kind_of_neg = [](const at::Tensor& tensor) {
-    return plan_of(plain("neg", "aten::neg", {tensor}, CallKind::kLocal)).kind;
+    return plan_of({"neg", "aten::neg", {tensor}, CallKind::kLocal}).kind;
   };
   EXPECT_EQ(static_cast<int>(kind_of_neg(rows)), static_cast<int>(CallKind::kDirect));
   EXPECT_EQ(static_cast<int>(kind_of_neg(view)), static_cast<int>(CallKind::kLocal));

@@ -608,20 +608,6 @@ TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
   });
 }
 
-TEST_ON_MESH(Foreach, IsOneCallWhereNoPositionWritesWhatAnotherOneUses, {2}, {"x"}) {
-  const auto pending = [&]() -> at::Tensor {
-    return distribute_tensor(values({4}).abs(), mesh, {Partial{}}).tensor().detach();
-  };
-  const auto redistributions_of_roots = [](const Tensors& tensors) {
-    const auto before = implicit_redistributions();
-    at::_foreach_sqrt_(tensors);
-    return implicit_redistributions() - before;
-  };
-  const auto x = pending(), y = pending();
-  EXPECT_EQ(redistributions_of_roots({x, y}), 1);
-  EXPECT_EQ(redistributions_of_roots({x, x}), 2);
-}
-
 TEST_ON_MESH(Foreach, AWriteToWhatBackwardNeedsIsAnError, {3}, {"x"}) {
   const auto x = distribute_tensor(values({5}), mesh, {Shard{0}}).tensor().detach();
   const auto y = x.requires_grad_().exp();
