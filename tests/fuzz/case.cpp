@@ -128,6 +128,7 @@ MlpSpec draw_mlp(Choices& choices) {
                                                                    {"relu", 20},
                                                                    {"centred", 2},
                                                                    {"composite", 4},
+                                                                   {"kernel_of_aten", 4},
                                                                    {"with_autograd", 6},
                                                                    {"without_rule", 3},
                                                                    {"random_multiply", 1}});

@@ -60,6 +60,7 @@ enum class Activation {
   kRelu,
   kCentred,         ///< reads the whole feature dimension and has no parameter
   kComposite,       ///< a user's operator, CompositeImplicitAutograd
+  kKernelOfAten,    ///< a user's operator, a CPU kernel of differentiable operators
   kWithAutograd,    ///< a user's operator with a kernel for autograd
   kWithoutRule,     ///< the same operator without a sharding rule
   kRandomMultiply,  ///< noise by at::rand_like

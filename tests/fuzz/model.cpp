@@ -419,6 +419,8 @@ at::Tensor Mlp::activate(const at::Tensor& x) {
       return x - x.mean(-1, /*keepdim=*/true);
     case Activation::kComposite:
       return call_operator("fuzz::composite", x);
+    case Activation::kKernelOfAten:
+      return call_operator("fuzz::kernel_of_aten", x);
     case Activation::kWithAutograd:
       return call_operator("fuzz::with_autograd", x);
     case Activation::kWithoutRule:
@@ -499,9 +501,11 @@ at::Tensor without_rule(const at::Tensor& x) {
 
 TORCH_LIBRARY(fuzz, library) {
   library.def("composite(Tensor x) -> Tensor");
+  library.def("kernel_of_aten(Tensor x) -> Tensor");
   library.def("with_autograd(Tensor x) -> Tensor");
   library.def("without_rule(Tensor x) -> Tensor");
   library.impl("composite", torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &swish));
+  library.impl("kernel_of_aten", torch::dispatch(c10::DispatchKey::CPU, &swish));
   library.impl("with_autograd", torch::dispatch(c10::DispatchKey::CPU, &swish));
   library.impl("with_autograd", torch::dispatch(c10::DispatchKey::Autograd, &with_autograd));
   library.impl("without_rule", torch::dispatch(c10::DispatchKey::CPU, &swish));
@@ -523,7 +527,9 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
 }  // namespace
 
 void register_operator_rules() {
-  register_rule("fuzz::with_autograd", &elementwise);
+  for (const char* name : {"fuzz::kernel_of_aten", "fuzz::with_autograd"}) {
+    register_rule(name, &elementwise);
+  }
 }
 
 // The models of the cases: written for one rank, in the ways that users write them.

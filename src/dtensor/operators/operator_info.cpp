@@ -272,10 +272,8 @@ constexpr std::string_view kNamespace = "aten::";
 
 constexpr std::array kTraitRows{
     // Random operators that draw by the element's index in the global tensor.
-    TraitRow{
-        Trait::kRandomInplace,
-        "uniform_ normal_ bernoulli_.float exponential_ geometric_ cauchy_ log_normal_ random_ "
-        "random_.to random_.from"},
+    TraitRow{Trait::kRandomInplace,
+             "uniform_ normal_ bernoulli_.float exponential_ random_.to random_.from"},
     TraitRow{Trait::kNativeDropout, "native_dropout"},
 
     TraitRow{Trait::kForeach, "_foreach_*"},

@@ -436,6 +436,11 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   }
 }
 
+/// Whether the operator gets a copy of the tensor.
+bool is_copied(const CallPlan::Input& input) {
+  return input.plan || input.written != nullptr || input.detached;
+}
+
 bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
@@ -446,11 +451,6 @@ bool may_fail_apart(const CallPlan& plan, const OperatorInfo& info, Values argum
                             ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
                             : info.traits.has(Trait::kFailsByMatrix);
   return may_fail && std::ranges::any_of(plan.inputs, is_split);
-}
-
-/// Whether the operator gets a copy of the tensor.
-bool is_copied(const CallPlan::Input& input) {
-  return input.plan || input.written != nullptr || input.detached;
 }
 
 /// Whether the call needs only the operator on the local tensors and wrapped results. A plan that

@@ -169,57 +169,5 @@ TEST(PlainTensors, AreNotComparedUnlessAsked) {
   });
 }
 
-// Factorisations throw for what one matrix holds. Where the ranks share out a batch, all of them
-// throw or none, and what follows works.
-
-/// Four matrices, of which the last is multiplied by `last`.
-at::Tensor matrices(double last) {
-  auto batch = at::eye(3, at::kDouble).repeat({4, 1, 1});
-  batch[3].mul_(last);
-  return batch;
-}
-
-/// What libtorch says of a failure, without the backtrace; empty if there is none.
-std::string libtorch_message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
-TEST(FailingMatrices, ThrowTheSameOnEveryRank) {
-  const std::vector<testing::Named<void(const at::Tensor&)>> all{
-      {"cholesky_ex", [](auto& a) { at::linalg_cholesky_ex(a, false, true); }},
-      {"inv_ex", [](auto& a) { at::linalg_inv_ex(a, true); }},
-      {"lu_factor_ex", [](auto& a) { at::linalg_lu_factor_ex(a, true, true); }},
-      {"ldl_factor_ex", [](auto& a) { at::linalg_ldl_factor_ex(a, false, true); }},
-      {"solve_ex", [](auto& a) { at::linalg_solve_ex(a, a, true, true); }},
-      {"cholesky", [](auto& a) { at::linalg_cholesky(a); }},
-      {"inv", [](auto& a) { at::linalg_inv(a); }},
-      {"solve", [](auto& a) { at::linalg_solve(a, a); }},
-      {"cholesky_inverse", [](auto& a) { at::cholesky_inverse(a); }},
-      {"eigh", [](auto& a) { at::linalg_eigh(a); }},
-      {"eigvalsh", [](auto& a) { at::linalg_eigvalsh(a); }},
-      {"svd", [](auto& a) { at::linalg_svd(a); }},
-      {"eig", [](auto& a) { at::linalg_eig(a); }},
-      {"eigvals", [](auto& a) { at::linalg_eigvals(a); }}};
-  for (const auto& [name, run] : all) {
-    for (const double last : {0.0, std::numeric_limits<double>::quiet_NaN()}) {
-      // On one thread: LAPACK's eigenvalues of NaN are not safe on several.
-      const auto expected = libtorch_message_of([&, &call = run] { call(matrices(last)); });
-      RunOnMesh({3}, {"x"}, [&, &call = run, &what = name](const DeviceMesh& mesh) {
-        SCOPED_TRACE(what);
-        const at::Tensor split = distribute_tensor(matrices(last), mesh, {Shard{0}});
-        EXPECT_EQ(libtorch_message_of([&] { call(split); }), expected);
-        const at::Tensor good = distribute_tensor(matrices(1), mesh, {Shard{0}});
-        EXPECT_EQ(libtorch_message_of([&] { call(good); }), "");
-        EXPECT_EQUAL(good, matrices(1));
-      });
-    }
-  }
-}
-
 }  // namespace
 }  // namespace tessera
