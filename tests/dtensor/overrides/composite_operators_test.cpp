@@ -1,6 +1,3 @@
-#include <limits>
-#include <optional>
-
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
@@ -15,6 +12,7 @@ namespace {
 
 using testing::OperatorCases;
 using testing::Operators;
+using testing::values;
 using Tensors = std::vector<at::Tensor>;
 
 OperatorCases composites() {
@@ -51,22 +49,6 @@ OperatorCases composites() {
 INSTANTIATE_TEST_SUITE_P(Composite, Operators, ::testing::ValuesIn(composites()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_ON_MESH(OneHot, IsDistributedAsItsArgument, {3}, {"x"}) {
-  const auto classes = at::arange(10).remainder(4).view({5, 2});
-  for (const auto& placement : {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
-    const at::Tensor x = distribute_tensor(classes, mesh, {placement});
-    for (const std::int64_t count : {-1, 4, 6}) {
-      const DistributedTensor found(at::one_hot(x, count));
-      EXPECT_EQ(to_string(found.placements()), to_string(Placements{placement}));
-      EXPECT_EQUAL(found, at::one_hot(classes, count));
-    }
-    EXPECT_THROWN(c10::Error, at::one_hot(x, 3), "Class values must be smaller than num_classes");
-    EXPECT_THROWN(c10::Error, at::one_hot(x - 1), "Class values must be non-negative");
-  }
-  EXPECT_TRUE(tessera::is_distributed(
-      at::one_hot(distribute_tensor(at::zeros({0}, at::kLong), mesh, {Shard{0}}).tensor(), 2)));
-}
-
 TEST_ON_MESH(Concatenation, GathersARepeatedTensorOnce, {4}, {"x"}) {
   const auto value = at::sin(at::arange(15.0)).view({5, 3});
   const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
@@ -88,58 +70,14 @@ TEST_ON_MESH(Concatenation, GathersNothingForTensorsOfOneSize, {4}, {"x"}) {
   EXPECT_EQUAL(joined, at::cat({value, value, value}));
 }
 
-// Quantiles of distributed tensors: what libtorch gives, to the bit.
-
-/// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
-/// otherwise than many of few.
-at::Tensor values_of(std::int64_t rows) {
-  at::Tensor values =
-      at::sin(at::arange(rows * 3, at::kFloat)).mul(8).round().div(3).view({rows, 3});
-  values[rows / 2][1] = std::numeric_limits<float>::quiet_NaN();
-  return values;
-}
-
-using Quantile = at::Tensor (*)(const at::Tensor&, const at::Tensor&, std::optional<std::int64_t>,
-                                bool, c10::string_view);
-
-void expect_as_plain(Quantile quantile, const at::Tensor& values, const DeviceMesh& mesh,
-                     const char* interpolation) {
-  const at::Tensor tenths = at::arange(11, at::kFloat).div(10);
-  const ReplicationScope quantiles_are_equal;
-  for (const auto& q : {tenths, tenths[3], tenths.narrow(0, 7, 1)}) {
-    for (const auto dim : {std::optional<std::int64_t>{}, {0}, {1}, {-1}, {-2}}) {
-      for (const bool keepdim : {false, true}) {
-        const at::Tensor expected = quantile(values, q, dim, keepdim, interpolation);
-        const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor();
-        const DistributedTensor found(quantile(x, q, dim, keepdim, interpolation));
-        EXPECT_CLOSE(found, expected, 0, 0, true)
-            << interpolation << " of " << q << " along " << dim.value_or(9) << "\n"
-            << found.full_tensor() << "\nexpected\n"
-            << expected;
-      }
-    }
-  }
-}
-
-TEST_ON_MESH(Quantile, IsLibtorchsToTheBit, {4}, {"x"}) {
-  for (const std::int64_t rows : {1, 5}) {
-    for (const auto* interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}) {
-      expect_as_plain(&at::quantile, values_of(rows), mesh, interpolation);
-      expect_as_plain(&at::nanquantile, values_of(rows), mesh, interpolation);
-    }
-  }
-}
-
 TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
-  const at::Tensor x = distribute_tensor(values_of(6), mesh, {Shard{0}}).tensor();
-  at::Tensor out = distribute_tensor(at::zeros({3}), mesh, {Replicate{}}).tensor();
+  const at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}}).tensor();
+  at::Tensor out = distribute_tensor(at::zeros({3}, at::kDouble), mesh, {Replicate{}}).tensor();
   at::nanquantile_out(out, x, 0.3, 0);
-  const at::Tensor expected = at::nanquantile(values_of(6), 0.3, 0);
+  const at::Tensor expected = at::nanquantile(values({6, 3}), 0.3, 0);
   EXPECT_EQUAL(out, expected);
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
-
-using testing::values;
 
 // Composite operators with out=: what they write must arrive in the distributed tensor.
 
