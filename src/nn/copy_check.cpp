@@ -19,7 +19,6 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
-#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/module.h"
@@ -418,7 +417,6 @@ void check_copies(const Peers& peers, const std::vector<CopiedTensor>& tensors,
     return;
   }
   const comm::CallerScope caller("check_copies");
-  tessera::flush_pending_transfers(*peers.group);
   Comparison(peers, tensors, check).run();
 }
 

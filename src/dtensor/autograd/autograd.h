@@ -15,13 +15,11 @@ namespace tessera::detail {
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
-/// Differentiable redistribution. Ignores `options.forward_dtype`: the caller has already cast.
-at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
-                                      const RedistributeOptions& options = {});
+/// Differentiable redistribution.
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target);
 
 /// `tensor` redistributed to `sharding`; a plain tensor counts as replicated. Differentiable.
-at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
-                     const RedistributeOptions& options = {});
+at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding);
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
 

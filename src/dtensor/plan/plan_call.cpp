@@ -575,8 +575,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   }
   plan_form(plan, info, bound);
   // A strict scope permits a request for a single value, but not a gather.
-  plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
-                   (plan.lowering != nullptr || lowering_of(info) == nullptr);
+  plan.asked_for = info.traits.has(Trait::kReadsOneValue);
   plan.kind = kind_of(plan, info, bound);
   return plan;
 }

@@ -381,7 +381,7 @@ std::vector<KindCase> kind_cases() {
       {"AnInputToMove", "aten::_softmax", {rows, 0, false}, CallKind::kLocal},
       {"NoRule", "aten::take", {rows, index}, CallKind::kLocal},
       {"AWriteToOnePlaceTwice", "aten::add_.Tensor", {expanded, expanded}, CallKind::kFailTogether},
-      {"AFormThatSendsLess", "aten::argmax", {many_rows, 0}, CallKind::kLowering},
+      {"AFormThatSendsLess", "aten::linalg_vector_norm", {many_rows}, CallKind::kLowering},
       {"AFormWhoseCollectivesAreItsOwn",
        "tessera::cross_entropy",
        {columns, targets},

@@ -73,12 +73,6 @@ Family copies() {
         {"S0 | S0 | -", "P | P | -"});
   f.add("zeros_like", {{{8, 6}}}, [](auto& t) { return at::zeros_like(t[0]); },
         {"S0 | S0 | -", "P | R | -"});
-  f.add("equal", {{{8, 6}}, {{8, 6}}},
-        [](auto& t) {
-          const bool equal = at::equal(t[0], t[1]);
-          return at::scalar_tensor(equal ? 1 : 0);
-        },
-        {"S0 S0 | plain | all_reduce 1", "S0,S1 S0,S1 | plain | all_reduce 1"});
   return f;
 }
 

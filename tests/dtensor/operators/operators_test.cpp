@@ -442,37 +442,6 @@ TEST_ON_RANKS(ThinShards, AreRedistributedToTheSameStridesOnAllRanks, 4) {
   }
 }
 
-TEST(ThinShards, TakeABroadcastTermOfAMatrixVectorProduct) {
-  const auto matrix = values({5, 6}), vector = values({6});
-  for (const auto& term : {values({1}), values({}), values({5})}) {
-    RunRanks(4, [&](Rank& rank) {
-      for (const auto& placement : {Shard{0}, Shard{1}}) {
-        const auto m = place(matrix, rank, placement).requires_grad_();
-        const auto t = place(term, rank, Replicate{}).requires_grad_();
-        const auto y = at::addmv(t, m, place(vector, rank, Replicate{}), 0.5, 2);
-        EXPECT_CLOSE(y, at::addmv(term, matrix, vector, 0.5, 2));
-        y.sum().backward();
-        EXPECT_CLOSE(t.grad(), at::full_like(term, 2.5 / term.numel()));
-        EXPECT_CLOSE(m.grad(), vector.mul(2).expand({5, 6}));
-      }
-    });
-  }
-}
-
-TEST_ON_RANKS(ThinShards, TakeAProductWithoutElementsAndABroadcastTerm, 4) {
-  const auto matrix = place(values({5, 0}), rank, Shard{0});
-  const auto vector = place(values({0}), rank, Replicate{});
-  const auto term = place(values({5}), rank, Shard{0});
-  EXPECT_EQUAL(at::addmv(term, matrix, vector, 0.5), values({5}).mul(0.5));
-}
-
-TEST_ON_RANKS(ThinShards, AddAPartialTermToASumOfNoProducts, 4) {
-  const auto term = values({3, 4}), a = values({5, 3, 2}), b = values({5, 2, 4});
-  const auto t = place(term, rank, Partial{});
-  const auto y = at::addbmm(t, place(a, rank, Shard{0}), place(b, rank, Shard{0}), 0.5, 2);
-  EXPECT_CLOSE(y, at::addbmm(term, a, b, 0.5, 2));
-}
-
 TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
   const auto shards = {std::pair(values({4, 2}), Shard{0}), std::pair(values({2, 5}), Shard{1})};
   for (const auto& [value, placement] : shards) {
@@ -483,12 +452,6 @@ TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
     x.unsqueeze_(0);
     EXPECT_EQ(x.strides(), value.t().unsqueeze(0).strides());
   }
-}
-
-TEST_ON_MESH(ThinShards, OnThreeMeshDimensionsAreTransposedInPlace, {2, 2, 2}, {"a", "b", "c"}) {
-  auto x = distribute_tensor(values({5, 5}), mesh, {Shard{0}, Shard{1}, Shard{1}}).tensor();
-  x.transpose_(0, 1);
-  EXPECT_EQUAL(x.flatten(0, 1), values({5, 5}).t().flatten());
 }
 
 // What the operators on lists write is counted as libtorch counts it, and is what one position

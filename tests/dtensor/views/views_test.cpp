@@ -316,7 +316,6 @@ TEST_ON_RANKS(DetachedView, RefusesReadsAfterAWriteToItsBase, 4) {
   EXPECT_ERROR(h.full_tensor(), "after the viewed tensor was written");
   EXPECT_ERROR(h.to_local(), "after the viewed tensor was written");
   EXPECT_ERROR(h.redistribute({Shard{1}}), "after the viewed tensor was written");
-  EXPECT_ERROR(h.redistribute({Shard{1}}, {.async = true}), "after the viewed tensor was written");
   EXPECT_ERROR(local_tensor(h), "after the viewed tensor was written");
   EXPECT_ERROR(to_string(h), "after the viewed tensor was written");
   EXPECT_EQUAL(x.slice(0, 0, 3), values({5, 3}).slice(0, 0, 3).add(1));
