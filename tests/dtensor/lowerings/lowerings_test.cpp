@@ -56,12 +56,6 @@ TEST(Extremum, IsNanOrInfiniteWhereAnElementIs) {
   expect_same(at::full({6, 3}, -kInfinity), [](const at::Tensor& t) { return t.amax(0); });
 }
 
-TEST(Extremum, IsRightForBooleansAndIntegersOnEmptyShards) {
-  const auto values = at::arange(6).sub(10).view({3, 2});
-  expect_same(values, [](const at::Tensor& t) { return t.amax(0); });
-  expect_same(values.lt(-7), [](const at::Tensor& t) { return t.max(); });
-}
-
 TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
   const auto values =
       at::full({512, 4}, 100.0, at::kHalf);  // the squares add up to more than 65504

@@ -158,16 +158,5 @@ TEST(PlainTensors, OnlyWrittenAreNotCompared) {
   });
 }
 
-TEST(PlainTensors, AreNotComparedUnlessAsked) {
-  const testing::DebugChecks none("0");
-  RunOnMesh({2}, {"x"}, [](const DeviceMesh& mesh) {
-    const auto x = on(mesh, values({4, 3}), Shard{0});
-    const ReplicationScope plain_ones_are_equal;
-    const CommunicationScope communication(mesh);
-    x.mul(at::arange(3, at::kDouble));
-    EXPECT_EQ(communication.total().calls, 0);
-  });
-}
-
 }  // namespace
 }  // namespace tessera

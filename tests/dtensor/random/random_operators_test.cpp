@@ -152,13 +152,6 @@ TEST(NativeDropout, DropsAlikeOnEveryMeshInBothDirections) {
   });
 }
 
-TEST_ON_MESH(NativeDropout, KeepsOrDropsAllAtTheEnds, {2}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::ones(kSizes), mesh, {Shard{0}});
-  EXPECT_EQUAL(std::get<0>(at::native_dropout(x, 0.5, false)), at::ones(kSizes));
-  EXPECT_TRUE(full_tensor(std::get<1>(at::native_dropout(x, 0.0, true))).all().item<bool>());
-  EXPECT_EQUAL(std::get<0>(at::native_dropout(x, 1.0, true)), at::zeros(kSizes));
-}
-
 TEST_ON_MESH(RandomOperators, HaveTheDistributionThatIsAskedFor, {1}, {"x"}) {
   manual_seed(1);
   const at::Tensor x = distribute_tensor(at::zeros({40'000}), mesh, {Shard{0}});
@@ -206,24 +199,6 @@ TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
   EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), bits);
   x.uniform_();  // its own plan, and not this one's
   EXPECT_EQUAL(x.uniform_(0, 1, generator()), at::empty(kSizes).uniform_(0, 1, generator()));
-}
-
-TEST_ON_MESH(Bernoulli, RefusesPlainProbabilities, {2}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::zeros(kSizes), mesh, {Shard{0}});
-  const auto before = random_state();
-  EXPECT_ERROR(x.bernoulli_(at::full(kSizes, 0.5)), "aten::bernoulli_.Tensor mixes distributed");
-  EXPECT_EQ(random_state().calls, before.calls);
-  EXPECT_EQUAL(x.bernoulli_(at::scalar_tensor(1.0)), at::ones(kSizes));
-}
-
-TEST_ON_MESH(RandomOperators, LeaveLibtorchsGeneratorAlone, {1}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::zeros(kSizes), mesh, {Shard{0}});
-  at::manual_seed(3);
-  const auto expected = at::rand({4});
-  at::manual_seed(3);
-  x.exponential_();
-  x.uniform_();
-  EXPECT_TRUE(at::equal(at::rand({4}), expected));
 }
 
 // Dropout inside attention: the same mask on every mesh, in both directions.

@@ -131,31 +131,6 @@ TEST(PartialTensor, RefusesATypeThatLacksItsReduction) {
   });
 }
 
-TEST(PartialTensor, AcceptsATypeThatHasItsReduction) {
-  using enum ReduceOp;
-  const std::vector<std::pair<at::ScalarType, std::vector<ReduceOp>>> accepted{
-      {at::kBool, {kMax, kMin, kProduct}},
-      {at::kLong, {kSum, kMax, kMin, kProduct}},
-      {at::kComplexDouble, {kSum, kAvg}},
-      {at::kFloat, {kSum, kAvg, kMax, kMin, kProduct}}};
-  RunRanks(2, [&](Rank& rank) {
-    for (const auto& [type, ops] : accepted) {
-      const auto value = at::arange(4).to(type);
-      for (const auto op : ops) {
-        const auto x = distribute_tensor(value, rank.mesh({2}, {"x"}), {Partial{op}});
-        EXPECT_EQUAL(x, value) << value.scalar_type() << to_string(op);
-      }
-    }
-  });
-}
-
-TEST_ON_MESH(PartialTensor, NeverHoldsProductsOfComplexNumbers, {3}, {"x"}) {
-  const auto value = at::view_as_complex(at::sin(at::arange(20, at::kDouble)).view({5, 2, 2}));
-  const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
-  EXPECT_CLOSE(x.prod(0), value.prod(0));
-  EXPECT_CLOSE(x.prod(), value.prod());
-}
-
 TEST_ON_MESH(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers, {2}, {"x"}) {
   const auto value = at::sin(at::arange(4, at::kDouble));
   const auto x = distribute_tensor(value, mesh, {Partial{ReduceOp::kMax}}).tensor();
@@ -167,14 +142,6 @@ TEST_ON_MESH(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers, {2}, {"x
   const c10::complex<double> i(0, 1);
   EXPECT_EQUAL(x + i, value + i);
   EXPECT_EQUAL(at::where(on(mask), x, on(z)), at::where(mask, value, z));
-}
-
-TEST_ON_MESH(PartialTensor, IsReducedBeforeItIsRounded, {2}, {"x"}) {
-  const auto halves = at::arange(5, at::kDouble).div(2);
-  const auto x = DistributedTensor::from_local(halves, mesh, {Partial{}}).tensor();
-  const auto integers = distribute_tensor(at::zeros({5}, at::kLong), mesh, {Partial{}}).tensor();
-  integers.copy_(x);
-  EXPECT_EQUAL(integers, at::arange(5));
 }
 
 TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleans, {3}, {"x"}) {

@@ -93,13 +93,6 @@ TEST_ON_MESH(Factories, MakeTheValuesOfTheirPlainNamesakes, {2, 2}, {"a", "b"}) 
   }
 }
 
-TEST_ON_MESH(Factories, MakeRoomWithoutValues, {4}, {"x"}) {
-  const auto made = empty({5, 3}, mesh, {Shard{0}}, at::TensorOptions(at::kDouble));
-  EXPECT_EQ(made.tensor().sizes(), (at::IntArrayRef{5, 3}));
-  EXPECT_EQ(made.tensor().scalar_type(), at::kDouble);
-  EXPECT_EQ(made.to_local().size(0), rank.rank() < 2 ? 2 : rank.rank() == 2 ? 1 : 0);
-}
-
 TEST(Factories, DrawTheSameRandomTensorOnEveryMesh) {
   for (const auto draw : {&tessera::rand, &tessera::randn}) {
     at::Tensor expected;
@@ -158,20 +151,6 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
     EXPECT_THROWN(c10::Error, x.add(1).data_ptr<float>(), "to_local()");
     EXPECT_EQUAL(x.add(0), at::zeros(sizes));
   }
-}
-
-/// Split unevenly within what a flattening made one dimension: no placements say so.
-DistributedTensor without_placements(int rank) {
-  const auto mesh = init_device_mesh(comm::fake_world(rank, 2), {2}, {"x"});
-  const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
-  return DistributedTensor::from_local(at::full({rank == 0 ? 4 : 2}, rank + 1.0), {mesh, layout},
-                                       {6});
-}
-
-TEST(Printing, ShowsALayoutThatHasNoPlacements) {
-  const auto x = without_placements(1);
-  EXPECT_ERROR(x.placements(), "has no form as a list of placements");
-  EXPECT_CONTAINS(to_string(x), "[3:m0 x 2]", "holds [4:6]", " 2\n 2");
 }
 
 // from_local and distribute_tensor compare the ranks' tensors where TESSERA_DEBUG asks for it: all
