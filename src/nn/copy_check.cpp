@@ -19,6 +19,7 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/module.h"
@@ -417,6 +418,7 @@ void check_copies(const Peers& peers, const std::vector<CopiedTensor>& tensors,
     return;
   }
   const comm::CallerScope caller("check_copies");
+  tessera::flush_pending_transfers(*peers.group);
   Comparison(peers, tensors, check).run();
 }
 

@@ -24,6 +24,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/random_region.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/kernels/fake_mode.h"
@@ -504,6 +505,7 @@ void exchange(const at::Tensor& own, const Sequence& sequence, const Start& star
   if (own.numel() == 0 || (own.is_meta() && !group.takes_meta_tensors())) {
     return;
   }
+  flush_pending_transfers(group);
   const comm::PurposeScope purpose(group, sequence.purpose);
   start(group)->wait();
 }

@@ -24,6 +24,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/thread_modes.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/dtensor/random.h"
@@ -467,7 +468,8 @@ class Verification {
 
  private:
   void on_each_rank(const std::function<void()>& work) const {
-    comm::run_or_fail_together(mesh_.group_of_all_ranks(), mesh_.device(), work);
+    comm::run_or_fail_together(flush_pending_transfers(mesh_.group_of_all_ranks()), mesh_.device(),
+                               work);
   }
 
   /// Describes the first weight that differs between ranks; empty if there is none.
@@ -500,7 +502,7 @@ class Verification {
   /// Returns the problem of the first rank that has found a problem. Ranks with other samples may
   /// have found another problem, or none.
   std::string problem_of_first_rank(const std::string& own) const {
-    comm::Communicator& group = mesh_.group_of_all_ranks();
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto failure =
         comm::first_failure(group, mesh_.device(), [&] { TESSERA_CHECK(own.empty(), own); });
     return failure ? failure->message : "";
@@ -526,7 +528,7 @@ class Verification {
   /// Checks that each rank's samples follow the samples of lower ranks, because random numbers are
   /// indexed by the sample's number in the batch.
   void check_rows() const {
-    comm::Communicator& group = mesh_.group_of_all_ranks();
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});
     const auto other =
         std::ranges::find_if(all, [&](const auto& each) { return each[0] != all.front()[0]; });

@@ -26,6 +26,7 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "verify_parts.h"
 
@@ -309,7 +310,7 @@ class PairingRanks {
       return tensor;
     }
     at::Tensor mean = tensor.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous();
-    batches_.group_of_all_ranks().all_reduce(mean, ReduceOp::kSum)->wait();
+    flush_pending_transfers(batches_.group_of_all_ranks()).all_reduce(mean, ReduceOp::kSum)->wait();
     return mean.div_(batches_.size()).to(tensor.scalar_type());
   }
 
@@ -322,13 +323,13 @@ class PairingRanks {
       own += kind_of(pair) + "\n";
     }
     const std::string problem = among ? disagreement(among, own) : "";
-    comm::Communicator& group = mesh_.group_of_all_ranks();
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     comm::run_or_fail_together(group, mesh_.device(),
                                [&] { TESSERA_CHECK(problem.empty(), problem); });
   }
 
   std::string disagreement(const DeviceMesh& among, const std::string& own) const {
-    comm::Communicator& group = among.group_of_all_ranks();
+    comm::Communicator& group = flush_pending_transfers(among.group_of_all_ranks());
     const auto hash = static_cast<std::int64_t>(std::hash<std::string>{}(own));
     const std::vector<int> others = comm::ranks_that_differ(group, mesh_.device(), hash);
     if (others.empty()) {
@@ -353,7 +354,7 @@ class PairingRanks {
     if (own.empty()) {
       return;
     }
-    comm::Communicator& group = peers_.group_of_all_ranks();
+    comm::Communicator& group = flush_pending_transfers(peers_.group_of_all_ranks());
     const auto all = comm::gather_values(group, mesh_.device(), own);
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       if (std::ranges::any_of(all, [i](const auto& flags) { return flags[i] != 0; })) {
@@ -447,7 +448,7 @@ std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& m
   // The text of JSON has no infinity; CBOR has.
   std::string text;
   nlohmann::json::to_cbor(own, text);
-  comm::Communicator& group = mesh.group_of_all_ranks();
+  comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
   const auto texts = comm::gather_texts(group, mesh.device(), text);
   std::vector<OfRanks> all;
   std::map<std::string, std::size_t> index;

@@ -17,6 +17,7 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/slots.h"
 
@@ -253,11 +254,13 @@ at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Dev
   return std::isinf(p) ? each.max() : each.pow(p).sum();
 }
 
-/// Reduces `values` over `mesh`.
+/// Reduces `values` over `mesh`. Finishes pending transfers first, because ranks would otherwise
+/// wait for one another.
 void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
-  if (mesh.size() > 1) {
-    mesh.group_of_all_ranks().all_reduce(values, op)->wait();
+  if (mesh.size() == 1) {
+    return;
   }
+  flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
 /// The maximum of `value` over all ranks. A second number marks NaNs, because some communication

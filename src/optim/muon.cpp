@@ -17,6 +17,7 @@
 #include "local_shards.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
@@ -172,7 +173,9 @@ at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& 
   const at::Tensor input = at::cat(pieces);
   const std::int64_t total = std::accumulate(from_ranks.begin(), from_ranks.end(), std::int64_t{0});
   at::Tensor output = at::empty({total}, like.options());
-  mesh_.group_of_all_ranks().all_to_all(output, input, from_ranks, counts)->wait();
+  flush_pending_transfers(mesh_.group_of_all_ranks())
+      .all_to_all(output, input, from_ranks, counts)
+      ->wait();
   return output;
 }
 
@@ -383,7 +386,7 @@ class Muon::Exchange {
     for (const ShardUpdate& shard : shards_) {
       used.push_back(shard.gradient.defined() ? 1 : 0);
     }
-    comm::Communicator& group = mesh_.group_of_all_ranks();
+    comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const comm::PurposeScope purpose(group, "the matrices that have a gradient");
     group.any_rank(used);
     std::size_t i = 0;

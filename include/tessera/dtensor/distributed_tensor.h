@@ -62,7 +62,8 @@ class DistributedTensor {
   /// must move. The result does not share memory with this tensor. Throws Error for placements that
   /// do not match the sizes or the mesh. The gradient is redistributed to the placements of this
   /// tensor, with Replicate in place of Partial.
-  DistributedTensor redistribute(const Placements& placements) const;
+  DistributedTensor redistribute(const Placements& placements,
+                                 const RedistributeOptions& options = {}) const;
   DistributedTensor redistribute(LayoutPtr layout) const;
   /// The global tensor as a plain tensor, on every rank. Collective. `grad_placements`: the
   /// placements of the local gradient in backward (default: Replicate). Throws the same Errors as

@@ -18,6 +18,15 @@ struct ShardingSpec {
   friend bool operator==(const ShardingSpec&, const ShardingSpec&) = default;
 };
 
+/// Options of a redistribution.
+struct RedistributeOptions {
+  /// Whether redistribute() may return before the last collective has finished. The first use of
+  /// the values waits for this collective, and throws if the collective failed. On a CPU the next
+  /// synchronous redistribution waits for the collective, too. In backward the gradient is
+  /// redistributed asynchronously, too.
+  bool async = false;
+};
+
 /// Writes the mesh and the layout: "DeviceMesh((dp=2, tp=2), cpu), [m0 | -]".
 std::ostream& operator<<(std::ostream& stream, const ShardingSpec& spec);
 

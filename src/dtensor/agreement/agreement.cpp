@@ -20,6 +20,7 @@
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
@@ -45,7 +46,8 @@ bool detail::checks_calls() {
 
 void detail::run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
                                   const std::function<void()>& work) {
-  const auto failure = comm::first_failure(mesh.group_of_all_ranks(), mesh.device(), work);
+  const auto failure =
+      comm::first_failure(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(), work);
   if (failure) {
     fail(what, " failed on rank ", mesh.ranks()[static_cast<std::size_t>(failure->rank)],
          ", for the values of its part: ", failure->message,
@@ -282,6 +284,7 @@ void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Eq
   }
   const BelowAutograd guard;
   const comm::CallerScope caller("check_replicas");
+  flush_pending_transfers(*peers.group);
   const Numbers hashes = hashes_of(replicas);
   const auto all = comm::gather_on_hosts(*peers.group, {joined(hashes)});
   if (std::ranges::any_of(all, [&](const Numbers& own) { return own != all.front(); })) {

@@ -60,14 +60,17 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The backward of redistribute. Redistributes the gradient to the source's layout.
+/// The backward of redistribute. Redistributes the gradient to the source's layout. If the forward
+/// was asynchronous, the backward is too: the first use of the gradient waits for the collective.
 struct RedistributeBackward final : Node {
-  explicit RedistributeBackward(ShardingSpec s) : sharding(std::move(s)) {}
+  RedistributeBackward(ShardingSpec s, const RedistributeOptions& o)
+      : sharding(std::move(s)), options(o) {}
   variable_list apply(variable_list&& gradients) override {
-    return {gradients[0].defined() ? as_layout(gradients[0], sharding) : at::Tensor()};
+    return {gradients[0].defined() ? as_layout(gradients[0], sharding, options) : at::Tensor()};
   }
   std::string name() const override { return "RedistributeBackward"; }
   ShardingSpec sharding;
+  RedistributeOptions options;
 };
 
 /// Returns a local tensor that the caller may write to. A detached view (DetachedView) has its own
@@ -75,6 +78,20 @@ struct RedistributeBackward final : Node {
 /// copy is returned for a detached view.
 at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
+}
+
+/// Starts an asynchronous redistribution, without recording it in autograd. If no collective is
+/// needed, does nothing and returns an undefined tensor. The result has contiguous strides, because
+/// the strides of a pending local tensor are not known yet.
+at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
+  const auto& spec = impl.spec();
+  auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
+  if (transfer == nullptr) {
+    return {};
+  }
+  return wrap_pending(
+      std::move(transfer), impl.local(),
+      intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
 /// Redistributes without recording in autograd. The result never shares memory with the source.
@@ -162,7 +179,8 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) 
       intern_spec({{spec.sharding.mesh, gradient}, spec.sizes, spec.strides, spec.dtype}));
 }
 
-at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target) {
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
+                                      const RedistributeOptions& options) {
   const auto& impl = impl_of_distributed(tensor);
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
@@ -175,20 +193,27 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
                 ": a tensor stays on its mesh; on the other one make it anew from full_tensor() by "
                 "distribute_tensor");
   const comm::CallerScope caller("redistribute");
-  return record<RedistributeBackward>(redistributed_by_mode(impl, target), tensor,
-                                      ShardingSpec{source.mesh, gradient_layout(source.layout)});
+  auto result = options.async ? pending(impl, target) : at::Tensor();
+  if (!result.defined()) {
+    result = redistributed_by_mode(impl, target);
+  }
+  return record<RedistributeBackward>(std::move(result), tensor,
+                                      ShardingSpec{source.mesh, gradient_layout(source.layout)},
+                                      options);
 }
 
-at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding) {
+at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
+                     const RedistributeOptions& options) {
   if (as_distributed(tensor) != nullptr) {
-    return redistribute_with_gradient(tensor, sharding);
+    return redistribute_with_gradient(tensor, sharding, options);
   }
   // A plain gradient counts as replicated: libtorch's gradient formulas may return a plain tensor
   // if all ranks compute equal values.
   const ShardingSpec replicated{sharding.mesh, Layout::replicated(sharding.layout->mesh_sizes(),
                                                                   static_cast<int>(tensor.dim()))};
   return redistribute_with_gradient(
-      from_local_with_gradient(tensor, replicated, tensor.sizes(), replicated.layout), sharding);
+      from_local_with_gradient(tensor, replicated, tensor.sizes(), replicated.layout), sharding,
+      options);
 }
 
 // Hooks on gradients. Backward may choose any cheap layout for the gradient of a leaf, but

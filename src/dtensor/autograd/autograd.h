@@ -16,10 +16,12 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                     c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
 /// Differentiable redistribution.
-at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target);
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
+                                      const RedistributeOptions& options = {});
 
 /// `tensor` redistributed to `sharding`; a plain tensor counts as replicated. Differentiable.
-at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding);
+at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
+                     const RedistributeOptions& options = {});
 
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor);
 

@@ -13,6 +13,7 @@
 #include "tessera/core/sharding_rule.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/make_distributed.h"
+#include "tessera/dtensor/detail/transfers.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -25,7 +26,7 @@ namespace tessera::detail {
 namespace {
 
 void reduce(comm::Communicator& group, const at::Tensor& tensor, ReduceOp op) {
-  group.all_reduce(tensor, op)->wait();
+  flush_pending_transfers(group).all_reduce(tensor, op)->wait();
 }
 
 kernels::LossRows rows_of(const at::Tensor& logits, const at::Tensor& targets,

@@ -54,8 +54,9 @@ std::string text_of(const DistributedTensor& tensor) {
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
-  std::vector<int> others = comm::ranks_that_differ(mesh.group_of_all_ranks(), mesh.device(),
-                                                    std::bit_cast<std::int64_t>(number));
+  std::vector<int> others =
+      comm::ranks_that_differ(flush_pending_transfers(mesh.group_of_all_ranks()), mesh.device(),
+                              std::bit_cast<std::int64_t>(number));
   for (int& rank : others) {
     rank = mesh.ranks()[static_cast<std::size_t>(rank)];
   }
@@ -210,9 +211,12 @@ DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), layout}));
 }
 
-DistributedTensor DistributedTensor::redistribute(const Placements& placements) const {
-  return redistribute(to_layout(mesh().shape().sizes(), placements,
-                                detail::impl_of_distributed(tensor_).spec()->sizes));
+DistributedTensor DistributedTensor::redistribute(const Placements& placements,
+                                                  const RedistributeOptions& options) const {
+  const auto target = to_layout(mesh().shape().sizes(), placements,
+                                detail::impl_of_distributed(tensor_).spec()->sizes);
+  detail::check_partials(*target, tensor_.scalar_type(), "redistribute");
+  return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), target}, options));
 }
 
 /// Makes two recorded operations, so that backward first gives the local gradient its placements

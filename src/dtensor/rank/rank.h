@@ -1,15 +1,19 @@
-// The state of a rank and of its threads.
+// The state of a rank and of its threads, and the transfers that a rank has started.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/core/detail/no_copy.h"
 #include "tessera/dtensor/detail/random_parts.h"
 #include "tessera/export.h"
@@ -42,6 +46,83 @@ class BelowFallback {
   ExcludeKeys guard_;
 };
 
+/// A collective that was started (null if none was needed), and the remaining work on its result.
+struct Started {
+  comm::WorkPtr work;
+  std::function<at::Tensor()> rest;
+};
+
+/// Waits for the collective, does the remaining work, and returns its result.
+at::Tensor finish(const Started& started);
+
+class Transfer;
+
+/// The transfers that a rank has started and not finished, oldest first. References are weak, since
+/// the user of a result owns the transfer; an unused transfer's destructor finishes it. Thread
+/// safe, since a backward may finish a transfer that the forward has started.
+class TransferQueue {
+ public:
+  std::uint64_t next_number();
+  void add(std::uint64_t number, const comm::Communicator* group,
+           const std::shared_ptr<Transfer>& transfer);
+  /// Finishes all transfers with a lower number than `number`. A failed transfer stores its
+  /// exception and throws it when its result is used.
+  void finish_before(std::uint64_t number);
+  /// One more than the number of the last transfer on `group`; 0 if there is none.
+  std::uint64_t end_of(const comm::Communicator& group);
+
+ private:
+  struct Entry {
+    std::uint64_t number;
+    const comm::Communicator* group;
+    std::weak_ptr<Transfer> transfer;
+  };
+  std::shared_ptr<Transfer> take_before(std::uint64_t number);
+
+  std::mutex mutex_;
+  std::deque<Entry> entries_;
+  std::uint64_t started_ = 0;
+};
+
+struct TESSERA_API RankState;
+
+/// An asynchronous collective, for whose result any thread waits later.
+///
+/// If wait() blocks the host, a rank waits for its transfers in the order of their start, not in
+/// the order in which results are used. Otherwise ranks that use results in different orders would
+/// deadlock.
+class Transfer : NoCopy {
+ public:
+  /// Starts a transfer and adds it to the rank's queue. Returns nullptr if the device preserves the
+  /// order of collectives, so that no queue is needed.
+  static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
+  Transfer(Started started, bool in_order);
+  /// Finishes an unused transfer, because other ranks may wait for it; ignores failures.
+  ~Transfer();
+
+  /// Waits for the transfer and returns its result. If the collective failed, rethrows its
+  /// exception at every call.
+  const at::Tensor& finish();
+
+ private:
+  void complete();
+
+  std::shared_ptr<RankState> rank_;  ///< the rank that started the transfer
+  std::mutex mutex_;
+  Started started_;
+  bool in_order_;
+  std::uint64_t number_;
+  at::Tensor result_;
+  std::exception_ptr error_;
+};
+using TransferPtr = std::shared_ptr<Transfer>;
+
+/// Waits for all transfers of this rank, before a synchronous collective. A failed transfer throws
+/// when its result is used.
+void finish_transfers();
+/// Waits for all transfers up to the last transfer on `group`, before another collective starts.
+void finish_transfers_on(const comm::Communicator& group);
+
 }  // namespace tessera::detail
 
 TESSERA_API_FOR_TEST_BEGIN
@@ -58,6 +139,7 @@ struct RankState {
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
   std::atomic<bool> strict;  ///< whether the rank is strict outside of every StrictScope
+  TransferQueue transfers;
 
   std::mutex mutex;  ///< protects the members that are declared after the mutex
   RandomState random;

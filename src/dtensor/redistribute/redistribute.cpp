@@ -185,6 +185,10 @@ at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
 
+Started without_collective(const at::Tensor& tensor) {
+  return {nullptr, [tensor] { return tensor; }};
+}
+
 /// Throws Error for a type that cannot be reduced, because the planner does not know types.
 /// Requests of a program are checked earlier (check_partials), with a message for the user; a
 /// failure here is a bug of the library.
@@ -358,73 +362,72 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
 // Results are contiguous, with the elements in the right order; the caller reshapes them. Data is
 // copied only if a collective needs it reordered or padded. Below autograd.
 //
-// The first chunk of torch.chunk is the largest. If this chunk is empty, all chunks are empty, and
-// every rank of the group knows this.
+// `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
+// collective is done. The first chunk of torch.chunk is the largest. If this chunk is empty, all
+// chunks are empty, and every rank of the group knows this.
 
-at::Tensor all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                           c10::IntArrayRef sizes) {
+Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
   const auto view = chunked_view(step.from, step, mesh, sizes);
   const auto count = static_cast<std::int64_t>(view.chunks.size());
   if (count == 1) {
-    return flat(local);
+    return without_collective(flat(local));
   }
   const auto stride = view.chunks.front().size * view.row();
   const auto input = padded(flat(local), stride);
   const auto output = at::empty({count * stride}, local.options());
   if (stride == 0) {
-    return join(output, stride, view);
+    return without_collective(join(output, stride, view));
   }
-  group_of(step, mesh).all_gather(reals(output), reals(input))->wait();
-  return join(output, stride, view);
+  return {group_of(step, mesh).all_gather(reals(output), reals(input)),
+          [input, output, stride, view] { return join(output, stride, view); }};
 }
 
-at::Tensor reduce_scatter_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                               c10::IntArrayRef sizes) {
+Started reduce_scatter_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                            c10::IntArrayRef sizes) {
   check_reducible(step, local);
   const auto view = chunked_view(step.to, step, mesh, sizes);
   if (view.chunks.size() == 1) {
-    return flat(local);
+    return without_collective(flat(local));
   }
   const auto stride = view.chunks.front().size * view.row();
   const auto input = separate(flat(local), stride, view);
   const auto output = at::empty({stride}, local.options());
   auto mine = output.narrow(0, 0, view.own_chunk(step, mesh).size * view.row());
   if (stride == 0) {
-    return mine;
+    return without_collective(mine);
   }
-  group_of(step, mesh).reduce_scatter(reals(output), reals(input), step.op)->wait();
-  return mine;
+  return {group_of(step, mesh).reduce_scatter(reals(output), reals(input), step.op),
+          [input, output, mine] { return mine; }};
 }
 
-at::Tensor all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
+Started all_reduce_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh) {
   check_reducible(step, local);
   auto& group = group_of(step, mesh);
   auto result = flat(local);
   if (group.size() == 1 || local.numel() == 0) {
-    return result;
+    return without_collective(result);
   }
   if (result.is_alias_of(local)) {
     result = result.clone();
   }
-  group.all_reduce(reals(result), step.op)->wait();
-  return result;
+  return {group.all_reduce(reals(result), step.op), [result] { return result; }};
 }
 
-at::Tensor all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                           c10::IntArrayRef sizes) {
+Started all_to_all_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                        c10::IntArrayRef sizes) {
   const AllToAll exchange(step, mesh, sizes);
   if (exchange.is_empty()) {
-    return flat(local);
+    return without_collective(flat(local));
   }
   const auto input = exchange.pack(flat(local).view(
       exchange.shape(exchange.own_gathered_extent(), exchange.scattered_extent())));
   const std::int64_t reals_each = local.is_complex() ? 2 : 1;
   const auto output = at::empty({exchange.received()}, local.options());
-  group_of(step, mesh)
-      .all_to_all(reals(output), reals(input), exchange.receive_counts(reals_each),
-                  exchange.send_counts(reals_each))
-      ->wait();
-  return exchange.unpack(output);
+  auto work = group_of(step, mesh)
+                  .all_to_all(reals(output), reals(input), exchange.receive_counts(reals_each),
+                              exchange.send_counts(reals_each));
+  return {std::move(work), [exchange, input, output] { return exchange.unpack(output); }};
 }
 
 at::Tensor slice_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
@@ -501,8 +504,8 @@ std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& l
                                         to_string(*step.from), to_string(*step.to)));
 }
 
-at::Tensor collective_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
-                           c10::IntArrayRef sizes) {
+Started start_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
+                   c10::IntArrayRef sizes) {
   const auto purpose = compared(step, local, mesh, sizes);
   switch (step.kind) {
     case StepKind::kAllGather:
@@ -528,7 +531,12 @@ at::Tensor local_step(const Step& step, const at::Tensor& local, const DeviceMes
     case StepKind::kRelabel:
       return local;
     default:
-      return collective_step(step, local, mesh, sizes);
+      // The calling thread waits for this step, so this rank's asynchronous redistributions are
+      // finished first (see Transfer).
+      if (!group_of(step, mesh).keeps_order_on_device()) {
+        finish_transfers();
+      }
+      return finish(start_step(step, local, mesh, sizes));
   }
 }
 
@@ -570,6 +578,40 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
   return run_steps(plan.steps, std::move(local), mesh, sizes);
 }
 
+TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
+                       c10::IntArrayRef sizes) {
+  const std::span<const Step> steps(plan->steps);
+  std::size_t last = steps.size();  // index after the last step that is a collective
+  while (last > 0 && !communicates(steps[last - 1])) {
+    --last;
+  }
+  if (last == 0 || local.is_meta()) {
+    return nullptr;
+  }
+  BelowAutograd guard;
+  const auto& step = steps[last - 1];
+  local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
+  // NCCL's stream preserves the order of collectives. With all other process groups the queue of
+  // transfers must preserve the order, also for tensors on a GPU that are sent through CPU memory
+  // (see Transfer).
+  comm::Communicator* group = &group_of(step, mesh);
+  if (group->keeps_order_on_device()) {
+    group = nullptr;
+  } else {
+    finish_transfers_on(*group);
+  }
+  auto started = start_step(step, local, mesh, sizes);
+  // The function owns the plan, into which `steps` points, because the transfer may outlive the
+  // plan cache's entry. The steps after the last collective do not communicate, so this rank can
+  // finish the transfer alone.
+  started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
+                  sizes = sizes.vec()] {
+    const auto shape = local_sizes(ShardingSpec{mesh, steps[last - 1].to}, sizes);
+    return run_steps(steps.subspan(last), rest().reshape(shape), mesh, sizes);
+  };
+  return Transfer::start(std::move(started), group);
+}
+
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec,
                               LayoutPtr target) {
   if (spec->sharding.layout == target) {
@@ -585,7 +627,7 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
                                ? tensor.contiguous().clone()
                                : at::empty(tensor.sizes(), tensor.options());
   if (mesh.size() > 1 && whole.numel() > 0 && !whole.is_meta()) {
-    mesh.group_of_all_ranks().broadcast(whole, source)->wait();
+    flush_pending_transfers(mesh.group_of_all_ranks()).broadcast(whole, source)->wait();
   }
   const auto sizes = tensor.sizes().vec();
   const ShardingSpec replicated{
@@ -643,7 +685,7 @@ void DeferredSums::run(const Bucket& bucket) {
   }
   const at::Tensor sums = at::cat(flat);
   const comm::CallerScope caller("sum of the gradients of replicated parameters");
-  bucket.group->all_reduce(sums, ReduceOp::kSum)->wait();
+  flush_pending_transfers(*bucket.group).all_reduce(sums, ReduceOp::kSum)->wait();
   std::int64_t offset = 0;
   for (const Term& term : bucket.terms) {
     const std::int64_t numel = term.value.numel();

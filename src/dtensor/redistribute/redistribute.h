@@ -35,6 +35,11 @@ void clear_plans();
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
+/// Like run_plan(), but does not wait for the last collective. A plan without a collective is not
+/// run; the result is then nullptr.
+TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
+                       c10::IntArrayRef sizes);
+
 /// Plans and runs the redistribution of a tensor with `spec` to `target`.
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 

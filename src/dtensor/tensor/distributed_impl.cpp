@@ -76,12 +76,29 @@ DistributedTensorImpl::DistributedTensorImpl(at::Tensor local, TensorSpecPtr spe
   adopt_sizes();
 }
 
+DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in,
+                                             TensorSpecPtr spec)
+    : DistributedTensorImpl(std::move(stand_in), std::move(spec)) {
+  local_ = at::Tensor();
+  transfer_ = std::move(transfer);
+}
+
+/// While the transfer was pending, the distributed tensor used the version counter of an empty
+/// stand-in tensor; the result takes over this counter. A transfer that throws stays set, so that
+/// later uses throw as well.
+void DistributedTensorImpl::wait_for_transfer() const {
+  local_ = transfer_->finish();
+  give_count_to(local_);
+  transfer_.reset();
+}
+
 void DistributedTensorImpl::adopt_sizes() {
   set_shape(spec_->sizes, spec_->strides, spec_->geometry);
 }
 
 void DistributedTensorImpl::replace(at::Tensor local, TensorSpecPtr spec) {
   local_ = std::move(local);
+  transfer_.reset();
   spec_ = std::move(spec);
   adopt_sizes();
 }
@@ -113,6 +130,7 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
 /// libtorch calls this function when only weak references to the tensor remain.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
+  transfer_.reset();
   detached_view_.reset();
   TensorWrapper::release_resources();
 }
@@ -144,6 +162,14 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
         c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec), storage));
   }
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
+}
+
+// The base class reads dispatch keys and device from a tensor, so an empty tensor stands in for the
+// pending one.
+at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
+  BelowAutograd guard;
+  return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
+      std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
 }
 
 // The state of a view that has its own copy because its base had to be gathered, and the check that

@@ -79,8 +79,16 @@ class DistributedTensorImpl final : public TensorWrapper {
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
   /// A cheaper constructor for a local tensor that has `storage` and is not an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
+  /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
+  /// of the same type and device.
+  DistributedTensorImpl(TransferPtr transfer, at::Tensor stand_in, TensorSpecPtr spec);
 
-  const at::Tensor& local() const { return local_; }
+  const at::Tensor& local() const {
+    if (transfer_ != nullptr) [[unlikely]] {
+      wait_for_transfer();
+    }
+    return local_;
+  }
   const TensorSpecPtr& spec() const { return spec_; }
 
   /// Replaces the local tensor and the spec, for operators that change a tensor's shape in place.
@@ -107,8 +115,13 @@ class DistributedTensorImpl final : public TensorWrapper {
 
  private:
   void adopt_sizes();
+  void wait_for_transfer() const;
 
-  at::Tensor local_;
+  // Exactly one of local_ and transfer_ is set, except in an object that libtorch has released.
+  // Both are mutable because waiting does not change the value.
+  mutable at::Tensor local_;
+  /// The transfer whose result becomes local_; set until the first use of local_.
+  mutable TransferPtr transfer_;
   TensorSpecPtr spec_;
   DetachedViewPtr detached_view_;
   bool gradient_hook_ = false;
@@ -121,6 +134,9 @@ inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
 
 /// Makes a distributed tensor with the local tensor `local`, which must have no autograd state.
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
+/// A distributed tensor whose local tensor is the pending result of `transfer`, with the device and
+/// type of `like`.
+at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
 // Functions that convert between a distributed tensor and its local tensor:
 

@@ -113,6 +113,22 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
   });
 }
 
+/// Ranks that use results in different orders must still wait in one: of collectives of several
+/// rounds each, the other way would be a dead end.
+TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
+  constexpr std::int64_t kLarge = 3 << 20;
+  const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
+  const auto y = distribute_tensor(at::arange(kLarge), mesh, {Replicate{}, Shard{0}});
+  const RedistributeOptions async{.async = true};
+  const auto a = x.redistribute({Replicate{}, Replicate{}}, async);
+  const auto b = y.redistribute({Replicate{}, Replicate{}}, async);
+  within_backward(at::ones({2}), [&](const at::Tensor&) {
+    const auto& first = rank.rank() == 1 ? a : b;
+    EXPECT_EQ(first.to_local()[kLarge - 1].item<std::int64_t>(), kLarge - 1);
+    EXPECT_TRUE(at::equal(a.to_local(), b.to_local()));
+  });
+}
+
 TEST(BackwardThread, RethrowsToItsCaller) {
   EXPECT_ERROR(within_backward(at::ones({2}), [](const at::Tensor&) { fail("from a hook"); }),
                "from a hook");

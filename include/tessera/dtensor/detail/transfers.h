@@ -1,4 +1,5 @@
-// Communication that is delayed: callbacks at the end of a backward, and sums of gradients.
+// Communication that is delayed: callbacks at the end of a backward, pending transfers, and sums of
+// gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +16,14 @@ namespace comm {
 class Communicator;
 }
 
+/// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including those
+/// of its backward, and returns `group`. Call this function before a collective that is waited for
+/// at once: ranks may use asynchronous results in different orders, and would otherwise wait for
+/// one another. Only a CPU needs this; on a GPU the streams preserve the order. Does not throw: a
+/// failed redistribution throws when its result is used. Not collective. Example:
+/// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
+comm::Communicator& flush_pending_transfers(comm::Communicator& group);
+
 /// Lets the gradient of `leaf` keep the layout that backward computes, which may be Partial. The
 /// gradient is then not redistributed to the layout of the leaf, so that the caller can reduce many
 /// gradients together. Returns false, without effect, if an earlier call or use of the leaf has
@@ -26,7 +35,7 @@ bool leave_gradient_pending(const at::Tensor& leaf);
 namespace tessera::detail {
 
 /// Calls `callback` at the end of the current backward. The callback may run on any autograd
-/// thread, but uses the state of the calling rank (counts, random numbers). Must
+/// thread, but uses the state of the calling rank (counts, random numbers, pending transfers). Must
 /// be called inside a backward or inside another such callback. Callbacks run in the order of
 /// registration.
 void call_at_end_of_backward(std::function<void()> callback);
