@@ -539,13 +539,11 @@ at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, st
   if (!tessera::is_distributed(argument) && !recorded) {
     return argument;
   }
-  DistributedTensor tensor = as_distributed(argument, mesh);
+  const DistributedTensor tensor = as_distributed(argument, mesh);
   if (const auto wanted = item(options.in_placements, number)) {
-    TESSERA_CHECK(options.redistribute_inputs || tensor.placements() == *wanted,
-                  "local_map: argument ", number, " must have placements ", to_string(*wanted),
-                  ", found ", to_string(tensor.placements()),
-                  ": redistribute it, or set redistribute_inputs");
-    tensor = tensor.redistribute(*wanted);
+    TESSERA_CHECK(tensor.placements() == *wanted, "local_map: argument ", number,
+                  " must have placements ", to_string(*wanted), ", found ",
+                  to_string(tensor.placements()), ": redistribute it");
   }
   return to_local(tensor, number, results, options);
 }
