@@ -106,7 +106,7 @@ std::vector<UnboxedCalls> all_calls() {
   const c10::complex<double> i(0, 1);
   const c10::IValue none;
   using Sizes = std::vector<std::int64_t>;
-  const c10::List<at::Tensor> list({x, x}), others({y, x});
+  const c10::List<at::Tensor> list({x, x});
   return {
       {"add.Tensor", {{x, y}, {x, y, 2}, {x, y, 0.5}, {x, wrapped(1)}}},
       {"div.Tensor", {{x, y}, {x, wrapped(2.5)}, {x, wrapped(0)}, {x, wrapped(infinity)}}},
@@ -116,14 +116,14 @@ std::vector<UnboxedCalls> all_calls() {
        {{q, q, q}, {q, q, q, 0.0, true}, {q, q, q, 0.0, false, none, 0.25}}},
       {"sum.dim_IntList",
        {{x, Sizes{0}}, {x, Sizes{}}, {x, none}, {x, Sizes{1}, false, at::kFloat}}},
-      {"tessera::dropout", {{x, 0.5, 1, 2}, {x, 0.0, 0, 2, 5}, {x, 0.5, 1, 2, 0, Sizes{4, 6}}}},
+      {"tessera::dropout", {{x, 0.5, 1, 2}, {x, 0.0, 0, 2, 5}, {x, 0.5, 1, 2, 0, Sizes{4, 4}}}},
       {"tessera::rms_norm", {{x, weight, 1e-5}, {x, none, 1e-6}}},
       {"view", {{x, Sizes{16}}, {x, Sizes{4, 2, -1}}}},
       {"expand", {{flat, Sizes{4, 3, 6}}, {flat, Sizes{2, 4, -1, 6}, true}}},
       {"slice.Tensor", {{x}, {x, 1, 2, 4}, {x, 1, none, 3, 2}}},
       {"cat", {{list, 0}, {list, -1}}},
       {"clone", {{x}, {x, at::MemoryFormat::Contiguous}, {x, at::MemoryFormat::Preserve}}},
-      {"_foreach_add_.List", {{list, others}, {list, others, 0.5}}},
+      {"_foreach_add_.List", {{list, list}, {list, list, 0.5}}},
       {"_foreach_mul_.Tensor", {{list, wrapped(2)}}},
   };
 }
