@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "tessera/comm/world.h"
-#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/functional.h"

@@ -453,14 +453,6 @@ comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   return group(dims);
 }
 
-std::vector<comm::Communicator*> DeviceMesh::all_groups() const {
-  std::vector<comm::Communicator*> groups;
-  for (int dim = 0; dim < ndim(); ++dim) {
-    groups.push_back(&group(dim));
-  }
-  return groups;
-}
-
 DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> sizes,
                             std::vector<std::string> names) {
   MeshShape shape(std::move(sizes), std::move(names));

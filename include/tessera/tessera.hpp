@@ -27,7 +27,6 @@
 #include "tessera/data/text.h"
 #include "tessera/data/token_shards.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"

@@ -222,7 +222,6 @@ void use(const at::Tensor& x, const DeviceMesh& mesh, nn::ModuleBase& module) {
   zeros({2, 3}, mesh, {Replicate{}});
   rand({2, 3}, RandomKey{1, 2}, mesh, {Replicate{}});
   local_tensor(x);
-  visualize(DistributedTensor(x));
 }
 """
 

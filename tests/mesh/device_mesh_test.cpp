@@ -1,7 +1,6 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include <sstream>
 
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
@@ -75,16 +74,6 @@ TEST(DeviceMesh, EqualSlicesAreOneObject) {
   EXPECT_EQ(mesh["tp"].root(), mesh);
 }
 
-TEST(DeviceMesh, SliceOutlivesItsMesh) {
-  DeviceMesh tp;
-  {
-    const DeviceMesh mesh = fake_mesh(1, {2, 2}, {"dp", "tp"});
-    tp = mesh["tp"];
-  }
-  EXPECT_EQ(tp.ranks(), (std::vector<int>{0, 1}));
-  EXPECT_EQ(tp.root().ndim(), 2);
-}
-
 TEST(DeviceMesh, FlattenJoinsDimensionsAndIsFoundByName) {
   const DeviceMesh mesh = fake_mesh(6, {2, 2, 2}, {"dp", "cp", "tp"});
   const DeviceMesh pair = mesh[{"dp", "cp"}];
@@ -96,15 +85,6 @@ TEST(DeviceMesh, FlattenJoinsDimensionsAndIsFoundByName) {
   EXPECT_EQ(pair.flatten(), flat);
 }
 
-TEST(DeviceMesh, SlicesAFlatteningBesideADimension) {
-  const DeviceMesh mesh = fake_mesh(6, {2, 2, 2}, {"dp", "cp", "tp"});
-  mesh[{"dp", "cp"}].flatten("data");
-  const DeviceMesh both = mesh[{"data", "tp"}];
-  EXPECT_EQ(both.shape(), MeshShape({4, 2}, {"data", "tp"}));
-  EXPECT_EQ(both.ranks(), (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}));
-  EXPECT_EQ(both["data"].ranks(), (std::vector<int>{0, 2, 4, 6}));
-}
-
 TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
   const DeviceMesh mesh = fake_mesh(6, {2, 2, 2, 2}, {"replicate", "dp", "cp", "tp"});
   mesh[{"dp", "cp"}].flatten();
@@ -114,13 +94,6 @@ TEST(DeviceMesh, FlattensAFlatteningAsWhatItIsMadeOf) {
   EXPECT_EQ(mesh.size("replicate_dp_cp"), 8);
   EXPECT_ERROR((mesh[{"dp_cp", "tp"}].flatten("replicate_dp_cp")),
                "already stands for the dimensions replicate, dp, cp");
-}
-
-TEST(DeviceMesh, FlattensAFlatteningWithADimensionOfSizeOne) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 1, 2}, {"replicate", "dp", "cp"});
-  mesh[{"dp", "cp"}].flatten();
-  const DeviceMesh whole = mesh.flatten();
-  EXPECT_EQ((mesh[{"replicate", "dp_cp"}].flatten()), whole);
 }
 
 TEST_ON_MESH(DeviceMesh, AnswersForTheNameOfAFlatteningAsForADimension, {2, 2}, {"dp", "tp"}) {
@@ -148,11 +121,6 @@ TEST(DeviceMesh, UnflattenSplitsADimension) {
   EXPECT_EQ(split.coordinate(), (Coordinate{1, 0, 1}));
   EXPECT_EQ(split["shard"].ranks(), (std::vector<int>{7, 9, 11}));
   EXPECT_EQ(split.root(), mesh);
-}
-
-TEST(DeviceMesh, UnflattenUndoesFlatten) {
-  const DeviceMesh mesh = fake_mesh(3, {2, 2}, {"dp", "tp"});
-  EXPECT_EQ(mesh.flatten("all").unflatten("all", {2, 2}, {"dp", "tp"}), mesh);
 }
 
 TEST(DeviceMesh, FlattensTheSameRanksToOneMeshHoweverTheyAreNamed) {
@@ -185,13 +153,6 @@ TEST(DeviceMesh, MadeTwiceInOneWorldIsOneObject) {
   EXPECT_EQ(one["tp"], two["tp"]);
   EXPECT_NE(one, init_device_mesh(world, {2, 2}, {"dp", "cp"}));
   EXPECT_NE(one, init_device_mesh(comm::fake_world(1, 4), {2, 2}, {"dp", "tp"}));
-}
-
-TEST(DeviceMesh, SizeOneDimensionsAreGroupsOfOne) {
-  const DeviceMesh mesh = fake_mesh(2, {1, 3, 1}, {"pp", "dp", "tp"});
-  EXPECT_EQ(mesh.coordinate(), (Coordinate{0, 2, 0}));
-  EXPECT_EQ(mesh["tp"].ranks(), (std::vector<int>{2}));
-  EXPECT_EQ(mesh.group("tp").size(), 1);
 }
 
 TEST(DeviceMesh, Refusals) {
@@ -250,14 +211,6 @@ TEST(DeviceMesh, EmptyHandleThrows) {
   EXPECT_EQ(to_string(DeviceMesh()), "DeviceMesh()");
 }
 
-TEST(DeviceMesh, Prints) {
-  const DeviceMesh mesh = fake_mesh(0, {2, 2}, {"dp", "tp"});
-  EXPECT_EQ(to_string(mesh), "DeviceMesh((dp=2, tp=2), cpu)");
-  std::ostringstream stream;
-  stream << mesh;
-  EXPECT_EQ(stream.str(), to_string(mesh));
-}
-
 TEST_ON_MESH(DeviceMesh, GroupsReduceOverTheirDimensionOnly, {2, 2}, {"dp", "tp"}) {
   const at::Tensor over_tp = at::full({1}, 1 << rank.rank(), at::kLong);
   const at::Tensor over_dp = over_tp.clone();
@@ -267,27 +220,9 @@ TEST_ON_MESH(DeviceMesh, GroupsReduceOverTheirDimensionOnly, {2, 2}, {"dp", "tp"
   EXPECT_EQ(over_dp.item<std::int64_t>(), rank.rank() % 2 == 0 ? 0b0101 : 0b1010);
 }
 
-TEST_ON_RANKS(DeviceMesh, GroupOfReorderedRanksFollowsTheMesh, 3) {
-  const DeviceMesh mesh(rank.world(), {2, 0, 1}, MeshShape({3}, {"tp"}));
-  EXPECT_EQ(mesh.group().rank(), (rank.rank() + 1) % 3);
-}
-
 TEST_ON_MESH(DeviceMesh, GroupOfTwoDimensionsIsRowMajorInTheOrderAsked, {2, 2}, {"dp", "tp"}) {
   EXPECT_EQ(mesh.group(std::vector<int>{0, 1}).rank(), rank.rank());
   EXPECT_EQ(mesh.group(std::vector<int>{1, 0}).rank(), rank.rank() % 2 * 2 + rank.rank() / 2);
-}
-
-TEST_ON_MESH(DeviceMesh, AllGroupsAreInOrder, {2, 3}, {"dp", "tp"}) {
-  const auto groups = mesh.all_groups();
-  ASSERT_EQ(groups.size(), 2U);
-  EXPECT_EQ(groups[0], &mesh.group("dp"));
-  EXPECT_EQ(groups[1], &mesh["tp"].group());
-}
-
-TEST_ON_MESH(DeviceMesh, FlattenedGroupReducesOverAllItsDimensions, {2, 2}, {"dp", "tp"}) {
-  const at::Tensor sum = at::full({1}, 1 << rank.rank(), at::kLong);
-  mesh.flatten().group().all_reduce(sum, ReduceOp::kSum)->wait();
-  EXPECT_EQ(sum.item<std::int64_t>(), 0b1111);
 }
 
 comm::CommunicatorPtr row_of(const Rank& rank) {
@@ -318,14 +253,6 @@ TEST_ON_RANKS(DeviceMeshFromGroups, RefusesGroupsThatDoNotFit, 4) {
   EXPECT_ERROR(make({column_of(rank), nullptr}), "2 ranks");
   const auto all = rank.world()->group({0, 1, 2, 3}, "all");
   EXPECT_ERROR(make({column_of(rank), all}), "2 ranks");
-}
-
-TEST_ON_RANKS(DeviceMeshFromGroups, RefusesAMeshThatHasOthers, 2) {
-  const DeviceMesh again(rank.world(), {0, 1}, MeshShape({2}, {"x"}));
-  again.group();
-  const auto other = rank.world()->group({0, 1}, "other");
-  EXPECT_ERROR(DeviceMesh::from_groups(rank.world(), {0, 1}, MeshShape({2}, {"x"}), {other}),
-               "a group already");
 }
 
 }  // namespace

@@ -94,25 +94,11 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
                                     const Placements& placements, std::optional<int> source = {});
 
 /// Text with sizes, type, mesh and placements, then this rank's values and their ranges in the
-/// global tensor. A Partial tensor is reduced first, which is collective: call this on every rank,
-/// or use local_to_string. (Streaming the at::Tensor itself throws: libtorch's printer reads
-/// memory, and a distributed tensor has no memory of its own.)
+/// global tensor. A Partial tensor is reduced first, which is collective: call this on every
+/// rank. (Streaming the at::Tensor itself throws: libtorch's printer reads memory, and a
+/// distributed tensor has no memory of its own.)
 std::string to_string(const DistributedTensor& tensor);
 /// Writes to_string(tensor).
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor);
-/// Like to_string(), but a Partial tensor is not reduced: the text shows this rank's term. Not
-/// collective.
-std::string local_to_string(const DistributedTensor& tensor);
-
-/// A text table of the ranks that have each block of a 1-D or 2-D tensor: one row for each range of
-/// dimension 0, one column for each range of dimension 1. Not collective. Throws Error for other
-/// numbers of dimensions. PyTorch's visualize_sharding.
-///
-///   [7, 4] on (dp=2, tp=2): Shard(0), Shard(1)
-///            0:2    2:4
-///   0:4      0      1
-///   4:7      2      3
-std::string visualize(const DistributedTensor& tensor);
-
 }  // namespace tessera
 TESSERA_API_END

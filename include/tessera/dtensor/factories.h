@@ -32,11 +32,6 @@ DistributedTensor ones(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
 DistributedTensor full(std::vector<std::int64_t> sizes, const at::Scalar& value,
                        const DeviceMesh& mesh, const Placements& placements,
                        at::TensorOptions options = {});
-/// A tensor of the values start, start + step, ... up to but excluding end. The type is int64
-/// unless `options` set a type.
-DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step,
-                         const DeviceMesh& mesh, const Placements& placements,
-                         at::TensorOptions options = {});
 /// Random numbers, uniform in [0, 1). The global tensor is bit-equal on every mesh; see RandomKey.
 DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});

@@ -24,9 +24,6 @@ struct LocalMapOptions {
   /// replicated argument, set Partial if the ranks' results differ, and Replicate if the function
   /// reduces the gradients itself.
   std::vector<std::optional<Placements>> in_grad_placements{};
-  /// Whether arguments whose placements differ from in_placements are redistributed; if false, such
-  /// an argument is an Error.
-  bool redistribute_inputs = false;
   /// The global sizes of each result. If the list is empty, the ranks exchange the sizes of sharded
   /// results, as DistributedTensor::from_local does.
   std::vector<std::vector<std::int64_t>> out_sizes{};
@@ -35,7 +32,7 @@ struct LocalMapOptions {
 /// Calls `function` with the local tensors of `arguments`, and wraps its results as the local
 /// tensors of distributed tensors with `out_placements`, one list per result. Plain arguments must
 /// be the same on every rank and are passed unchanged. For operations that are written for the
-/// shards of a tensor. Collective if `function` is or if inputs are redistributed. Differentiable:
+/// shards of a tensor. Collective if `function` is. Differentiable:
 /// autograd records the operators that `function` runs; collectives that it calls itself need their
 /// own gradient. Throws Error for arguments with wrong placements, for lists of options that are
 /// neither empty nor of one item each, and for a wrong number of results. The gradient of a plain

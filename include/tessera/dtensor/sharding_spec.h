@@ -1,10 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 
 #include <iosfwd>
-#include <optional>
 
 #include "tessera/core/detail/layout.h"
 #include "tessera/export.h"
@@ -22,10 +20,6 @@ struct ShardingSpec {
 
 /// Options of a redistribution.
 struct RedistributeOptions {
-  /// The tensor is cast to this type first; the result has this type.
-  std::optional<c10::ScalarType> forward_dtype{};
-  /// The gradient is cast to this type, redistributed back, and cast to the type of the tensor.
-  std::optional<c10::ScalarType> backward_dtype{};
   /// Whether redistribute() may return before the last collective has finished. The first use of
   /// the values waits for this collective, and throws if the collective failed. On a CPU the next
   /// synchronous redistribution waits for the collective, too. In backward the gradient is

@@ -99,8 +99,6 @@ class DeviceMesh {
   comm::Communicator& group(const std::vector<int>& dims) const;
   /// The process group of all ranks of the mesh, in the order of ranks().
   comm::Communicator& group_of_all_ranks() const;
-  /// The process groups of all dimensions, in the order of the dimensions.
-  std::vector<comm::Communicator*> all_groups() const;
 
  private:
   struct Impl;

@@ -60,22 +60,16 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The backward of redistribute. Redistributes the gradient to the source's layout, in
-/// RedistributeOptions::backward_dtype, and casts it to the source's type. If the forward was
-/// asynchronous, the backward is too: the first use of the gradient waits for the collective.
+/// The backward of redistribute. Redistributes the gradient to the source's layout. If the forward
+/// was asynchronous, the backward is too: the first use of the gradient waits for the collective.
 struct RedistributeBackward final : Node {
-  RedistributeBackward(ShardingSpec s, c10::ScalarType t, const RedistributeOptions& o)
-      : sharding(std::move(s)), dtype(t), options(o) {}
+  RedistributeBackward(ShardingSpec s, const RedistributeOptions& o)
+      : sharding(std::move(s)), options(o) {}
   variable_list apply(variable_list&& gradients) override {
-    if (!gradients[0].defined()) {
-      return {at::Tensor()};
-    }
-    const auto travels = gradients[0].to(options.backward_dtype.value_or(dtype));
-    return {as_layout(travels, sharding, {.async = options.async}).to(dtype)};
+    return {gradients[0].defined() ? as_layout(gradients[0], sharding, options) : at::Tensor()};
   }
   std::string name() const override { return "RedistributeBackward"; }
   ShardingSpec sharding;
-  c10::ScalarType dtype;
   RedistributeOptions options;
 };
 
@@ -205,7 +199,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   }
   return record<RedistributeBackward>(std::move(result), tensor,
                                       ShardingSpec{source.mesh, gradient_layout(source.layout)},
-                                      tensor.scalar_type(), options);
+                                      options);
 }
 
 at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,

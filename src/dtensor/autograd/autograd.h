@@ -15,7 +15,7 @@ namespace tessera::detail {
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
-/// Differentiable redistribution. Ignores `options.forward_dtype`: the caller has already cast.
+/// Differentiable redistribution.
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
                                       const RedistributeOptions& options = {});
 

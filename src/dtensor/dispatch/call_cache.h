@@ -21,7 +21,7 @@
 #include "operators/operator_info.h"
 #include "plan/call_plan.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/dtensor/check_rule.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 
 namespace tessera::detail {
 

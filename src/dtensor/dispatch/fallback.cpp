@@ -11,7 +11,6 @@
 #include <cstring>
 #include <iterator>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -28,7 +27,6 @@
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
 
@@ -50,9 +48,9 @@ c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size
   return one;
 }
 
-/// Runs a _foreach_ call position by position (see positions_depend). Collective if the plan moves
-/// data. Takes the arguments off the stack first, because every position is a separate call with
-/// its own cache key, plan and stack.
+/// Runs a _foreach_ call position by position. Collective if the plan moves data. Takes the
+/// arguments off the stack first, because every position is a separate call with its own cache key,
+/// plan and stack.
 void run_by_position(PlannedCall& call) {
   const auto given = call.arguments();
   const std::vector<c10::IValue> arguments(given.begin(), given.end());
@@ -82,62 +80,6 @@ void run_form(PlannedCall& call) {
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
-}
-
-// Zeros in gradient formulas. Many formulas make zeros with the input's sizes and then write the
-// gradient into these zeros. The zeros get a guessed layout, and the gradient would have to be
-// redistributed to it. Until the write, only the formula refers to the zeros, so they take the
-// layout of the written gradient instead. operator_info.cpp lists the operators that write in this
-// way, with their functional forms.
-
-/// The last zeros that this thread's backward has made and not yet written to. The reference is
-/// weak: it does not extend the tensor's lifetime, and a new tensor at the same address is not
-/// mistaken for the zeros.
-std::optional<WeakTensor>& last_zeros() {
-  return RankThread::here().zeros;
-}
-
-/// Whether this thread runs a backward without create_graph. With create_graph, the graph would
-/// also refer to the zeros of a gradient formula.
-bool inside_backward() {
-  return backward_id() >= 0 && !at::GradMode::is_enabled();
-}
-
-bool are_last_zeros(const at::Tensor& tensor) {
-  if (!inside_backward() || !last_zeros()) {
-    return false;
-  }
-  return last_zeros()->lock().is_same(tensor);
-}
-
-/// Records that a backward has just made the tensor `zeros`. Does nothing outside of a backward.
-/// Each thread remembers one tensor.
-void note_backward_zeros(const at::Tensor& zeros) {
-  if (inside_backward()) {
-    last_zeros().emplace(zeros);
-  }
-}
-
-/// If the call writes to the zeros that backward has made last, runs the operator's functional
-/// form, makes its result the value of the zeros, and returns true. Otherwise returns false without
-/// any effect. Collective if the functional form is.
-bool write_to_backward_zeros(PlannedCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  DistributedTensorImpl* impl = as_distributed(self);
-  if (impl == nullptr || !are_last_zeros(self)) {
-    return false;
-  }
-  last_zeros().reset();
-  const c10::OperatorHandle& functional = *call.info.functional;
-  // The in-place form may have more arguments than the functional form; they are at the end.
-  call.stack.resize(call.first + functional.schema().arguments().size());
-  functional.callBoxed(call.stack);
-  const at::Tensor result = call.stack.back().toTensor();
-  const DistributedTensorImpl* written = as_distributed(result);
-  // The gradient formula refers to this tensor object, so the object takes over the result.
-  impl->replace(written->local(), written->spec());
-  call.stack.back() = self;
-  return true;
 }
 
 /// Runs a call without distributed tensors. Such calls reach kDistributedKey only inside a
@@ -208,36 +150,16 @@ void execute(PlannedCall& call, CallKind kind) {
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
     case CallKind::kForeach:
-      // The arguments determine this, not the plan: in two calls with one cache key, different
-      // arguments may be the same tensor.
-      if (!positions_depend(call)) {
-        return execute(call, call.plan.otherwise);
-      }
       check_policy(call);  // checks the whole call before its first position writes anything
       return run_by_position(call);
-    case CallKind::kBackwardZeros:
-      if (!write_to_backward_zeros(call)) {
-        execute(call, call.plan.otherwise);
-      }
-      return;
-    case CallKind::kNewZeros:
-      execute(call, call.plan.otherwise);
-      return note_backward_zeros(call.stack.back().toTensor());
-    case CallKind::kRecorded:
-      if (!is_to_be_recorded(call.info, call.arguments())) {
-        return execute(call, call.plan.otherwise);
-      }
-      return run_allowed(call,
-                         [](PlannedCall& allowed) { run_local(allowed, CallKind::kRecorded); });
   }
 }
 
 /// Whether an OperatorMode sees the call. A mode may save results and return them later, which
-/// would be wrong for views, for writes to an argument, and for results that autograd has recorded.
-bool is_seen_by_modes(const OperatorInfo& info, const torch::jit::Stack& stack) {
+/// would be wrong for views and for writes to an argument.
+bool is_seen_by_modes(const OperatorInfo& info) {
   return info.takes_tensors && info.written.empty() && info.viewed < 0 && !info.decomposes &&
-         !info.traits.has(Trait::kLeavesMemory) &&
-         !is_to_be_recorded(info, std::span(stack).last(info.arguments.size()));
+         !info.traits.has(Trait::kLeavesMemory);
 }
 
 void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -264,7 +186,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const OperatorInfo& info = operator_info(op);
   OperatorMode* mode = active_operator_mode();
-  if (mode != nullptr && is_seen_by_modes(info, stack)) [[unlikely]] {
+  if (mode != nullptr && is_seen_by_modes(info)) [[unlikely]] {
     call_mode(*mode, op, info, stack);
   } else {
     dispatch_below_mode(op, info, stack);
@@ -502,15 +424,15 @@ CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   return place->entry->plan;
 }
 
+DispatchCacheStatistics dispatch_cache_statistics() {
+  // Creates the caller's cache if the thread has made no call yet.
+  CallCache::of_thread();
+  return statistics_of(*RankState::here());
+}
+
 }  // namespace tessera::detail
 
 namespace tessera {
-
-DispatchCacheStatistics dispatch_cache_statistics() {
-  // Creates the caller's cache if the thread has made no call yet.
-  detail::CallCache::of_thread();
-  return detail::statistics_of(*detail::RankState::here());
-}
 
 void clear_dispatch_cache() {
   detail::CallCache::of_thread().clear();

@@ -191,7 +191,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kNothing) {
       // Operators without a result, and in-place operators, write to their first argument.
-      const DirectForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
+      const ForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
       run_kernel(locals);
       counts.bump();
     } else if constexpr (kInPlace) {

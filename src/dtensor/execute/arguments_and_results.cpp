@@ -159,9 +159,7 @@ class Localizer {
     if (info_.changes_shape && input.detached) {
       local = alias_tensor(local);
     }
-    if (run_.recorded && tensor.requires_grad()) {
-      local = with_gradient(tensor, input);
-    } else if (input.plan) {
+    if (input.plan) {
       local = moved(local, input);
     }
     // An operator may resize an empty tensor: on this rank alone, or into memory where another
@@ -177,13 +175,6 @@ class Localizer {
     }
     ++next_input_;
     return local;
-  }
-
-  /// Records in autograd that a local tensor comes from `tensor`, which may be plain. Each rank
-  /// computes one term of the gradient; the gradient is the sum of the terms.
-  at::Tensor with_gradient(const at::Tensor& tensor, const CallPlan::Input& input) {
-    const ShardingSpec wanted{plan_.replicated.mesh, input.layout()};
-    return to_local_with_gradient(as_layout(tensor, wanted), input.gradient);
   }
 
   /// Prepares a write to a detached view (DetachedView), which has its own copy of its base's
@@ -329,26 +320,11 @@ class ResultWrapper {
   /// not of a contiguous copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
-    if (run_.recorded && local.requires_grad()) {
-      return wrap_recorded(local, *spec);
-    }
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {
       local = local.contiguous();
     }
     return info_.viewed < 0 ? wrap(std::move(local), std::move(spec))
                             : wrap_view(std::move(local), std::move(spec));
-  }
-
-  /// Refuses a Partial result other than a sum, because its gradient would depend on all terms.
-  at::Tensor wrap_recorded(const at::Tensor& local, const TensorSpec& spec) const {
-    for (const auto& [mesh_dim, op] : spec.sharding.layout->partial()) {
-      TESSERA_CHECK(op == ReduceOp::kSum, info_.name, " returns a ", to_string(Partial{op}),
-                    " whose gradient is wanted, and the operators that its kernel is made of "
-                    "give that of a sum only: implement it for DispatchKey::Autograd, or call it "
-                    "in a NoGradGuard");
-    }
-    return from_local_with_gradient(local, spec.sharding, spec.sizes,
-                                    gradient_layout(spec.sharding.layout));
   }
 
   /// Wraps a view of a local tensor. Without redistribution the view shares its base's version

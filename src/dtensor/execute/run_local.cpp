@@ -5,9 +5,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "autograd/autograd.h"
@@ -50,41 +48,6 @@ class OrdinaryViewScope : NoCopy {
 
  private:
   std::optional<c10::InferenceMode> ordinary_;
-};
-
-/// The version counters of the tensors that an operator like _foreach_add_ writes to. libtorch does
-/// not count these writes above the kernels: CUDA kernels bump the versions themselves. Other
-/// kernels call operators that bump the versions, except when those operators run on local tensors.
-class ForeachVersionCounts {
- public:
-  /// Reads the versions before the call. Reads none for operators that are not like _foreach_add_
-  /// (OperatorInfo::writes_lists).
-  explicit ForeachVersionCounts(const PlannedCall& call) {
-    if (!call.info.writes_lists) {
-      return;
-    }
-    const auto tensors = call.argument(0).toTensorVector();
-    std::ranges::transform(tensors, std::back_inserter(written_), [](const at::Tensor& tensor) {
-      return std::pair{tensor, writes_of(tensor)};
-    });
-  }
-
-  /// Bumps the versions that the kernel did not bump.
-  void bump() const {
-    // Tensors may share a version counter, so all versions are compared before any is bumped.
-    std::vector<const at::Tensor*> unbumped;
-    for (const auto& [tensor, version] : written_) {
-      if (writes_of(tensor) == version) {
-        unbumped.push_back(&tensor);
-      }
-    }
-    for (const at::Tensor* tensor : unbumped) {
-      count_write(*tensor);
-    }
-  }
-
- private:
-  std::vector<std::pair<at::Tensor, std::uint32_t>> written_;
 };
 
 /// The arguments of the plan's local call (CallPlan::LocalCall), by its operator's schema: values
@@ -221,13 +184,6 @@ void run_on_local_tensors(LocalRun& run, CallKind kind) {
   write_back(run);
 }
 
-bool requires_grad(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() && value.toTensor().requires_grad();
-  }
-  return value.isList() && std::ranges::any_of(value.toListRef(), requires_grad);
-}
-
 }  // namespace
 
 LocalRun::LocalRun(PlannedCall& c) : call(c) {
@@ -241,41 +197,20 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
   }
 }
 
-/// libtorch's autograd kernels exclude autograd's keys for the operators that they call. If these
-/// keys are still included, the call came through autograd's fallback. Autograd then records the
-/// operators inside the kernel, on plain tensors too.
-bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
-  const bool wanted = info.is_own && at::GradMode::is_enabled() && !is_below_autograd() &&
-                      std::ranges::any_of(arguments, requires_grad);
-  if (!wanted) {
-    return false;
-  }
-  // A write or a view is refused: it would enter the distributed tensor's autograd history.
-  TESSERA_CHECK(info.written.empty() && info.viewed < 0, info.name,
-                info.written.empty() ? " returns a view of" : " writes to",
-                " an argument whose gradient is wanted, and no autograd kernel of it records "
-                "that: implement it for DispatchKey::Autograd, or call it in a NoGradGuard");
-  return true;
-}
-
 /// Runs all steps of the call. Version counters are read before the operator runs, because its
 /// kernel may bump them. Counters that the kernel did not bump are bumped after the new values are
 /// written back. Results are wrapped last, from the values on the stack.
 void run_local(PlannedCall& call, CallKind kind) {
-  const ForeachVersionCounts counts(call);
+  std::vector<at::Tensor> lists;
+  if (call.info.writes_lists) {
+    lists = call.argument(0).toTensorVector();
+  }
+  const ForeachVersionCounts counts(lists);
   LocalRun run(call);
-  run.recorded = kind == CallKind::kRecorded;
   const OrdinaryViewScope ordinary(run);
   localize_arguments(run);
   rewrite_arguments(run);
-  if (run.recorded) {
-    // Autograd records the operators inside the kernel, as on one rank. The local tensors pass
-    // their gradients on to their wrappers.
-    const BelowFallback guard;
-    run_operator(run);
-  } else {
-    run_on_local_tensors(run, kind);
-  }
+  run_on_local_tensors(run, kind);
   counts.bump();
   wrap_results(run);
 }
@@ -393,76 +328,12 @@ void run_native_dropout(PlannedCall& call) {
                        make_distributed(kept, settled, spec->sizes)});
 }
 
-namespace {
-
-/// The tensor that `tensor` is a view of, or `tensor` itself. Uses autograd's record of views,
-/// which is the same on every rank. Whether local tensors share memory may differ between ranks.
-const void* base_of(const at::Tensor& tensor) {
-  return identity_of(viewed_by(tensor));
-}
-
-/// One occurrence of a tensor in a list argument of a _foreach_ operator.
-struct Use {
-  const void* base;
-  std::size_t position;
-  bool copied;  ///< whether the kernel gets a copy of the tensor
-};
-
-/// The tensors of all list arguments. The operator writes the first `written` of these tensors.
-struct Uses {
-  std::vector<Use> all;
-  std::size_t written = 0;
-};
-
-/// Lists the tensors in the order of bind_call, to find the plan's input for each tensor. The
-/// operator writes to the first list (OperatorInfo::writes_lists).
-Uses uses_of(const PlannedCall& call) {
-  Uses uses;
-  std::size_t number = 0;
-  for (const c10::IValue& argument : call.arguments()) {
-    if (argument.isTensor() && argument.toTensor().defined()) {
-      ++number;
-    }
-    if (!argument.isTensorList()) {
-      continue;
-    }
-    std::size_t position = 0;
-    for (const at::Tensor& tensor : argument.toTensorVector()) {
-      const CallPlan::Input& input = call.plan.inputs[number++];
-      const bool copied = input.plan || input.written != nullptr || input.detached;
-      uses.all.push_back({base_of(tensor), position++, copied});
-    }
-    if (uses.written == 0) {
-      uses.written = uses.all.size();
-    }
-  }
-  return uses;
-}
-
-}  // namespace
-
-/// Only a copy of a tensor matters, because it hides writes at other positions of the lists. Uses
-/// at one position, and uses of the caller's own memory, give the same result as on one rank.
-bool positions_depend(const PlannedCall& call) {
-  const Uses uses = uses_of(call);
-  std::unordered_multimap<const void*, const Use*> written;
-  for (std::size_t i = 0; i < uses.written; ++i) {
-    written.emplace(uses.all[i].base, &uses.all[i]);
-  }
-  return std::ranges::any_of(uses.all, [&](const Use& use) {
-    const auto [first, last] = written.equal_range(use.base);
-    return std::any_of(first, last, [&](const auto& other) {
-      return other.second->position != use.position && (other.second->copied || use.copied);
-    });
-  });
-}
-
 // Reads a single version counter, because a call may have hundreds of tensors. The kernel bumps
 // either all their counters or none.
-DirectForeachVersionCounts::DirectForeachVersionCounts(at::TensorList tensors)
+ForeachVersionCounts::ForeachVersionCounts(at::TensorList tensors)
     : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
 
-void DirectForeachVersionCounts::bump() const {
+void ForeachVersionCounts::bump() const {
   if (tensors_.empty() || writes_of(tensors_.front()) != version_) {
     return;
   }

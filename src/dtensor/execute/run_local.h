@@ -12,21 +12,15 @@
 
 namespace tessera::detail {
 
-/// Runs a call on local tensors, for plans of the kinds kDirect, kLocal, kFailTogether and
-/// kRecorded. Collective if the plan moves data, and for kFailTogether.
+/// Runs a call on local tensors, for plans of the kinds kDirect, kLocal and kFailTogether.
+/// Collective if the plan moves data, and for kFailTogether.
 void run_local(PlannedCall& call, CallKind kind);
-
-/// Whether the kernel of a call must be recorded on local tensors, because gradients are needed and
-/// autograd does not know the operator (kRecorded). Throws Error, on all ranks, for an operator
-/// whose kernel cannot be recorded.
-bool is_to_be_recorded(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
 /// The state of one call, which the steps of run_local share.
 struct LocalRun {
   explicit LocalRun(PlannedCall& call);
 
   PlannedCall& call;
-  bool recorded = false;  ///< autograd records the operator on the local tensors (kRecorded)
   /// the written arguments as the caller passed them, which are returned as results
   c10::SmallVector<c10::IValue, 2> returned;
   at::Tensor viewed;  ///< the base of the results, if the operator is a view operator
@@ -75,16 +69,14 @@ void run_random_inplace(PlannedCall& call);
 /// tensor is Partial, because it is then reduced first.
 void run_native_dropout(PlannedCall& call);
 
-/// Whether a _foreach_ call must run position by position: one position writes a tensor that
-/// another position uses, and the kernel would write a copy of it. The same on all ranks.
-bool positions_depend(const PlannedCall& call);
-
-/// Bumps the versions of the tensors that a kernel like that of _foreach_add_ has written, unless
-/// the kernel bumped them itself. Assumes that the kernel bumps the versions of all `tensors` or of
-/// none. ForeachVersionCounts in run_local.cpp makes no such assumption.
-class DirectForeachVersionCounts {
+/// Bumps the versions of the tensors that an operator like _foreach_add_ has written, unless its
+/// kernel bumped them itself: libtorch does not count these writes above the kernels, and only
+/// CUDA kernels count them for local tensors. A kernel bumps the versions of all `tensors` or of
+/// none, because a call with several tensors of which it would write copies runs position by
+/// position (kForeach). `tensors` must outlive this object.
+class ForeachVersionCounts {
  public:
-  explicit DirectForeachVersionCounts(at::TensorList tensors);
+  explicit ForeachVersionCounts(at::TensorList tensors);
   void bump() const;
 
  private:

@@ -1,7 +1,6 @@
 #include <ATen/core/Formatting.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,7 +9,6 @@
 #include <bit>
 #include <exception>
 #include <functional>
-#include <map>
 #include <ostream>
 #include <set>
 #include <sstream>
@@ -27,7 +25,6 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/layout_math.h"
-#include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/detail/random_region.h"
@@ -216,13 +213,10 @@ DistributedTensor DistributedTensor::redistribute(LayoutPtr layout) const {
 
 DistributedTensor DistributedTensor::redistribute(const Placements& placements,
                                                   const RedistributeOptions& options) const {
-  // Casts before the transfer, since the requested type is usually narrower. Autograd casts the
-  // gradient back.
-  const auto source = options.forward_dtype ? tensor_.to(*options.forward_dtype) : tensor_;
   const auto target = to_layout(mesh().shape().sizes(), placements,
-                                detail::impl_of_distributed(source).spec()->sizes);
-  detail::check_partials(*target, source.scalar_type(), "redistribute");
-  return DistributedTensor(detail::redistribute_with_gradient(source, {mesh(), target}, options));
+                                detail::impl_of_distributed(tensor_).spec()->sizes);
+  detail::check_partials(*target, tensor_.scalar_type(), "redistribute");
+  return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), target}, options));
 }
 
 /// Makes two recorded operations, so that backward first gives the local gradient its placements
@@ -344,16 +338,6 @@ DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh&
   return result;
 }
 
-/// The number of values of arange. Throws Error for step 0 or a step in the wrong direction.
-std::int64_t steps_between(std::int64_t start, std::int64_t end, std::int64_t step) {
-  TESSERA_CHECK(step != 0, "arange from ", start, " to ", end, " with step 0 never ends");
-  const auto distance = step > 0 ? end - start : start - end;
-  const auto stride = step > 0 ? step : -step;
-  TESSERA_CHECK(distance >= 0, "arange from ", start, " to ", end, " with step ", step,
-                " goes the wrong way: change the step's sign");
-  return detail::ceil_div(distance, stride);
-}
-
 }  // namespace
 
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
@@ -376,20 +360,6 @@ DistributedTensor zeros(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
 DistributedTensor ones(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options) {
   return full(std::move(sizes), 1, mesh, placements, options);
-}
-
-DistributedTensor arange(std::int64_t start, std::int64_t end, std::int64_t step,
-                         const DeviceMesh& mesh, const Placements& placements,
-                         at::TensorOptions options) {
-  const auto count = steps_between(start, end, step);
-  if (!options.has_dtype()) {
-    options = options.dtype(at::kLong);
-  }
-  return make({count}, mesh, placements, options, [&](const at::Tensor& t) {
-    const auto& layout = *sharding_spec(t).layout;
-    const auto indices = global_indices(layout, 0, count, mesh.coordinate());
-    local_tensor(t).copy_(at::tensor(indices, at::kLong).mul(step).add(start));
-  });
 }
 
 DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
@@ -453,16 +423,12 @@ std::string text_of(const DistributedTensor& tensor, const DistributedTensor& sh
 
 }  // namespace
 
-std::string local_to_string(const DistributedTensor& tensor) {
+std::string to_string(const DistributedTensor& tensor) {
   if (!tensor.tensor().defined()) {
     return "DistributedTensor()";
   }
-  return text_of(tensor, tensor, "holds");
-}
-
-std::string to_string(const DistributedTensor& tensor) {
-  if (!tensor.tensor().defined() || !tensor.layout()->is_partial()) {
-    return local_to_string(tensor);
+  if (!tensor.layout()->is_partial()) {
+    return text_of(tensor, tensor, "holds");
   }
   // A Partial tensor is reduced before printing, because its terms are not values of the tensor.
   const at::NoGradGuard no_grad;
@@ -472,73 +438,6 @@ std::string to_string(const DistributedTensor& tensor) {
 
 std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) {
   return stream << to_string(tensor);
-}
-
-// Makes a table of the ranks that have each block of a tensor, from the layout alone, in the format
-// of torch.distributed.tensor.debug.visualize_sharding.
-
-namespace {
-
-/// A range of indices [begin, end), without `end`.
-using Range = std::pair<std::int64_t, std::int64_t>;
-
-/// The range of `box` (a block of the global tensor) along dimension `dim`. A vector is shown as a
-/// table with one column, so a missing dimension has a range of one position.
-Range range_of(const Box& box, std::size_t dim) {
-  if (dim >= box.sizes.size()) {
-    return {0, 1};
-  }
-  return {box.global_offset[dim], box.global_offset[dim] + box.sizes[dim]};
-}
-
-std::string label(const Range& range) {
-  return fmt::format("{}:{}", range.first, range.second);
-}
-
-std::map<std::pair<Range, Range>, std::vector<int>> holders(const DistributedTensor& tensor) {
-  const auto& mesh = tensor.mesh();
-  std::map<std::pair<Range, Range>, std::vector<int>> blocks;
-  for (std::int64_t index = 0; index < mesh.size(); ++index) {
-    const auto coordinate = mesh.shape().coordinate(index);
-    for (const auto& box : owned_boxes(*tensor.layout(), tensor.tensor().sizes(), coordinate)) {
-      blocks[{range_of(box, 0), range_of(box, 1)}].push_back(
-          mesh.ranks()[static_cast<std::size_t>(index)]);
-    }
-  }
-  return blocks;
-}
-
-}  // namespace
-
-std::string visualize(const DistributedTensor& tensor) {
-  const auto sizes = tensor.tensor().sizes();
-  TESSERA_CHECK(sizes.size() == 1 || sizes.size() == 2,
-                "visualize shows tensors of 1 or 2 "
-                "dimensions, found ",
-                sizes.size(), ": take a slice of it first");
-  const auto blocks = holders(tensor);
-  std::set<Range> rows, columns;
-  for (const auto& [block, ranks] : blocks) {
-    rows.insert(block.first);
-    columns.insert(block.second);
-  }
-  constexpr int kWidth = 12;
-  auto text =
-      fmt::format("[{}] on {}: {}\n{:{}}", fmt::join(sizes, ", "), to_string(tensor.mesh().shape()),
-                  detail::describe(*tensor.layout(), sizes), "", kWidth);
-  for (const auto& column : columns) {
-    text += fmt::format("{:{}}", sizes.size() == 1 ? "" : label(column), kWidth);
-  }
-  for (const auto& row : rows) {
-    text += fmt::format("\n{:{}}", label(row), kWidth);
-    for (const auto& column : columns) {
-      // The blocks need not fill the table: a cell without a block is empty.
-      const auto block = blocks.find({row, column});
-      const auto ranks = block == blocks.end() ? std::vector<int>{} : block->second;
-      text += fmt::format("{:{}}", fmt::format("{}", fmt::join(ranks, ",")), kWidth);
-    }
-  }
-  return text + "\n";
 }
 
 // local_map: runs a function of local tensors on distributed tensors. It is composed of
@@ -640,13 +539,11 @@ at::Tensor local_argument(const at::Tensor& argument, const DeviceMesh& mesh, st
   if (!tessera::is_distributed(argument) && !recorded) {
     return argument;
   }
-  DistributedTensor tensor = as_distributed(argument, mesh);
+  const DistributedTensor tensor = as_distributed(argument, mesh);
   if (const auto wanted = item(options.in_placements, number)) {
-    TESSERA_CHECK(options.redistribute_inputs || tensor.placements() == *wanted,
-                  "local_map: argument ", number, " must have placements ", to_string(*wanted),
-                  ", found ", to_string(tensor.placements()),
-                  ": redistribute it, or set redistribute_inputs");
-    tensor = tensor.redistribute(*wanted);
+    TESSERA_CHECK(tensor.placements() == *wanted, "local_map: argument ", number,
+                  " must have placements ", to_string(*wanted), ", found ",
+                  to_string(tensor.placements()), ": redistribute it");
   }
   return to_local(tensor, number, results, options);
 }

@@ -13,13 +13,14 @@
 
 namespace tessera::detail {
 
-// Selects the lowering (an alternative implementation) of a call, after the sharding rule has
-// determined which data would be moved. The other source files of this folder define the lowerings.
+// The table of lowerings (alternative implementations). The other source files of this folder, and
+// some of fused/, define them.
 
 namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
+/// Addresses of a map's elements do not change when elements are added.
 Lowerings& lowerings() {
   static Lowerings by_name;
   return by_name;
@@ -29,7 +30,7 @@ Lowerings& lowerings() {
 
 AddedLowerings::AddedLowerings(std::initializer_list<Lowering> added) {
   for (const Lowering& lowering : added) {
-    lowerings()[lowering.name].push_back(lowering);
+    lowerings().emplace(lowering.name, lowering);
   }
 }
 
@@ -37,30 +38,13 @@ const Lowerings& all_lowerings() {
   return lowerings();
 }
 
-std::span<const Lowering> lowerings_of(const OperatorInfo& info) {
+const Lowering* lowering_of(const OperatorInfo& info) {
   std::string_view name = info.name;
   if (name.starts_with(kAtenPrefix)) {
     name.remove_prefix(kAtenPrefix.size());
   }
   const auto found = lowerings().find(name);
-  return found == lowerings().end() ? std::span<const Lowering>{} : found->second;
-}
-
-LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes) {
-  LoweringChoice choice;
-  for (const Lowering& lowering : lowerings_of(info)) {
-    const std::optional<double> own = lowering.bytes(bound);
-    if (own && lowering.own_collectives) {
-      return {&lowering, /*moves=*/false};
-    }
-    // If two lowerings (alternative implementations) send equally many bytes, the first is used.
-    if (!own || *own >= bytes) {
-      continue;
-    }
-    choice = {&lowering, *own > 0};
-    bytes = *own;
-  }
-  return choice;
+  return found == lowerings().end() ? nullptr : &found->second;
 }
 
 // Helpers of the lowerings (alternative implementations of operators). Counts of bytes decide
@@ -131,14 +115,6 @@ std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims) {
                          });
 }
 
-std::int64_t numel_along(const TensorSpec& spec, const Dims& dims) {
-  std::int64_t count = 1;
-  for (const auto dim : dims) {
-    count *= spec.sizes[static_cast<std::size_t>(dim)];
-  }
-  return count;
-}
-
 std::optional<Reduction> reduction_of(const BoundCall& call, int dims) {
   const auto* self = non_partial_argument(call, 0);
   if (self == nullptr) {
@@ -148,7 +124,10 @@ std::optional<Reduction> reduction_of(const BoundCall& call, int dims) {
   const auto ndim = static_cast<std::int64_t>(spec.sizes.size());
   Reduction reduction{spec, dims < 0 ? all_dims(ndim)
                                      : named_dims(call.call, static_cast<std::size_t>(dims), ndim)};
-  return numel_along(spec, reduction.dims) > 0 ? std::optional(std::move(reduction)) : std::nullopt;
+  const bool empty = std::ranges::any_of(reduction.dims, [&](std::int64_t dim) {
+    return spec.sizes[static_cast<std::size_t>(dim)] == 0;
+  });
+  return empty ? std::nullopt : std::optional(std::move(reduction));
 }
 
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims) {

@@ -40,24 +40,17 @@ struct Lowering {
   bool own_collectives = false;
 };
 
-/// The lowering (alternative implementation) that sends the fewest bytes, for a call that would
-/// otherwise send `bytes` per rank. Empty if no lowering sends fewer.
-struct LoweringChoice {
-  const Lowering* lowering = nullptr;
-  bool moves = false;  ///< whether the lowering communicates without the caller's request
-};
-LoweringChoice choose_lowering(const OperatorInfo& info, const BoundCall& bound, double bytes);
+/// The lowering (alternative implementation) of an operator, or nullptr. Valid until the process
+/// ends, because cached plans refer to it.
+const Lowering* lowering_of(const OperatorInfo& info);
 
-/// All lowerings (alternative implementations) of one operator.
-std::span<const Lowering> lowerings_of(const OperatorInfo& info);
-
-/// Registers lowerings (alternative implementations), as a static object in the defining file. Put
-/// all lowerings of one operator in one object; otherwise their order depends on the linker.
+/// Registers lowerings (alternative implementations), as a static object in the defining file. An
+/// operator has at most one lowering.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> added);
 };
 /// All lowerings by operator, as Lowering::name names it.
-using Lowerings = std::unordered_map<std::string_view, std::vector<Lowering>>;
+using Lowerings = std::unordered_map<std::string_view, Lowering>;
 const Lowerings& all_lowerings();
 
 }  // namespace tessera::detail
@@ -87,8 +80,6 @@ std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// The number of ranks in a group over `mesh_dims`.
 std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
 
-/// The number of elements of the global tensor that are reduced to one result over `dims`.
-std::int64_t numel_along(const TensorSpec& spec, const Dims& dims);
 /// The number of results of a reduction over `dims` on the rank with the most results.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
 /// The bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.

@@ -1,17 +1,11 @@
-// Lowerings of reductions, of means of losses, and of equal().
+// Lowerings of reductions and of means of losses.
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg__powsum.h>
-#include <ATen/ops/nll_loss2d_forward.h>
 #include <ATen/ops/nll_loss_forward.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
@@ -19,22 +13,17 @@
 
 #include "lowerings/lowering.h"
 #include "rank/rank.h"
-#include "tessera/comm/communicator.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/dtensor/detail/transfers.h"
 
 namespace tessera::detail {
 
-// Maxima and minima over a sharded dimension. Without indices, the result is Partial(max) or
-// Partial(min), without communication here. With indices, communicators have no suitable reduction,
-// so ranks exchange their candidates: each rank's best value and its index.
+// Maxima and minima without indices over a sharded dimension: the result is Partial(max) or
+// Partial(min), without communication here. An empty shard contributes a value that changes no
+// maximum or minimum.
 
 namespace {
-
-/// The index of a candidate that must not be selected. Every real index is smaller.
-constexpr auto kNowhere = std::numeric_limits<std::int64_t>::max();
 
 /// The initial value of a maximum or minimum over elements of type T: it never replaces an element.
 template <class T>
@@ -58,18 +47,16 @@ at::Tensor identity(c10::IntArrayRef sizes, ReduceOp op, const at::TensorOptions
   return at::full(sizes, value, options);
 }
 
-/// An argmax-like or max-like call with the arguments (self, dim?, keepdim).
+/// A call with the arguments (self, dims?, keepdim?).
 struct ExtremumCall {
   explicit ExtremumCall(Arguments arguments)
       : impl(impl_of(arguments[0].toTensor())),
         spec(*impl.spec()),
-        flat(arguments.size() < 2 || arguments[1].isNone()),
         keepdim(arguments.size() > 2 && arguments[2].toBool()),
-        dims(flat ? all_dims(impl.dim()) : named_dims(arguments[1], impl.dim())) {}
+        dims(arguments.size() < 2 ? all_dims(impl.dim()) : named_dims(arguments[1], impl.dim())) {}
 
   const DistributedTensorImpl& impl;
   const TensorSpec& spec;
-  bool flat;  ///< whether all dimensions are reduced, as if the tensor were a vector
   bool keepdim;
   Dims dims;
 };
@@ -88,9 +75,6 @@ std::vector<std::int64_t> kept_sizes(const ExtremumCall& call) {
 bool has_no_elements_along(const ExtremumCall& call) {
   return std::ranges::any_of(call.dims, [&](auto dim) { return call.impl.local().size(dim) == 0; });
 }
-
-// Maxima and minima without indices: the result is Partial. An empty shard contributes a value that
-// changes no maximum or minimum.
 
 std::optional<double> bytes_of_values(const BoundCall& bound) {
   const auto reduction = reduction_of(bound, 1);
@@ -118,142 +102,6 @@ at::Tensor partial_extremum(const ExtremumCall& call) {
 template <bool kLargest>
 Results run_values(Arguments arguments) {
   return {partial_extremum<kLargest>(ExtremumCall(arguments))};
-}
-
-/// aminmax(self, dim, keepdim): the results are the minimum and the maximum.
-Results run_both(Arguments arguments) {
-  const ExtremumCall call(arguments);
-  return {partial_extremum<false>(call), partial_extremum<true>(call)};
-}
-
-// Maxima and minima with indices: each rank's best value and its index are gathered and compared.
-
-struct Candidates {
-  at::Tensor values;   ///< this rank's best values; after gather() all ranks': (ranks, results)
-  at::Tensor indices;  ///< indices of the values in the global tensor
-};
-
-std::optional<double> bytes_of_candidates(const BoundCall& bound) {
-  const auto reduction = reduction_of(bound, 1);
-  if (!reduction) {
-    return std::nullopt;
-  }
-  const auto& [spec, dims] = *reduction;
-  // An all-gather sends each rank's candidates to all other ranks.
-  const auto ranks =
-      group_size(spec.sharding.layout, sharding_mesh_dims(spec.sharding.layout, dims));
-  const auto each = static_cast<std::int64_t>(c10::elementSize(spec.dtype) + sizeof(std::int64_t));
-  return static_cast<double>((ranks - 1) * most_local_results(spec, dims) * each);
-}
-
-std::vector<std::int64_t> indices_of(const ExtremumCall& call, std::int64_t dim) {
-  const auto& sharding = call.spec.sharding;
-  return global_indices(*sharding.layout, static_cast<int>(dim),
-                        call.spec.sizes[static_cast<std::size_t>(dim)], sharding.mesh.coordinate());
-}
-
-/// The flat index in the global tensor of the element with flat index `index` in the local tensor.
-std::int64_t global_flat_index(const ExtremumCall& call, std::int64_t index) {
-  std::int64_t result = 0, stride = 1;
-  for (std::size_t dim = call.spec.sizes.size(); dim-- > 0;) {
-    const auto local = call.impl.local().size(static_cast<std::int64_t>(dim));
-    const auto indices = indices_of(call, static_cast<std::int64_t>(dim));
-    result += indices[static_cast<std::size_t>(index % local)] * stride;
-    index /= local;
-    stride *= call.spec.sizes[dim];
-  }
-  return result;
-}
-
-template <bool kLargest>
-Candidates best_of_shard(const ExtremumCall& call) {
-  constexpr auto kOp = kLargest ? ReduceOp::kMax : ReduceOp::kMin;
-  const auto& local = call.impl.local();
-  const auto longs = local.options().dtype(at::kLong);
-  if (has_no_elements_along(call)) {
-    const auto sizes = kept_sizes(call);
-    return {identity(sizes, kOp, local.options()), at::full(sizes, kNowhere, longs)};
-  }
-  if (call.flat) {
-    const auto index = (kLargest ? local.argmax() : local.argmin());
-    // For meta tensors, returns tensors of the right sizes and types without values.
-    if (local.is_meta()) {
-      return {local.flatten().narrow(0, 0, 1), index};
-    }
-    // item() reads the local index from the device; on a GPU the host waits for the device.
-    const auto position = index.template item<std::int64_t>();
-    return {local.reshape({-1}).narrow(0, position, 1),
-            at::full({1}, global_flat_index(call, position), longs)};
-  }
-  const auto dim = call.dims.front();
-  const auto [values, indices] = kLargest ? local.max(dim, true) : local.min(dim, true);
-  // A table of global indices instead of one offset, because a shard may consist of several ranges.
-  const auto global = at::tensor(indices_of(call, dim), longs.device(at::kCPU)).to(local.device());
-  return {values, global.index_select(0, indices.reshape({-1})).view_as(indices)};
-}
-
-/// Returns a contiguous copy. contiguous() would not change the strides of a tensor with at most
-/// one element, and such strides may not permit a view as another type.
-at::Tensor packed_copy(const at::Tensor& tensor) {
-  return tensor.clone(at::MemoryFormat::Contiguous);
-}
-
-/// Gathers all ranks' candidates. Values and indices are sent together, in one collective.
-Candidates gather(const Candidates& own, comm::Communicator& group) {
-  const auto bytes_of = [](const at::Tensor& tensor) {
-    return packed_copy(tensor).view({-1, 1}).view(at::kByte);
-  };
-  const auto packed = at::cat({bytes_of(own.values), bytes_of(own.indices)}, 1);
-  const auto all = at::empty({group.size() * packed.numel()}, packed.options());
-  if (packed.numel() > 0) {
-    flush_pending_transfers(group).all_gather(all, packed.view({-1}))->wait();
-  }
-  const auto rows = all.view({group.size(), packed.size(0), packed.size(1)});
-  const auto unpack = [&](std::int64_t first, const at::Tensor& like) {
-    return packed_copy(rows.narrow(2, first, like.element_size()))
-        .view(like.scalar_type())
-        .squeeze(2);
-  };
-  return {unpack(0, own.values), unpack(own.values.element_size(), own.indices)};
-}
-
-/// Selects the best of all ranks' candidates. Of several equal values or NaNs, selects the one with
-/// the lowest global index.
-template <bool kLargest>
-Candidates best_of(const Candidates& all) {
-  // amax and amin return NaN if any value is NaN. Such a result needs isnan(), because a NaN is not
-  // equal to itself.
-  const auto best = kLargest ? all.values.amax(0) : all.values.amin(0);
-  const auto wins = all.values.eq(best).logical_or_(all.values.ne(all.values));
-  return {best, all.indices.masked_fill(wins.logical_not(), kNowhere).amin(0)};
-}
-
-template <bool kLargest>
-Candidates find_best(const ExtremumCall& call) {
-  const auto& sharding = call.spec.sharding;
-  const auto result = reduced_spec(call.spec, call.dims, call.keepdim);
-  Candidates found;
-  {
-    BelowAutograd guard;
-    found = best_of_shard<kLargest>(call);
-    const auto mesh_dims = sharding_mesh_dims(sharding.layout, call.dims);
-    found = best_of<kLargest>(gather(found, sharding.mesh.group(mesh_dims)));
-  }
-  const ShardingSpec of_result{sharding.mesh, result.layout};
-  const auto shape = local_sizes(of_result, result.sizes);
-  return {make_distributed(found.values.reshape(shape), of_result, result.sizes),
-          make_distributed(found.indices.reshape(shape), of_result, result.sizes)};
-}
-
-template <bool kLargest>
-Results run_with_indices(Arguments arguments) {
-  const auto best = find_best<kLargest>(ExtremumCall(arguments));
-  return {best.values, best.indices};
-}
-
-template <bool kLargest>
-Results run_extremum_index(Arguments arguments) {
-  return {find_best<kLargest>(ExtremumCall(arguments)).indices};
 }
 
 // Vector norms over a sharded dimension: the sums of powers are all-reduced, then the root is
@@ -314,134 +162,6 @@ Results run_norm(Arguments arguments) {
   return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
 }
 
-std::optional<double> bytes_of_norms(const BoundCall& bound) {
-  double bytes = 0;
-  for (const auto& tensor : bound.tensors) {
-    const auto* impl = as_distributed(tensor);
-    if (impl == nullptr || impl->spec()->sharding.layout->is_partial() ||
-        !c10::isFloatingType(impl->spec()->dtype)) {
-      return std::nullopt;
-    }
-    bytes += all_reduce_bytes(*impl->spec(), all_dims(tensor.dim()), 1);
-  }
-  // Infinite orders are excluded, because run_norms reduces only sums.
-  return std::isinf(order_of(bound)) ? std::nullopt : std::optional(bytes);
-}
-
-/// The indices of the tensors, grouped by layout and type, because only tensors of one layout and
-/// type can be stacked. Groups are in the order of the list, so that all ranks find equal groups.
-std::vector<std::vector<std::size_t>> indices_by_layout(const std::vector<at::Tensor>& tensors) {
-  const auto is_like = [&](std::size_t a, std::size_t b) {
-    return impl_of(tensors[a]).spec()->sharding == impl_of(tensors[b]).spec()->sharding &&
-           tensors[a].scalar_type() == tensors[b].scalar_type();
-  };
-  std::vector<std::vector<std::size_t>> groups;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto group =
-        std::ranges::find_if(groups, [&](const auto& g) { return is_like(g.front(), i); });
-    group == groups.end() ? groups.push_back({i}) : group->push_back(i);
-  }
-  return groups;
-}
-
-/// Arguments: _foreach_norm(tensors, order, dtype). Uses one all-reduce for each layout and type.
-Results run_norms(Arguments arguments) {
-  const auto tensors = arguments[0].toTensorVector();
-  const auto order = order_of(arguments[1]);
-  std::vector<at::Tensor> sums;
-  for (const auto& tensor : tensors) {
-    const auto dtype = arguments[2].isNone() ? tensor.scalar_type() : arguments[2].toScalarType();
-    sums.push_back(at::linalg__powsum(tensor, order, {}, false, at::toOpMathType(dtype)));
-  }
-  for (const auto& numbers : indices_by_layout(sums)) {
-    std::vector<at::Tensor> group;
-    for (const auto i : numbers) {
-      group.push_back(sums[i]);
-    }
-    const auto totals = reduce_partials_together(group);
-    for (std::size_t k = 0; k < numbers.size(); ++k) {
-      sums[numbers[k]] = totals[k];
-    }
-  }
-  c10::List<at::Tensor> norms;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto dtype =
-        arguments[2].isNone() ? tensors[i].scalar_type() : arguments[2].toScalarType();
-    norms.push_back(sums[i].pow(1 / order).to(dtype));
-  }
-  return {norms};
-}
-
-// Variances and logsumexp over a sharded dimension: two all-reduces of the size of the result.
-
-std::optional<double> bytes_of_two_sums(const BoundCall& bound) {
-  const auto reduction = reduction_of(bound, 1);
-  if (!reduction || !c10::isFloatingType(reduction->spec.dtype)) {
-    return std::nullopt;
-  }
-  const auto& [spec, dims] = *reduction;
-  // Counts the bytes of the arithmetic type, in which sums are sent; wider than half precision.
-  const auto math = c10::elementSize(at::toOpMathType(spec.dtype)) / c10::elementSize(spec.dtype);
-  return 2 *
-         all_reduce_bytes(spec, dims, static_cast<double>(math * most_local_results(spec, dims)));
-}
-
-/// Arguments of logsumexp: self, dims, keepdim.
-Results run_logsumexp(Arguments arguments) {
-  const auto& self = arguments[0].toTensor();
-  const auto dims = named_dims(arguments[1], self.dim());
-  const bool keepdim = arguments[2].toBool();
-  const auto values = self.to(at::toOpMathType(self.scalar_type()));
-  auto largest = reduce_partial(values.amax(dims, true));
-  // An infinite maximum is replaced by 0, because subtracting infinity from infinity would give
-  // NaN.
-  largest = largest.masked_fill(largest.isinf(), 0.0);
-  // Subtracts the maximum first, as in a softmax, because exp() of a large value is infinite.
-  const auto sum = reduce_partial((values - largest).exp().sum(dims, true));
-  auto result = sum.log() + largest;
-  if (!keepdim) {
-    result = result.squeeze(dims);
-  }
-  return {result.to(self.scalar_type())};
-}
-
-struct Moments {
-  /// Mean and variance in libtorch's arithmetic type; reduced dimensions have size 1.
-  at::Tensor mean, variance;
-};
-
-/// Arguments: (self, dims?, correction?, keepdim). Sums the squares of differences from the mean,
-/// because E(x^2) - E(x)^2 would cancel.
-Moments moments_of(Arguments arguments) {
-  const auto& self = arguments[0].toTensor();
-  const auto dims = named_dims(arguments[1], self.dim());
-  const auto values = self.to(at::toOpMathType(self.scalar_type()));
-  const auto count = static_cast<double>(numel_along(*impl_of(self).spec(), dims));
-  const auto correction = arguments[2].isNone() ? 1.0 : arguments[2].toScalar().toDouble();
-  // Makes two all-reduces, one after the other, because the squares need the mean.
-  const auto mean = reduce_partial(values.sum(dims, true)) / count;
-  const auto centred = values - mean;
-  const auto squares = reduce_partial((centred * centred).sum(dims, true));
-  // As in libtorch, a correction of at least the number of samples divides by 0.
-  return {mean, squares / std::max(count - correction, 0.0)};
-}
-
-at::Tensor finished(const at::Tensor& kept, Arguments arguments) {
-  const auto& self = arguments[0].toTensor();
-  const auto result = kept.to(self.scalar_type());
-  return arguments[3].toBool() ? result : result.squeeze(named_dims(arguments[1], self.dim()));
-}
-
-template <bool kRoot, bool kMean>
-Results run_moments(Arguments arguments) {
-  const auto [mean, variance] = moments_of(arguments);
-  Results results{finished(kRoot ? variance.sqrt() : variance, arguments)};
-  if (kMean) {
-    results.emplace_back(finished(mean, arguments));
-  }
-  return results;
-}
-
 // The mean of a loss over a sharded batch: a sum, divided by the total weight over all shards.
 
 /// Bytes that one rank sends for one all-reduce of the loss and the total weight.
@@ -461,48 +181,15 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 }
 
 /// Arguments: (self, target, weight, reduction, ignore_index)
-template <auto kForward>
 Results run_mean(Arguments arguments) {
   // Computes the sum first; the sharding rule makes the sum and the weight Partial. Shards have
   // different weights, because of their sizes, classes and ignored samples.
-  const auto [sum, weight] =
-      kForward(arguments[0].toTensor(), arguments[1].toTensor(),
-               arguments[2].toOptional<at::Tensor>(), at::Reduction::Sum, arguments[4].toInt());
+  const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
+                                                  arguments[2].toOptional<at::Tensor>(),
+                                                  at::Reduction::Sum, arguments[4].toInt());
   const auto total = reduce_partials_together({sum, weight});
   // unbind returns views, but the operator must return separate tensors: weight is cloned.
   return {total[0] / total[1], total[1].clone()};
-}
-
-// equal(self, other) for tensors with the same layout: each rank compares its shard.
-
-std::optional<double> bytes_of_equal(const BoundCall& bound) {
-  const auto* self = non_partial_argument(bound, 0);
-  const auto* other = non_partial_argument(bound, 1);
-  if (self == nullptr || other == nullptr || self->local().is_meta()) {
-    return std::nullopt;
-  }
-  // Compares the mesh, layout and sizes, but not the strides, because equal() ignores strides.
-  const bool alike = self->spec()->sharding == other->spec()->sharding &&
-                     self->spec()->sizes == other->spec()->sizes;
-  return alike ? std::optional(all_reduce_bytes(*self->spec(), all_dims(self->dim()), 1))
-               : std::nullopt;
-}
-
-Results run_equal(Arguments arguments) {
-  const auto& self = impl_of(arguments[0].toTensor());
-  const auto& other = impl_of(arguments[1].toTensor());
-  const auto& spec = *self.spec();
-  const auto result = reduced_spec(spec, all_dims(self.dim()), false, ReduceOp::kMin);
-  at::Tensor local;
-  {
-    BelowAutograd guard;
-    local = at::full({}, at::equal(self.local(), other.local()),
-                     at::TensorOptions(at::kByte).device(self.local().device()));
-  }
-  const auto verdict =
-      reduce_partial(make_distributed(local, {spec.sharding.mesh, result.layout}, result.sizes));
-  // item() reads the result from the device; on a GPU the host waits for the device.
-  return {local_tensor(verdict).item<bool>()};
 }
 
 const AddedLowerings kReductionLowerings{
@@ -510,25 +197,12 @@ const AddedLowerings kReductionLowerings{
     {"amin", bytes_of_values, run_values<false>},
     {"max", bytes_of_values, run_values<true>},
     {"min", bytes_of_values, run_values<false>},
-    {"aminmax", bytes_of_values, run_both},
-    {"max.dim", bytes_of_candidates, run_with_indices<true>},
-    {"min.dim", bytes_of_candidates, run_with_indices<false>},
-    {"argmax", bytes_of_candidates, run_extremum_index<true>},
-    {"argmin", bytes_of_candidates, run_extremum_index<false>},
     {"linalg_vector_norm", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
     {"norm.Scalar", bytes_of_norm<kScalarNorm>, run_norm<kScalarNorm>},
     {"norm.ScalarOpt_dtype", bytes_of_norm<kCastNorm>, run_norm<kCastNorm>},
     {"norm.ScalarOpt_dim", bytes_of_norm<kDimNorm>, run_norm<kDimNorm>},
     {"norm.ScalarOpt_dim_dtype", bytes_of_norm<kVectorNorm>, run_norm<kVectorNorm>},
-    {"_foreach_norm.Scalar", bytes_of_norms, run_norms},
-    {"logsumexp", bytes_of_two_sums, run_logsumexp},
-    {"var.correction", bytes_of_two_sums, run_moments<false, false>},
-    {"std.correction", bytes_of_two_sums, run_moments<true, false>},
-    {"var_mean.correction", bytes_of_two_sums, run_moments<false, true>},
-    {"std_mean.correction", bytes_of_two_sums, run_moments<true, true>},
-    {"nll_loss_forward", bytes_of_mean, run_mean<at::_ops::nll_loss_forward::call>},
-    {"nll_loss2d_forward", bytes_of_mean, run_mean<at::_ops::nll_loss2d_forward::call>},
-    {"equal", bytes_of_equal, run_equal},
+    {"nll_loss_forward", bytes_of_mean, run_mean},
 };
 
 }  // namespace

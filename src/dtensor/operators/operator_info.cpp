@@ -222,9 +222,6 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   decomposes = is_decomposed(*this, op);
   is_own = !name.starts_with("aten::") && !name.starts_with("tessera::");
   writes_lists = traits.has(Trait::kForeach) && returns.empty() && !written.empty();
-  if (!traits.functional().empty()) {
-    functional = find_operator("aten::" + std::string(traits.functional()));
-  }
 }
 
 bool OperatorInfo::is_written(std::size_t argument) const {
@@ -275,24 +272,11 @@ constexpr std::string_view kNamespace = "aten::";
 
 constexpr std::array kTraitRows{
     // Random operators that draw by the element's index in the global tensor.
-    TraitRow{
-        Trait::kRandomInplace,
-        "uniform_ normal_ bernoulli_.float exponential_ geometric_ cauchy_ log_normal_ random_ "
-        "random_.to random_.from"},
+    TraitRow{Trait::kRandomInplace,
+             "uniform_ normal_ bernoulli_.float exponential_ random_.to random_.from"},
     TraitRow{Trait::kNativeDropout, "native_dropout"},
 
     TraitRow{Trait::kForeach, "_foreach_*"},
-
-    // Operators that make zeros in gradient formulas, and operators that write to such zeros.
-    TraitRow{Trait::kNewZeros, "new_zeros zeros_like"},
-    TraitRow{Trait::kWritesGradients, "masked_fill_.Tensor", "masked_fill.Tensor"},
-    TraitRow{Trait::kWritesGradients, "masked_fill_.Scalar", "masked_fill.Scalar"},
-    TraitRow{Trait::kWritesGradients, "scatter_.src", "scatter.src"},
-    TraitRow{Trait::kWritesGradients, "scatter_.value", "scatter.value"},
-    TraitRow{Trait::kWritesGradients, "scatter_add_", "scatter_add"},
-    TraitRow{Trait::kWritesGradients, "index_add_", "index_add"},
-    TraitRow{Trait::kWritesGradients, "index_put_ _index_put_impl_", "index_put"},
-    TraitRow{Trait::kWritesGradients, "put_", "put"},
 
     // Operators that have kernels of this library in src/dtensor/overrides/.
     TraitRow{Trait::kOwnKernel, "detach is_same_size _has_compatible_shallow_copy_type"},
@@ -348,9 +332,6 @@ OperatorTraits::OperatorTraits(std::string_view name) {
       continue;
     }
     traits_ |= 1U << static_cast<unsigned>(row.trait);
-    if (!row.functional.empty()) {
-      functional_ = row.functional;
-    }
   }
 }
 

@@ -27,10 +27,8 @@ enum class Trait : std::uint8_t {
   kRandomInplace,  ///< fills its tensor by global element (run_random_inplace in run_local.h)
   kNativeDropout,  ///< dropout that draws by global element (run_native_dropout in run_local.h)
   kForeach,  ///< a foreach operator: takes lists, and each position of the lists is a separate call
-  kWritesGradients,  ///< an operator with which gradient formulas write into zeros (fallback.cpp)
-  kNewZeros,         ///< an operator with which gradient formulas make zeros (fallback.cpp)
-  kOwnKernel,        ///< has a kernel in src/dtensor/overrides/ instead of a plan
-  kHelperTensors,    ///< composed, and makes plain helper tensors (composite_kernels.cpp)
+  kOwnKernel,      ///< has a kernel in src/dtensor/overrides/ instead of a plan
+  kHelperTensors,  ///< composed, and makes plain helper tensors (composite_kernels.cpp)
   // Properties of the operator's arguments and results:
   kViewsMemory,    ///< its argument storage_offset refers to the memory of its input (views.h)
   kInfersSize,     ///< its argument for sizes may contain -1
@@ -54,14 +52,11 @@ class OperatorTraits {
 
   bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
 
-  /// For kWritesGradients: the functional form of the operator, without "aten::".
-  std::string_view functional() const { return functional_; }
   /// For kRandomInplace: the function that draws the operator's random numbers.
   RandomFill fill() const { return fill_; }
 
  private:
   std::uint32_t traits_ = 0;
-  std::string_view functional_;
   RandomFill fill_ = nullptr;
 };
 
@@ -71,7 +66,6 @@ struct TraitRow {
   /// Operators without "aten::", separated by blanks. "mul_.Tensor" is one overload; "mul_.*" is
   /// every overload of mul_; "_foreach_*" is every operator with this prefix.
   std::string_view names;
-  std::string_view functional = {};
 };
 std::span<const TraitRow> trait_rows();
 
@@ -126,8 +120,6 @@ struct OperatorInfo {
   // The operator's entries in the tables of traits and sharding rules. `rule` is null for an
   // operator without a sharding rule.
   OperatorTraits traits;
-  /// The operator's functional form; see OperatorTraits::functional.
-  std::optional<c10::OperatorHandle> functional;
   RuleFunction rule;
 
   bool is_list(std::size_t argument) const {

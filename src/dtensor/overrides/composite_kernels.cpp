@@ -1,9 +1,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/detach.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/max_pool1d_with_indices.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <torch/library.h>
 
@@ -88,18 +86,6 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return composite::tensor_split(self, whole(where), dim);
 }
 
-// Operators for which libtorch uses a CPU kernel that reads memory if no gradient is needed. A
-// distributed tensor has no memory, so the operators of the autograd path run instead.
-
-at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
-                      at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
-  if (!tessera::is_distributed(self)) {
-    return composite::max_pool1d(self, kernel_size, stride, padding, dilation, ceil_mode);
-  }
-  return std::get<0>(
-      at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
-}
-
 // libtorch's reshape computes the size for -1 before the call of view, and fails for a tensor
 // without elements. complete_sizes finds the size by comparison with the input's sizes.
 
@@ -132,28 +118,6 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
   const bool kept = keepdim || sizes.empty();
   const auto values = kept ? gradient : gradient.unsqueeze(dim);
   return values.new_zeros(sizes).scatter(dim, kept ? indices : indices.unsqueeze(dim), values);
-}
-
-// Operators whose result starts as a plain tensor of zeros.
-
-/// Reads the values of `self` only for checks that libtorch makes too.
-at::Tensor one_hot(const at::Tensor& self, std::int64_t num_classes) {
-  if (!tessera::is_distributed(self)) {
-    return composite::one_hot(self, num_classes);
-  }
-  TORCH_CHECK(self.scalar_type() == at::kLong,
-              "one_hot is only applicable to index tensor of type LongTensor.");
-  TORCH_CHECK(self.numel() > 0 || num_classes > 0,
-              "Can not infer total number of classes from empty tensor.");
-  if (self.numel() > 0) {
-    TORCH_CHECK(self.min().item<std::int64_t>() >= 0, "Class values must be non-negative.");
-    const auto largest = self.max().item<std::int64_t>();
-    TORCH_CHECK(num_classes == -1 || largest < num_classes,
-                "Class values must be smaller than num_classes.");
-    num_classes = num_classes == -1 ? largest + 1 : num_classes;
-  }
-  const ReplicationScope classes_are_equal;
-  return self.unsqueeze(-1).eq(at::arange(num_classes, self.options())).to(at::kLong);
 }
 
 // Operators that make plain helper tensors (a mask, a window, positions). A helper tensor is equal
@@ -254,12 +218,11 @@ void implement_in_scope(torch::Library& library) {
 
 void implement_composite_kernels(torch::Library& library) {
   library.impl("tensor_split.tensor_indices_or_sections", &tensor_split);
-  library.impl("one_hot", &one_hot);
-  library.impl("max_pool1d", &max_pool1d);
   library.impl("value_selecting_reduction_backward", &value_selecting_reduction_backward);
-  implement_boxed<compose_gathered>(library,
-                                    "ctc_loss.Tensor quantile quantile.scalar nanquantile "
-                                    "nanquantile.scalar");
+  implement_boxed<compose_gathered>(
+      library,
+      "ctc_loss.Tensor max_pool1d nanquantile nanquantile.scalar one_hot "
+      "quantile quantile.scalar");
   implement_boxed<copy_result_to_out>(library,
                                       "kron.out matmul.out quantile.out quantile.scalar_out "
                                       "nanquantile.out nanquantile.scalar_out");

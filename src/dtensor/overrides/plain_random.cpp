@@ -259,17 +259,16 @@ TORCH_LIBRARY_IMPL(_, TESSERA_RANDOM_KEY, library) {
 
 TORCH_LIBRARY_IMPL(aten, TESSERA_RANDOM_KEY, library) {
   implement<fill>(library,
-                  "bernoulli_.float cauchy_ exponential_ geometric_ log_normal_ normal_ random_ "
-                  "random_.from random_.to uniform_");
+                  "bernoulli_.float exponential_ normal_ random_.from random_.to uniform_");
   implement<composed_dropout>(
       library,
       "alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ "
       "feature_dropout feature_dropout_");
   implement<note_source>(
       library,
-      "bernoulli bernoulli.Tensor cauchy exponential geometric log_normal normal_functional "
-      "rand_like rand_like.generator randint_like randint_like.low_dtype randn_like "
-      "randn_like.generator random random.from random.to uniform");
+      "bernoulli bernoulli.Tensor exponential normal_functional rand_like rand_like.generator "
+      "randint_like randint_like.low_dtype randn_like randn_like.generator random.from random.to "
+      "uniform");
   implement<draw_in_order>(
       library,
       "_cudnn_attention_forward _cudnn_init_dropout_state _cudnn_rnn _efficient_attention_forward "
@@ -277,7 +276,8 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_RANDOM_KEY, library) {
       "_fused_dropout _sample_dirichlet _scaled_dot_product_cudnn_attention "
       "_scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
       "_scaled_dot_product_flash_attention.quantized _standard_gamma bernoulli.out binomial "
-      "miopen_rnn multinomial.out normal.Tensor_Tensor normal.Tensor_Tensor_out "
+      "cauchy cauchy_ geometric geometric_ log_normal log_normal_ random random_ miopen_rnn "
+      "multinomial.out normal.Tensor_Tensor normal.Tensor_Tensor_out "
       "normal.Tensor_float normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out "
       "poisson randperm.generator_out rrelu_with_noise rrelu_with_noise.out rrelu_with_noise_");
   implement<multinomial>(library, "multinomial");

@@ -31,13 +31,7 @@ enum class CallKind : std::uint8_t {
   kLowering,  ///< runs a lowering, which sends less than the plan by the sharding rule (lowering.h)
   kRandomInplace,  ///< writes random numbers into a tensor, by global element
   kNativeDropout,  ///< runs dropout by global element
-  // The kinds from here on depend on properties that are in no cache key: whether arguments are the
-  // same tensor, and whether gradients are required. At each call these properties select either
-  // the kind or CallPlan::otherwise.
-  kForeach,        ///< runs position by position, if one position writes what another one uses
-  kBackwardZeros,  ///< runs the functional form, if it writes to zeros that backward just made
-  kNewZeros,       ///< runs the kind `otherwise`, and inside a backward records the new zeros
-  kRecorded,       ///< autograd, which does not know the operator, records those inside its kernel
+  kForeach,  ///< runs position by position, because a position could use what another one writes
 };
 
 /// How an operator runs on this rank for inputs with certain specs: all data that later calls with
@@ -54,8 +48,6 @@ struct CallPlan {
     LayoutPtr written = nullptr;
     bool updated = false;   ///< written although the schema does not say so: running statistics
     bool detached = false;  ///< a view that has its own copy (distributed_impl.h)
-    /// For kRecorded: the layout of the gradient that autograd computes for the local tensor.
-    LayoutPtr gradient = nullptr;
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
   };
@@ -85,8 +77,6 @@ struct CallPlan {
   // The members from `kind` on are read when the call runs. `kind` is set last, from all other
   // members.
   CallKind kind = CallKind::kLocal;
-  /// The kind for calls to which `kind` does not apply.
-  CallKind otherwise = CallKind::kLocal;
   ShardingSpec replicated;  ///< the mesh, and the layout of outputs of an operator without a rule
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
@@ -133,9 +123,10 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
 /// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope, which are in no
-/// cache key, does not permit the plan. Otherwise warns once about an operator without a rule, and
-/// installs the hooks that make gradients of plain tensor arguments plain. Compares plain tensors
-/// that are permitted but not known to be the same on every rank.
+/// cache key, does not permit the plan, or if gradients of an operator of another library are
+/// wanted that no autograd kernel computes. Otherwise warns once about an operator without a rule,
+/// and installs the hooks that make gradients of plain tensor arguments plain. Compares plain
+/// tensors that are permitted but not known to be the same on every rank.
 void check_policy(const PlannedCall& call);
 
 /// Like check_policy, for operator `name`, which gathers its inputs without a plan. Not collective.

@@ -416,7 +416,7 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects a lowering (an alternative implementation) that sends less than the redistribution of
+/// Selects the lowering (an alternative implementation) if it sends less than the redistribution of
 /// the inputs, or that the operator requires. Calls with a seeded generator never use a lowering.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
@@ -428,11 +428,17 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
       bytes += static_cast<double>(input.plan->bytes());
     }
   }
-  const LoweringChoice choice = choose_lowering(info, bound, bytes);
-  plan.lowering = choice.lowering;
-  if (choice.lowering != nullptr) {
-    plan.moves = choice.moves;
+  const Lowering* lowering = lowering_of(info);
+  const std::optional<double> own = lowering != nullptr ? lowering->bytes(bound) : std::nullopt;
+  if (own && (lowering->own_collectives || *own < bytes)) {
+    plan.lowering = lowering;
+    plan.moves = !lowering->own_collectives && *own > 0;
   }
+}
+
+/// Whether the operator gets a copy of the tensor.
+bool is_copied(const CallPlan::Input& input) {
+  return input.plan || input.written != nullptr || input.detached;
 }
 
 bool is_split(const CallPlan::Input& input) {
@@ -458,16 +464,18 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
       info.returns, [](const auto& result) { return result.is_tensor && result.written < 0; });
   const bool lists_only = std::ranges::all_of(
       plan.rewritten, [](const auto& rewritten) { return rewritten.sizes.has_value(); });
-  const bool as_they_are = std::ranges::none_of(plan.inputs, [](const CallPlan::Input& input) {
-    return input.plan || input.written || input.detached;
-  });
+  const bool as_they_are = std::ranges::none_of(plan.inputs, is_copied);
   const bool as_they_come = std::ranges::none_of(
       plan.outputs, [](const CallPlan::Output& output) { return output.contiguous; });
   return (one_result || new_results) && lists_only && as_they_are && as_they_come;
 }
 
-/// The kind of a plan, apart from the kinds that depend on the identity of the arguments.
-CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
+CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
+  // A copy would hide what another position of the lists writes to the same tensor.
+  if (info.writes_lists && bound.call.tensor_list(0).size() > 1 &&
+      std::ranges::any_of(plan.inputs, is_copied)) {
+    return CallKind::kForeach;
+  }
   if (plan.lowering != nullptr) {
     return CallKind::kLowering;
   }
@@ -483,52 +491,6 @@ CallKind own_kind(const CallPlan& plan, const OperatorInfo& info, const BoundCal
     return CallKind::kFailTogether;
   }
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
-}
-
-/// Chooses the final kind. A kind that depends on properties outside of the cache key is used if
-/// those properties could matter. Calls for which they do not matter use CallPlan::otherwise.
-CallKind kind_of(const CallPlan& plan, const OperatorInfo& info) {
-  const auto is_copied = [](const CallPlan::Input& input) {
-    return input.plan || input.written != nullptr || input.detached;
-  };
-  if (info.writes_lists && std::ranges::any_of(plan.inputs, is_copied)) {
-    return CallKind::kForeach;
-  }
-  if (info.functional && plan.moves) {
-    return CallKind::kBackwardZeros;
-  }
-  if (info.is_own) {
-    return CallKind::kRecorded;
-  }
-  return info.traits.has(Trait::kNewZeros) ? CallKind::kNewZeros : plan.otherwise;
-}
-
-bool divides_work(const CallPlan& plan, int mesh_dim) {
-  const auto divides = [mesh_dim](const LayoutPtr& layout) {
-    return layout && (layout->sharded_dim(mesh_dim) >= 0 || layout->partial_on(mesh_dim));
-  };
-  return std::ranges::any_of(plan.inputs, divides, &CallPlan::Input::layout) ||
-         std::ranges::any_of(plan.outputs, divides, &CallPlan::Output::layout);
-}
-
-/// Sets the layouts of gradients. Where ranks do different parts of the work, each rank computes
-/// one term of the gradient of a replicated input. The gradient of a shard is complete, and the
-/// gradient of each term of a sum is the gradient of the sum.
-void plan_gradients(CallPlan& plan) {
-  std::vector<PartialDim> terms;
-  for (int m = 0; m < plan.replicated.layout->mesh_ndim(); ++m) {
-    if (divides_work(plan, m)) {
-      terms.push_back({m, ReduceOp::kSum});
-    }
-  }
-  for (CallPlan::Input& input : plan.inputs) {
-    const LayoutPtr layout = input.layout();
-    std::vector<PartialDim> partial = terms;
-    std::erase_if(partial, [&](const PartialDim& term) {
-      return layout->sharded_dim(term.mesh_dim) >= 0 || layout->partial_on(term.mesh_dim);
-    });
-    input.gradient = Layout::intern(layout->mesh_sizes(), layout->dims(), std::move(partial));
-  }
 }
 
 /// Whether the caller passes a generator, whose state the caller must keep equal on all ranks.
@@ -562,7 +524,7 @@ std::vector<c10::IValue> with_complete_sizes(Values arguments) {
 /// used, so that nothing is gathered. Dropout of a Partial tensor needs the reduction first:
 /// dropping terms is not dropping sums.
 void plan_by_element(CallPlan& plan, CallKind kind) {
-  plan.kind = plan.otherwise = kind;
+  plan.kind = kind;
   plan.has_rule = true;
   if (kind == CallKind::kNativeDropout) {
     CallPlan::Input& x = plan.inputs.front();
@@ -613,13 +575,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   }
   plan_form(plan, info, bound);
   // A strict scope permits a request for a single value, but not a gather.
-  plan.asked_for = info.traits.has(Trait::kReadsOneValue) &&
-                   (plan.lowering != nullptr || lowerings_of(info).empty());
-  plan.otherwise = own_kind(plan, info, bound);
-  plan.kind = kind_of(plan, info);
-  if (plan.kind == CallKind::kRecorded) {
-    plan_gradients(plan);
-  }
+  plan.asked_for = info.traits.has(Trait::kReadsOneValue);
+  plan.kind = kind_of(plan, info, bound);
   return plan;
 }
 

@@ -2,6 +2,8 @@
 // call. A plan is cached by its cache key, which does not contain these scopes. Therefore a plan
 // records what it would do, and the scopes of the calling thread decide whether it may run.
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <mutex>
 #include <set>
@@ -22,6 +24,7 @@
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/strict_scope.h"
 #include "tessera/internals/detail/backward.h"
+#include "tessera/internals/detail/dispatch_keys.h"
 #include "tessera/internals/detail/tensors.h"
 
 namespace tessera::detail {
@@ -193,6 +196,19 @@ void check_plain(const PlannedCall& call) {
   }
 }
 
+/// Throws for an operator of another library if a gradient is wanted that no autograd kernel
+/// records: libtorch's autograd kernels exclude autograd's keys for the operators that they call.
+void check_gradients(const PlannedCall& call) {
+  if (!call.info.is_own || !at::GradMode::is_enabled() || is_below_autograd()) {
+    return;
+  }
+  TESSERA_CHECK(std::ranges::none_of(bind_call(call.info, call.arguments()).tensors,
+                                     [](const at::Tensor& t) { return t.requires_grad(); }),
+                call.info.name,
+                " has an argument whose gradient is wanted, and no autograd kernel: implement it "
+                "for DispatchKey::Autograd, or call it in a NoGradGuard");
+}
+
 }  // namespace
 
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors) {
@@ -233,6 +249,7 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
 // moved. A plain number is compared at each call instead of once: if only some ranks remembered an
 // earlier comparison, all other ranks would wait.
 void check_policy(const PlannedCall& call) {
+  check_gradients(call);
   if (call.plan.takes_plain) {
     check_plain(call);
     for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {

@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -168,7 +167,6 @@ struct RankThread : private NoCopy {
   const bool checks_calls;  ///< value of TESSERA_DEBUG, which is too slow to read at each call
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
   at::Tensor random_source;          ///< value of the innermost RandomSourceScope
-  std::optional<WeakTensor> zeros;   ///< the last zeros made in backward; see dispatch/fallback.cpp
 };
 
 }  // namespace tessera::detail

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "dtensor/listing_mode.h"
-#include "tessera/dtensor/check_rule.h"
+#include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/random.h"
 #include "testing/distributed.h"
@@ -62,12 +62,12 @@ TEST_ON_RANKS(BackwardThread, CallsAtItsEndForItsRank, 2) {
 TEST_ON_RANKS(BackwardThread, HasItsPlansCounted, 2) {
   const at::Tensor x = sharded_rows(rank);
   const auto misses_of_backward = [&] {
-    DispatchCacheStatistics before;
+    detail::DispatchCacheStatistics before;
     within_backward(x, [&](const at::Tensor& gradient) {
-      before = dispatch_cache_statistics();
+      before = detail::dispatch_cache_statistics();
       gradient.exp();
     });
-    return dispatch_cache_statistics().misses - before.misses;
+    return detail::dispatch_cache_statistics().misses - before.misses;
   };
   EXPECT_GT(misses_of_backward(), 0u);
   EXPECT_EQ(misses_of_backward(), 0u);

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "tessera/dtensor/check_rule.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "testing/distributed.h"
@@ -145,11 +144,11 @@ TEST(DispatchCost, SeveralListsAddNoAllocations) {
 TEST(DispatchCache, FindsACallAgain) {
   const auto x = distributed({at::rand({3, 5})})[0];
   clear_dispatch_cache();
-  const auto before = dispatch_cache_statistics();
+  const auto before = detail::dispatch_cache_statistics();
   EXPECT_EQ(before.plans, 0u);
   at::cosh(x);
   at::cosh(x);
-  const auto after = dispatch_cache_statistics();
+  const auto after = detail::dispatch_cache_statistics();
   EXPECT_EQ(after.misses - before.misses, 1u);
   EXPECT_EQ(after.hits - before.hits, 1u);
   EXPECT_EQ(after.plans, 1u);
@@ -157,23 +156,23 @@ TEST(DispatchCache, FindsACallAgain) {
 
 TEST(DispatchCache, KeepsNothingOfPlainTensors) {
   const detail::MetaFactoryGuard sends_plain_calls_too;
-  const auto before = dispatch_cache_statistics();
+  const auto before = detail::dispatch_cache_statistics();
   at::cosh(at::zeros({3, 5}));
-  EXPECT_EQ(dispatch_cache_statistics().misses, before.misses);
+  EXPECT_EQ(detail::dispatch_cache_statistics().misses, before.misses);
 }
 
 TEST(DispatchCache, StaysWithinItsCapacity) {
-  const auto calls = 3 * static_cast<std::int64_t>(dispatch_cache_statistics().capacity);
+  const auto calls = 3 * static_cast<std::int64_t>(detail::dispatch_cache_statistics().capacity);
   const auto x = distributed({at::rand({2})})[0];
   const auto expand = [&](std::int64_t size) { return x.expand({size, 2}); };
   for (std::int64_t size = 1; size <= calls; ++size) {
     expand(size);
   }
-  const auto full = dispatch_cache_statistics();
+  const auto full = detail::dispatch_cache_statistics();
   EXPECT_LE(full.plans, full.capacity);
   EXPECT_GT(full.plans, full.capacity / 2);
   expand(calls);
-  EXPECT_EQ(dispatch_cache_statistics().hits, full.hits + 1);
+  EXPECT_EQ(detail::dispatch_cache_statistics().hits, full.hits + 1);
 }
 
 // Flattening (batch, sharded sequence) makes a different layout for each sequence length.
@@ -182,7 +181,7 @@ TEST(DispatchCache, KeepsNoLayoutOfUnusedSizes) {
   clear_dispatch_cache();
   const auto before = Layout::count();
   constexpr std::size_t kOfNoSizes = 4;
-  const auto capacity = dispatch_cache_statistics().capacity;
+  const auto capacity = detail::dispatch_cache_statistics().capacity;
   const auto calls = static_cast<std::int64_t>(capacity) * 5 / 4;
   for (std::int64_t length = 2; length < calls; ++length) {
     const auto x = distribute_tensor(at::empty({2, 2 * length}, at::kByte), two, {Shard{1}});

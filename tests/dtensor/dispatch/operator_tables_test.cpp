@@ -68,9 +68,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
   static const std::map<Trait, const char*> texts{
       {Trait::kRandomInplace, "Filled by the global element, without a gather"},
       {Trait::kNativeDropout, "Dropped by the global element, after a pending reduction"},
-      {Trait::kForeach, "Run position by position where one writes what another one uses"},
-      {Trait::kWritesGradients, "Run in functional form on zeros that backward has just made"},
-      {Trait::kNewZeros, "Noted as such zeros inside backward"},
+      {Trait::kForeach, "Run position by position where tensors of a longer list are copied"},
       {Trait::kOwnKernel, "Run by their own function"},
       {Trait::kHelperTensors, "Composed of others, with plain tensors that count as replicated"},
       {Trait::kViewsMemory, "Given the storage offset of the local tensor"},
@@ -89,11 +87,9 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
 
 void write_forms(std::ostream& out, bool own_collectives) {
   std::set<std::string_view> names;
-  for (const auto& [name, forms] : detail::all_lowerings()) {
-    for (const detail::Lowering& form : forms) {
-      if (form.own_collectives == own_collectives) {
-        names.insert(form.name);
-      }
+  for (const auto& [name, form] : detail::all_lowerings()) {
+    if (form.own_collectives == own_collectives) {
+      names.insert(name);
     }
   }
   const char* separator = " ";
@@ -223,10 +219,6 @@ const std::map<Trait, Fits>& fits_by_trait() {
       {Trait::kNativeDropout,
        [](auto&, auto& info) { return info.draws_random && info.returns.size() == 2; }},
       {Trait::kForeach, [](auto&, auto& info) { return info.is_list(0) || info.is_list(1); }},
-      {Trait::kWritesGradients,
-       [](auto&, auto& info) { return info.is_written(0) && info.functional.has_value(); }},
-      {Trait::kNewZeros,
-       [](auto&, auto& info) { return is_functional(info) && info.returns.size() == 1; }},
       {Trait::kOwnKernel, [](auto& name, auto&) { return has_kernel_of_ours(name); }},
       {Trait::kHelperTensors, [](auto& name, auto&) { return has_kernel_of_ours(name); }},
       {Trait::kViewsMemory, [](auto& name, auto&) { return takes(name, "storage_offset"); }},
@@ -268,27 +260,6 @@ TEST(OperatorTraits, HaveEachARow) {
   EXPECT_EQ(used.size(), static_cast<std::size_t>(Trait::kFailsByElement) + 1);
 }
 
-// A functional form takes the first arguments of what writes in place, and returns one tensor.
-TEST(OperatorTraits, FunctionalFormsTakeTheArgumentsOfWhatTheyReplace) {
-  for (const TraitRow& row : detail::trait_rows()) {
-    if (row.trait != Trait::kWritesGradients) {
-      continue;
-    }
-    for (const std::string& name : detail::names_in(row.names)) {
-      const auto in_place = detail::find_operator(std::string(kNamespace) + name);
-      const auto functional = *info_of(name).functional;
-      const auto& wanted = functional.schema().arguments();
-      const auto& given = in_place.schema().arguments();
-      ASSERT_LE(wanted.size(), given.size()) << name;
-      for (std::size_t i = 0; i < wanted.size(); ++i) {
-        EXPECT_EQ(wanted[i].type()->str(), given[i].type()->str()) << name << " " << i;
-        EXPECT_EQ(wanted[i].alias_info(), nullptr) << name << " " << i;
-      }
-      EXPECT_EQ(functional.schema().returns().size(), 1u) << name;
-    }
-  }
-}
-
 // Kernels on our key are those of the table, and those with a rule that only take a shorter way.
 TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
   const auto ruled = ruled_operators();
@@ -301,8 +272,8 @@ TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
 }
 
 TEST(OperatorTraits, FormsAreOfOperatorsThatExist) {
-  for (const auto& [name, forms] : detail::all_lowerings()) {
-    EXPECT_EQ(detail::lowerings_of(info_of(std::string(name))).data(), forms.data()) << name;
+  for (const auto& [name, form] : detail::all_lowerings()) {
+    EXPECT_EQ(detail::lowering_of(info_of(std::string(name))), &form) << name;
   }
 }
 

@@ -31,9 +31,8 @@ Family reductions() {
          "S0,S1 | Pmax,S0 | - | S0,S1 | 2 all_reduce 48"});
   f.add("amax(0), empty shards", {{{6, 5}}}, [](auto& t) { return t[0].amax(0); },
         {"S0 | Pmax | - | S0 | 2 all_reduce 80"});
-  f.add(
-      "max", {{{8, 6}}}, [](auto& t) { return t[0].max(); },
-      {"S0 | Pmax | - | S0 | 3 all_reduce 24", "S0,S1 | Pmax,Pmax | - | S0,S1 | 3 all_reduce 24"});
+  f.add("max", {{{8, 6}}}, [](auto& t) { return t[0].max(); },
+        {"S0 | Pmax | -", "S0,S1 | Pmax,Pmax | -"});
   f.add("any(0)", {{{8, 6}, Operand::kMask}}, [](auto& t) { return t[0].any(0); },
         {"S0 | Pmax | -", "S1 | S0 | -"});
   f.add("max.dim(0)", {{{8, 6}}},
@@ -41,36 +40,8 @@ Family reductions() {
           const auto [values, indices] = t[0].max(0);
           return Tensors{values, indices};
         },
-        {"S1 | S0 S0 | - | S1 | -", "S0 | R R | all_gather 96 | R | -",
-         "S0,S1 | R,S0 R,S0 | all_gather 48 | R,S1 | -",
-         "S0,S0 | R,R R,R | all_gather 96 | R,R | -"});
-  f.add("argmax(0)", {{{8, 6}}}, [](auto& t) { return t[0].argmax(0); },
-        {"S1 | S0 | -", "S0 | R | all_gather 96", "S0,S0 | R,R | all_gather 96"});
-  f.add("argmax", {{{8, 6}}}, [](auto& t) { return t[0].argmax(); },
-        {"S0 | R | all_gather 16", "S1 | R | all_gather 16", "S0,S1 | R,R | all_gather 16"});
-  f.add("argmin(0), empty shards", {{{6, 5}}}, [](auto& t) { return t[0].argmin(0); },
-        {"S0 | R | all_gather 80"});
-  f.add("aminmax(0)", {{{8, 6}}},
-        [](auto& t) {
-          const auto [least, most] = at::aminmax(t[0], 0);
-          return Tensors{least, most};
-        },
-        {"S0 | Pmin Pmax | -", "S1 | S0 S0 | -"});
-  f.add("var(0)", {{{8, 6}}}, [](auto& t) { return t[0].var(0); },
-        {"S1 | S0 | - | S1 | -", "S0 | R | 2 all_reduce 96 | S0 | all_reduce 48",
-         "S0,S1 | R,S0 | 2 all_reduce 48 | S0,S1 | all_reduce 24"});
-  f.add("std", {{{7, 6}}}, [](auto& t) { return t[0].std(); },
-        {"S0 | R | 2 all_reduce 16 | S0 | all_reduce 8",
-         "S0,S1 | R,R | 2 all_reduce 16 | S0,S1 | all_reduce 8"});
-  f.add("var_mean(0)", {{{8, 6}}},
-        [](auto& t) {
-          const auto [variance, mean] = at::var_mean(t[0], 0);
-          return Tensors{variance, mean};
-        },
-        {"S1 | S0 S0 | - | S1 | -", "S0 | R R | 2 all_reduce 96 | S0 | all_reduce 48"});
-  f.add("logsumexp(0)", {{{8, 6}}}, [](auto& t) { return t[0].logsumexp(0); },
-        {"S1 | S0 | - | S1 | -", "S0 | R | 2 all_reduce 96 | S0 | -",
-         "S0,S1 | R,S0 | 2 all_reduce 48 | S0,S1 | -"});
+        {"S1 | S0 S0 | - | S1 | -"});
+  f.add("argmax(0)", {{{8, 6}}}, [](auto& t) { return t[0].argmax(0); }, {"S1 | S0 | -"});
   return f;
 }
 
@@ -87,9 +58,6 @@ Family norms() {
   f.add("vector_norm(3, 0)", {{{8, 6}}},
         [](auto& t) { return at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0}); },
         {"S1 | S0 | - | S1 | -", "S0 | R | all_reduce 48 | S0 | -"});
-  f.add("_foreach_norm", {{{8, 6}}, {{4}}, {{6, 4}}},
-        [](auto& t) { return at::_foreach_norm(t, 2); },
-        {"S0 S0 S1 | R R R | all_reduce 24", "S0,S1 S0,R S0,S1 | R,R R,R R,R | 2 all_reduce 24"});
   return f;
 }
 

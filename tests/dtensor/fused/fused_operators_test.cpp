@@ -225,29 +225,6 @@ TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   }
 }
 
-TEST(Attention, HasShapesWithoutValues) {
-  const Tensors meta{values({2, 4, 5, 8}).to(at::kMeta), values({2, 2, 5, 8}).to(at::kMeta)};
-  const DeviceMesh mesh = init_device_mesh(comm::meta_world(0, 2), {2}, {"tp"});
-  Tensors split;
-  for (const at::Tensor& x : meta) {
-    split.push_back(distribute_tensor(x, mesh, {Shard{1}}));
-  }
-  for (const Tensors& t : {meta, split}) {
-    const StrictScope nothing_moves;
-    const at::Tensor result = detail::attention(t[0], t[1], t[1], true, {}, 0);
-    EXPECT_EQ(result.sizes(), t[0].sizes());
-    EXPECT_EQ(tessera::is_distributed(result), tessera::is_distributed(t[0]));
-  }
-}
-
-TEST(FusedOperators, ABackwardIsNotDifferentiable) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::silu_mul_backward", "");
-  const at::Tensor x = values({4, 6}).requires_grad_();
-  torch::jit::Stack stack{x, x, x};
-  op.callBoxed(stack);
-  EXPECT_ANY_THROW(stack[0].toTensor().sum().backward());
-}
-
 // Attention of chunks, by parts: each kernel's results are merged and differentiated alike. The
 // kernels that only CUDA has run by their formulas (attention_kernels_test.cpp).
 
@@ -325,18 +302,6 @@ TEST(AttentionPart, IsMergedToTheWholeByEveryKernel) {
   }
 }
 
-/// Half types are summed in fp32, also where no kernel takes them.
-TEST(AttentionPart, ByFormulaIsRoundedOnce) {
-  const at::Tensor q = values({1, 2, 5, 8}).to(at::kBFloat16);
-  const detail::AttentionPart part =
-      detail::attention_part({SDPBackend::math, false}, q, q, q, {.causal = true});
-  EXPECT_EQ(part.out.scalar_type(), at::kBFloat16);
-  EXPECT_EQ(part.log_sum_exp.scalar_type(), at::kFloat);
-  const at::Tensor exact = q.to(at::kDouble);
-  const at::Tensor mask = at::full({5, 5}, kHidden, at::kDouble).triu(1);
-  EXPECT_TRUE(part.out.to(at::kDouble).allclose(attend({exact, exact, exact}, mask), 4e-3, 1e-6));
-}
-
 using Offsets = std::vector<std::int64_t>;
 
 struct Calls {
@@ -407,14 +372,6 @@ TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBef
   // The first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The second: 2
   // for [2, 5) and for [9, 10), and 1 for each token.
   expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
-}
-
-TEST(ChunkedAttention, TakesABatchOfNone) {
-  const Tensors own = leaves({values({0, 2, 4, 8}), values({0, 2, 8, 8}), values({0, 2, 8, 8})});
-  const at::Tensor result = detail::chunked_attention(own[0], own[1], own[2], {0, 6});
-  EXPECT_EQ(result.sizes(), own[0].sizes());
-  result.sum().backward();
-  EXPECT_EQ(own[1].grad().sizes(), own[1].sizes());
 }
 
 TEST(ChunkedAttention, IsOneRanksWhereBatchAndHeadsAreSplit) {
@@ -525,27 +482,13 @@ INSTANTIATE_TEST_SUITE_P(
     Splits, CrossEntropyOperator,
     ::testing::Values(
         Split{{1, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 8, 2},
-        Split{{1, 3}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 11, 2},
         Split{{1, 4}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 5, 2},  // no columns
-        // Fewer bytes would gather it.
-        Split{{1, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 2, 2},
         Split{{2, 2}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 2},
         Split{{2, 2}, {Shard{1}, Shard{0}}, {Replicate{}, Shard{0}}, 7, 2},
         Split{{2, 2}, {Shard{1}, Shard{1}}, {Replicate{}, Replicate{}}, 7, 2},
         Split{{6, 1}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 0},  // no rows
         Split{{2, 2}, {Shard{0}, Replicate{}}, {Shard{0}, Replicate{}}, 7, 0},
         Split{{2, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Replicate{}}, 7, 0}));
-
-TEST_ON_MESH(CrossEntropyOperator, TakesTheRowsOfWholeTargets, {2, 2}, {"dp", "tp"}) {
-  const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
-  const at::Tensor expected = detail::cross_entropy(logits, targets);
-  const at::Tensor split = distribute_tensor(logits, mesh, {Shard{0}, Shard{1}});
-  const StrictScope strict;
-  const at::Tensor whole = distribute_tensor(targets, mesh, {Replicate{}, Replicate{}});
-  EXPECT_CLOSE(detail::cross_entropy(split, whole), expected, 0, 1e-12);
-  const ReplicationScope same;
-  EXPECT_CLOSE(detail::cross_entropy(split, targets), expected, 0, 1e-12);
-}
 
 TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) {
   const at::Tensor logits = values({kTokens, 7}), targets = some_targets(7);
@@ -565,16 +508,6 @@ TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) 
   EXPECT_ERROR(detail::cross_entropy(columns, rows), refusal);
   EXPECT_ERROR(detail::cross_entropy(terms, rows), refusal);
   EXPECT_ERROR(detail::cross_entropy(columns, targets), "argument 1, [5], is plain");
-}
-
-TEST(CrossEntropyOperator, IsOneOperatorToModesWhereTheVocabularyIsSplit) {
-  const DeviceMesh mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
-  const at::Tensor logits = distribute_tensor(values({kTokens, 7}), mesh, {Shard{1}});
-  const at::Tensor targets = distribute_tensor(some_targets(7), mesh, {Replicate{}});
-  ListingMode mode;
-  const OperatorModeScope scope(mode);
-  detail::cross_entropy(logits, targets);
-  EXPECT_EQ(mode.names, std::vector<std::string>{"tessera::cross_entropy"});
 }
 
 TEST(CrossEntropyOperator, HasShapesAndTrafficWithoutValues) {

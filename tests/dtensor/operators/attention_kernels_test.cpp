@@ -216,21 +216,6 @@ TEST_P(AttentionKernel, SendsNothingForBatchAndHeads) {
   });
 }
 
-/// In inference statistics are empty or undefined.
-TEST_P(AttentionKernel, RunsWithoutStatistics) {
-  RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
-    std::vector<Tensor> whole, inputs;
-    for (int i = 0; i < 3; ++i) {
-      whole.push_back(testing::values({2, 4, 5, 8}, i));
-      inputs.push_back(distribute_tensor(whole.back(), mesh, {Shard{1}}).tensor());
-    }
-    const at::NoGradGuard no_grad;
-    const StrictScope strict;
-    EXPECT_TRUE(at::allclose(testing::full_tensor(GetParam().run(inputs, false)),
-                             GetParam().run(whole, false)));
-  });
-}
-
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionKernel, ::testing::ValuesIn(kernels()),
                          testing::name_of_case<Kernel>);
 

@@ -288,35 +288,18 @@ at::Tensor targets(const at::Tensor& logits) {
 
 OperatorCases cases() {
   OperatorCases c;
-  c.add("huber", {{8, 4}, {8, 4}}, [](auto& t) { return at::huber_loss(t[0], t[1]); });
-  c.add("binary_cross_entropy", {{8, 4}}, [](auto& t) {
-    return at::binary_cross_entropy(t[0].sigmoid(),
-                                    beside(t[0], at::full({8, 4}, 0.3, at::kDouble)));
-  });
   c.add("cross_entropy_ignore_index", {{7, 5}},
         [](auto& t) { return at::cross_entropy_loss(t[0], targets(t[0])); });
   c.add("cross_entropy_weights", {{7, 5}}, [](auto& t) {
     const auto weights = beside(t[0], at::tensor({.1, .2, .3, .4, .5}, at::kDouble));
     return at::cross_entropy_loss(t[0], targets(t[0]), weights);
   });
-  c.add("division_by_a_matrix", {{7, 5}}, [](auto& t) { return 8.0 / (t[0] + 3); });
-  c.add(
-      "to_int", {{7, 5}}, [](auto& t) { return t[0].mul(9).to(at::kInt).to(at::kDouble); }, false);
   c.add("foreach_on_a_list", {{7, 5}}, [](auto& t) {
     const Tensors list{t[0].mul(1)};
     at::_foreach_add_(list, 1.0);
     at::_foreach_mul_(list, 2.0);
     return list[0];
   });
-  c.add(
-      "any_as_a_number", {{7, 5}},
-      [](auto& t) { return (t[0] > 0).any(0).to(at::kInt).mul(2).sum().to(at::kDouble); }, false);
-  c.add("max_with_empty_shard", {{6, 2}}, [](auto& t) { return t[0].max(); });
-  c.add("cosine_similarity", {{7, 5}, {7, 5}},
-        [](auto& t) { return at::cosine_similarity(t[0], t[1], -1); });
-  c.add(
-      "bits_as_integers", {{7, 5}}, [](auto& t) { return t[0].view(at::kLong).to(at::kDouble); },
-      false);
   c.add("assigned_element", {{5}}, [](auto& t) {
     auto copy = t[0].mul(1);
     copy[0] = 1.0;
@@ -419,11 +402,6 @@ TEST_ON_RANKS(ThinShards, HaveTheSameStridesOnAllRanks, 4) {
   }
 }
 
-TEST_ON_RANKS(ThinShards, KeepTheOrderOfDimensionsWhereAllPartsTellIt, 3) {
-  const auto y = place(values({8, 3}), rank, Shard{0}).t().exp();
-  EXPECT_EQ(y.strides(), at::IntArrayRef({1, 3}));
-}
-
 TEST_ON_MESH(ThinShards, ComeFromLocalTensorsOfOtherStrides, {4}, {"x"}) {
   const auto rows = values({5, 3});
   // torch.chunk: 2, 2, 1 and no rows, as columns.
@@ -442,37 +420,6 @@ TEST_ON_RANKS(ThinShards, AreRedistributedToTheSameStridesOnAllRanks, 4) {
   }
 }
 
-TEST(ThinShards, TakeABroadcastTermOfAMatrixVectorProduct) {
-  const auto matrix = values({5, 6}), vector = values({6});
-  for (const auto& term : {values({1}), values({}), values({5})}) {
-    RunRanks(4, [&](Rank& rank) {
-      for (const auto& placement : {Shard{0}, Shard{1}}) {
-        const auto m = place(matrix, rank, placement).requires_grad_();
-        const auto t = place(term, rank, Replicate{}).requires_grad_();
-        const auto y = at::addmv(t, m, place(vector, rank, Replicate{}), 0.5, 2);
-        EXPECT_CLOSE(y, at::addmv(term, matrix, vector, 0.5, 2));
-        y.sum().backward();
-        EXPECT_CLOSE(t.grad(), at::full_like(term, 2.5 / term.numel()));
-        EXPECT_CLOSE(m.grad(), vector.mul(2).expand({5, 6}));
-      }
-    });
-  }
-}
-
-TEST_ON_RANKS(ThinShards, TakeAProductWithoutElementsAndABroadcastTerm, 4) {
-  const auto matrix = place(values({5, 0}), rank, Shard{0});
-  const auto vector = place(values({0}), rank, Replicate{});
-  const auto term = place(values({5}), rank, Shard{0});
-  EXPECT_EQUAL(at::addmv(term, matrix, vector, 0.5), values({5}).mul(0.5));
-}
-
-TEST_ON_RANKS(ThinShards, AddAPartialTermToASumOfNoProducts, 4) {
-  const auto term = values({3, 4}), a = values({5, 3, 2}), b = values({5, 2, 4});
-  const auto t = place(term, rank, Partial{});
-  const auto y = at::addbmm(t, place(a, rank, Shard{0}), place(b, rank, Shard{0}), 0.5, 2);
-  EXPECT_CLOSE(y, at::addbmm(term, a, b, 0.5, 2));
-}
-
 TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
   const auto shards = {std::pair(values({4, 2}), Shard{0}), std::pair(values({2, 5}), Shard{1})};
   for (const auto& [value, placement] : shards) {
@@ -483,12 +430,6 @@ TEST_ON_RANKS(ThinShards, AreTransposedInPlaceToTheStridesOfTheWhole, 3) {
     x.unsqueeze_(0);
     EXPECT_EQ(x.strides(), value.t().unsqueeze(0).strides());
   }
-}
-
-TEST_ON_MESH(ThinShards, OnThreeMeshDimensionsAreTransposedInPlace, {2, 2, 2}, {"a", "b", "c"}) {
-  auto x = distribute_tensor(values({5, 5}), mesh, {Shard{0}, Shard{1}, Shard{1}}).tensor();
-  x.transpose_(0, 1);
-  EXPECT_EQUAL(x.flatten(0, 1), values({5, 5}).t().flatten());
 }
 
 // What the operators on lists write is counted as libtorch counts it, and is what one position
@@ -606,20 +547,6 @@ TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
       }
     }
   });
-}
-
-TEST_ON_MESH(Foreach, IsOneCallWhereNoPositionWritesWhatAnotherOneUses, {2}, {"x"}) {
-  const auto pending = [&]() -> at::Tensor {
-    return distribute_tensor(values({4}).abs(), mesh, {Partial{}}).tensor().detach();
-  };
-  const auto redistributions_of_roots = [](const Tensors& tensors) {
-    const auto before = implicit_redistributions();
-    at::_foreach_sqrt_(tensors);
-    return implicit_redistributions() - before;
-  };
-  const auto x = pending(), y = pending();
-  EXPECT_EQ(redistributions_of_roots({x, y}), 1);
-  EXPECT_EQ(redistributions_of_roots({x, x}), 2);
 }
 
 TEST_ON_MESH(Foreach, AWriteToWhatBackwardNeedsIsAnError, {3}, {"x"}) {

@@ -1,6 +1,3 @@
-#include <limits>
-#include <optional>
-
 #include "dtensor/operators/operator_case.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
@@ -15,6 +12,7 @@ namespace {
 
 using testing::OperatorCases;
 using testing::Operators;
+using testing::values;
 using Tensors = std::vector<at::Tensor>;
 
 OperatorCases composites() {
@@ -51,22 +49,6 @@ OperatorCases composites() {
 INSTANTIATE_TEST_SUITE_P(Composite, Operators, ::testing::ValuesIn(composites()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_ON_MESH(OneHot, IsDistributedAsItsArgument, {3}, {"x"}) {
-  const auto classes = at::arange(10).remainder(4).view({5, 2});
-  for (const auto& placement : {Placement{Shard{0}}, Placement{Shard{1}}, Placement{Replicate{}}}) {
-    const at::Tensor x = distribute_tensor(classes, mesh, {placement});
-    for (const std::int64_t count : {-1, 4, 6}) {
-      const DistributedTensor found(at::one_hot(x, count));
-      EXPECT_EQ(to_string(found.placements()), to_string(Placements{placement}));
-      EXPECT_EQUAL(found, at::one_hot(classes, count));
-    }
-    EXPECT_THROWN(c10::Error, at::one_hot(x, 3), "Class values must be smaller than num_classes");
-    EXPECT_THROWN(c10::Error, at::one_hot(x - 1), "Class values must be non-negative");
-  }
-  EXPECT_TRUE(tessera::is_distributed(
-      at::one_hot(distribute_tensor(at::zeros({0}, at::kLong), mesh, {Shard{0}}).tensor(), 2)));
-}
-
 TEST_ON_MESH(Concatenation, GathersARepeatedTensorOnce, {4}, {"x"}) {
   const auto value = at::sin(at::arange(15.0)).view({5, 3});
   const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
@@ -88,104 +70,13 @@ TEST_ON_MESH(Concatenation, GathersNothingForTensorsOfOneSize, {4}, {"x"}) {
   EXPECT_EQUAL(joined, at::cat({value, value, value}));
 }
 
-// Quantiles of distributed tensors: what libtorch gives, to the bit.
-
-/// Floats, some equal and one not a number; libtorch looks up few quantiles of many values
-/// otherwise than many of few.
-at::Tensor values_of(std::int64_t rows) {
-  at::Tensor values =
-      at::sin(at::arange(rows * 3, at::kFloat)).mul(8).round().div(3).view({rows, 3});
-  values[rows / 2][1] = std::numeric_limits<float>::quiet_NaN();
-  return values;
-}
-
-using Quantile = at::Tensor (*)(const at::Tensor&, const at::Tensor&, std::optional<std::int64_t>,
-                                bool, c10::string_view);
-
-void expect_as_plain(Quantile quantile, const at::Tensor& values, const DeviceMesh& mesh,
-                     const char* interpolation) {
-  const at::Tensor tenths = at::arange(11, at::kFloat).div(10);
-  const ReplicationScope quantiles_are_equal;
-  for (const auto& q : {tenths, tenths[3], tenths.narrow(0, 7, 1)}) {
-    for (const auto dim : {std::optional<std::int64_t>{}, {0}, {1}, {-1}, {-2}}) {
-      for (const bool keepdim : {false, true}) {
-        const at::Tensor expected = quantile(values, q, dim, keepdim, interpolation);
-        const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor();
-        const DistributedTensor found(quantile(x, q, dim, keepdim, interpolation));
-        EXPECT_CLOSE(found, expected, 0, 0, true)
-            << interpolation << " of " << q << " along " << dim.value_or(9) << "\n"
-            << found.full_tensor() << "\nexpected\n"
-            << expected;
-      }
-    }
-  }
-}
-
-TEST_ON_MESH(Quantile, IsLibtorchsToTheBit, {4}, {"x"}) {
-  for (const std::int64_t rows : {1, 5}) {
-    for (const auto* interpolation : {"linear", "lower", "higher", "midpoint", "nearest"}) {
-      expect_as_plain(&at::quantile, values_of(rows), mesh, interpolation);
-      expect_as_plain(&at::nanquantile, values_of(rows), mesh, interpolation);
-    }
-  }
-}
-
 TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
-  const at::Tensor x = distribute_tensor(values_of(6), mesh, {Shard{0}}).tensor();
-  at::Tensor out = distribute_tensor(at::zeros({3}), mesh, {Replicate{}}).tensor();
+  const at::Tensor x = distribute_tensor(values({6, 3}), mesh, {Shard{0}}).tensor();
+  at::Tensor out = distribute_tensor(at::zeros({3}, at::kDouble), mesh, {Replicate{}}).tensor();
   at::nanquantile_out(out, x, 0.3, 0);
-  const at::Tensor expected = at::nanquantile(values_of(6), 0.3, 0);
+  const at::Tensor expected = at::nanquantile(values({6, 3}), 0.3, 0);
   EXPECT_EQUAL(out, expected);
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
-}
-
-// Zeros that a gradient's formula writes into may get another layout; other tensors may not.
-
-using testing::values;
-
-/// The gradient of the largest element among all but the first row, which are picked by a split
-/// index.
-at::Tensor gradient_of_rows(const at::Tensor& x, const at::Tensor& rows) {
-  const auto leaf = x.detach().requires_grad_();
-  leaf.index_select(0, rows).mul(2).max().backward();
-  return leaf.grad();
-}
-
-TEST_ON_MESH(BackwardZeros, TakesGradientsOfASplitIndex, {4}, {"x"}) {
-  const auto x = values({8, 5}), rows = at::tensor({1, 2, 3, 4, 4, 5, 6, 7}, at::kLong);
-  const auto expected = gradient_of_rows(x, rows);
-  const auto found = gradient_of_rows(distribute_tensor(x, mesh, {Replicate{}}),
-                                      distribute_tensor(rows, mesh, {Shard{0}}));
-  EXPECT_CLOSE(found, expected);
-  EXPECT_EQ(to_string(DistributedTensor(found).placements()), "[Replicate()]");
-}
-
-at::Tensor split_leaf(const DeviceMesh& mesh) {
-  return distribute_tensor(values({8, 5}), mesh, {Shard{0}}).tensor().detach().requires_grad_();
-}
-
-TEST_ON_MESH(BackwardZeros, LeavesATensorThatAHookWritesToAlone, {4}, {"x"}) {
-  const at::Tensor sums = distribute_tensor(at::zeros({8, 5}, at::kDouble), mesh, {Replicate{}});
-  const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-  const at::Tensor leaf = split_leaf(mesh);
-  const auto twice = leaf * 2;
-  twice.register_hook([&](const at::Tensor& gradient) { sums.index_add_(0, rows, gradient); });
-  twice.sum().backward();
-  EXPECT_EQ(to_string(DistributedTensor(sums).placements()), "[Replicate()]");
-  EXPECT_EQUAL(sums, at::ones({8, 5}, at::kDouble));
-}
-
-TEST_ON_MESH(BackwardZeros, IsWrittenOnlyOnceInAnotherLayout, {4}, {"x"}) {
-  const at::Tensor rows = distribute_tensor(at::arange(8), mesh, {Shard{0}});
-  const at::Tensor leaf = split_leaf(mesh);
-  const auto twice = leaf * 2;
-  twice.register_hook([&](const at::Tensor& gradient) {
-    const auto zeros = gradient.new_zeros({9, 5});
-    zeros.index_add_(0, rows, gradient).index_add_(0, rows, gradient);
-    return zeros.narrow(0, 0, 8);
-  });
-  twice.sum().backward();
-  EXPECT_EQUAL(leaf.grad(), at::full({8, 5}, 4.0, at::kDouble));
 }
 
 // Composite operators with out=: what they write must arrive in the distributed tensor.

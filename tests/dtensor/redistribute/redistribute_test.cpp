@@ -128,34 +128,8 @@ TEST(PartialTensor, RefusesATypeThatLacksItsReduction) {
       EXPECT_ERROR(tessera::ones({4}, mesh, placements, type), why);
       const auto x = distribute_tensor(value, mesh, {Shard{0}});
       EXPECT_ERROR(x.redistribute(placements), why);
-      EXPECT_ERROR(x.redistribute(placements, {.async = true}), why);
     }
   });
-}
-
-TEST(PartialTensor, AcceptsATypeThatHasItsReduction) {
-  using enum ReduceOp;
-  const std::vector<std::pair<at::ScalarType, std::vector<ReduceOp>>> accepted{
-      {at::kBool, {kMax, kMin, kProduct}},
-      {at::kLong, {kSum, kMax, kMin, kProduct}},
-      {at::kComplexDouble, {kSum, kAvg}},
-      {at::kFloat, {kSum, kAvg, kMax, kMin, kProduct}}};
-  RunRanks(2, [&](Rank& rank) {
-    for (const auto& [type, ops] : accepted) {
-      const auto value = at::arange(4).to(type);
-      for (const auto op : ops) {
-        const auto x = distribute_tensor(value, rank.mesh({2}, {"x"}), {Partial{op}});
-        EXPECT_EQUAL(x, value) << value.scalar_type() << to_string(op);
-      }
-    }
-  });
-}
-
-TEST_ON_MESH(PartialTensor, NeverHoldsProductsOfComplexNumbers, {3}, {"x"}) {
-  const auto value = at::view_as_complex(at::sin(at::arange(20, at::kDouble)).view({5, 2, 2}));
-  const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
-  EXPECT_CLOSE(x.prod(0), value.prod(0));
-  EXPECT_CLOSE(x.prod(), value.prod());
 }
 
 TEST_ON_MESH(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers, {2}, {"x"}) {
@@ -169,14 +143,6 @@ TEST_ON_MESH(PartialTensor, IsReducedBeforeAMaximumMeetsComplexNumbers, {2}, {"x
   const c10::complex<double> i(0, 1);
   EXPECT_EQUAL(x + i, value + i);
   EXPECT_EQUAL(at::where(on(mask), x, on(z)), at::where(mask, value, z));
-}
-
-TEST_ON_MESH(PartialTensor, IsReducedBeforeItIsRounded, {2}, {"x"}) {
-  const auto halves = at::arange(5, at::kDouble).div(2);
-  const auto x = DistributedTensor::from_local(halves, mesh, {Partial{}}).tensor();
-  const auto integers = distribute_tensor(at::zeros({5}, at::kLong), mesh, {Partial{}}).tensor();
-  integers.copy_(x);
-  EXPECT_EQUAL(integers, at::arange(5));
 }
 
 TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleans, {3}, {"x"}) {
@@ -270,14 +236,6 @@ TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
-// An empty tensor needs no collective; what is left to do is the change of its local sizes.
-TEST_ON_MESH(Async, AnEmptyTensorHasTheSizesOfItsLayout, {2}, {"dp"}) {
-  const auto x = distribute_tensor(at::empty({0, 4}), mesh, {Shard{0}});
-  const auto y = x.redistribute({Replicate{}}, kAsync);
-  EXPECT_EQ(y.to_local().sizes(), (std::vector<std::int64_t>{0, 4}));
-  EXPECT_EQ(y.full_tensor().sizes(), (std::vector<std::int64_t>{0, 4}));
-}
-
 TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
   Log log;
   const auto mesh = logged_mesh(rank, log);
@@ -321,7 +279,6 @@ TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
 TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
   const std::vector<void (*)(const DeviceMesh&, const at::Tensor&)> waits{
       [](const DeviceMesh&, const at::Tensor& b) { at::argmax(b); },
-      [](const DeviceMesh&, const at::Tensor& b) { b.max(0); },
       [](const DeviceMesh& mesh, const at::Tensor&) {
         detail::DeferredSums sums;
         sums.add(mesh.group("tp"), at::ones({2}), [](const at::Tensor&) {});
@@ -339,20 +296,6 @@ TEST(Async, PendingCollectivesFinishBeforeASynchronousOne) {
       EXPECT_EQ(log, (Log{"start dp", "wait dp", "start tp", "wait tp"}));
     }
   });
-}
-
-TEST_ON_MESH(Async, MovesAllPairsUneven, {2, 2}, {"dp", "tp"}) {
-  const std::vector<Placements> all{{Replicate{}, Replicate{}}, {Shard{0}, Shard{1}},
-                                    {Shard{0}, Shard{0}},       {Partial{}, Shard{1}},
-                                    {Shard{1}, Partial{}},      {StridedShard{0, 2}, Shard{0}}};
-  for (const auto& from : all) {
-    for (const auto& to : all) {
-      const auto x =
-          distribute_tensor(counting_values({7, 5}), mesh, from).redistribute(to, kAsync);
-      EXPECT_EQ(x.placements(), to);
-      EXPECT_EQUAL(x, counting_values({7, 5}));
-    }
-  }
 }
 
 TEST_ON_RANKS(Async, AnUnusedTensorIsFinished, 4) {
@@ -373,16 +316,6 @@ TEST_ON_MESH(Async, CarriesGradientsBack, {2, 2}, {"dp", "tp"}) {
   moved.tensor().pow(2).sum().backward();
   EXPECT_EQ(DistributedTensor(leaf.grad()).placements(), (Placements{Shard{0}, Shard{1}}));
   EXPECT_CLOSE(leaf.grad(), plain.grad());
-}
-
-TEST_ON_MESH(Async, DoesNotShareTheVersionOfItsSource, {2}, {"x"}) {
-  const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
-  const auto y = x.redistribute({Replicate{}}, kAsync);
-  const auto before = x.tensor()._version();
-  y.tensor().add_(1);
-  EXPECT_EQ(x.tensor()._version(), before);
-  EXPECT_EQ(y.tensor()._version(), local_tensor(y)._version());
-  EXPECT_EQUAL(x, counting_values({4}));
 }
 
 TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {

@@ -1,6 +1,9 @@
 // Settings of a thread for operators on distributed tensors.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "tessera/core/detail/no_copy.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/export.h"
@@ -38,6 +41,19 @@ void clear_dispatch_cache();
 }  // namespace tessera
 
 namespace tessera::detail {
+
+/// Statistics of dispatch caches, which store how operator calls are run (their plans). Every thread
+/// has a cache, including autograd's threads.
+struct DispatchCacheStatistics {
+  std::size_t plans = 0;     ///< number of plans that are in the cache now
+  std::size_t capacity = 0;  ///< maximum number of plans in the cache
+  /// Number of calls that found their plan in the cache, since the threads started.
+  std::uint64_t hits = 0;
+  std::uint64_t misses = 0;  ///< number of calls that had to make a plan
+};
+/// Returns the sums over the dispatch caches of this thread and of the threads that run its
+/// backwards. Must not be called while a backward runs.
+DispatchCacheStatistics dispatch_cache_statistics();
 
 /// During the scope, factory functions on this thread make meta tensors, unless the caller passes a
 /// device. Implements nn::MetaDevice. Scopes nest.

@@ -5,9 +5,7 @@
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/addmm_cpu_dispatch.h>
-#include <ATen/ops/max_pool1d_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/mm_cpu_dispatch.h>
-#include <ATen/ops/one_hot_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/reshape_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/tensor_split_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/value_selecting_reduction_backward_compositeimplicitautograd_dispatch.h>

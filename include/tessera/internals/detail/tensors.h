@@ -62,7 +62,7 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
 }
 
 // The identity of a tensor: the address of its TensorImpl. Tensor::is_same() compares two tensors.
-// Tables of tensors, weak references and other code need the address.
+// Tables of tensors and other code need the address.
 //
 // Canary: TensorIdentityCanary, a test of libtorch itself.
 
@@ -71,20 +71,6 @@ using TensorIdentity = const c10::TensorImpl*;
 inline TensorIdentity identity_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl();
 }
-
-/// A weak reference to a tensor. Unlike an address, it never refers to a later tensor.
-class WeakTensor {
- public:
-  explicit WeakTensor(const at::Tensor& tensor) : impl_(tensor.getIntrusivePtr()) {}
-  /// Returns the tensor; an undefined tensor after it was freed.
-  at::Tensor lock() const {
-    auto impl = impl_.lock();
-    return impl ? at::Tensor(std::move(impl)) : at::Tensor();
-  }
-
- private:
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> impl_;
-};
 
 /// Returns an at::Tensor of this TensorImpl, which another at::Tensor must own already.
 inline at::Tensor tensor_of(c10::TensorImpl& impl) {
