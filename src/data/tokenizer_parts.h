@@ -85,11 +85,10 @@ class JsonField {
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool single_word = false;  ///< whether the token does not match inside a word
-  bool lstrip = false;       ///< whether the token includes white space before it
-  bool rstrip = false;       ///< whether the token includes white space after it
-  bool normalized = false;   ///< whether the token is searched in the normalized text
-  bool special = false;      ///< whether the token decodes to nothing
+  bool lstrip = false;      ///< whether the token includes white space before it
+  bool rstrip = false;      ///< whether the token includes white space after it
+  bool normalized = false;  ///< whether the token is searched in the normalized text
+  bool special = false;     ///< whether the token decodes to nothing
 };
 /// Reads all members of an AddedToken except the id. `special`: AddedToken::special if the object
 /// has no "special".

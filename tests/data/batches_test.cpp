@@ -38,9 +38,6 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-}
-
-TEST(BatchLoader, CountsSamplesWithTheirLastTarget) {
   EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // the 4th lacks its last target
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
@@ -327,8 +324,8 @@ class PairTokenizer final : public Tokenizer {
 /// The inputs and targets of a sample of 6 tokens, with the end token 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
   bool given = false;
-  const JsonLines lines = [&]() -> std::optional<JsonLine> {
-    return std::exchange(given, true) ? std::nullopt : std::optional(JsonLine{line, "p.jsonl:1"});
+  const JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {
+    return std::exchange(given, true) ? std::nullopt : std::optional(std::pair(line, "p.jsonl:1"));
   };
   const auto samples = prompt_completions(lines, PairTokenizer(), 6, options);
   std::pair<Tokens, Tokens> sample{Tokens(6), Tokens(6)};
@@ -365,6 +362,15 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
             {.truncate = true},
             {'a', 'b', 'c', 'd', 'e', 'f'},
             {-100, 'c', 'd', 'e', 'f', 'g'}},
+           // Prompt and completion are tokenized together, unless a token would cover both.
+           {R"({"prompt": "bb", "completion": "bb"})",
+            {},
+            {'b' + 256, 'b' + 256, 0, 0, 0, 0},
+            {'b' + 256, 0, -100, -100, -100, -100}},
+           {R"({"prompt": "b", "completion": "b"})",
+            {},
+            {'b', 'b', 0, 0, 0, 0},
+            {'b', 0, -100, -100, -100, -100}},
            // An empty prompt leaves the first token out of the targets.
            {R"({"prompt": "", "completion": "xy"})",
             {},
@@ -396,14 +402,6 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
            {R"({"prompt": [], "completion": []})", "the prompt has 0 of 0 tokens"}}) {
     EXPECT_ERROR(SampleOf(row.line, {.truncate = true}), "p.jsonl:1", row.words);
   }
-}
-
-TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
-  EXPECT_EQ(SampleOf(R"({"prompt": "bb", "completion": "bb"})").first,
-            (Tokens{'b' + 256, 'b' + 256, 0, 0, 0, 0}));
-  // Tokenized together they would be one token.
-  EXPECT_EQ(SampleOf(R"({"prompt": "b", "completion": "b"})").first,
-            (Tokens{'b', 'b', 0, 0, 0, 0}));
 }
 
 TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {

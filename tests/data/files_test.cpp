@@ -37,8 +37,8 @@ std::vector<std::int64_t> ReadAll(const TokenSource& source) {
 }
 
 void WriteShard(const std::string& path, const std::vector<std::int64_t>& tokens,
-                TokenWidth width = TokenWidth::kUint16) {
-  TokenShardWriter writer(path, width);
+                std::int64_t vocabulary = 65536) {
+  TokenShardWriter writer(path, vocabulary);
   writer.append(tokens);
   writer.finish();
 }
@@ -155,7 +155,7 @@ TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
   WriteShard(folder / "a.bin", Tokens{7, 0, 65535});
   EXPECT_EQ(testing::ReadFile(folder / "a.bin"),
             ShardBytes<std::uint16_t>(20240520, 1, 3, Uint16s{7, 0, 65535}));
-  WriteShard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
+  WriteShard(folder / "b.bin", Tokens{128255}, 65537);
   EXPECT_EQ(testing::ReadFile(folder / "b.bin"),
             ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
 }
@@ -188,46 +188,24 @@ FileFingerprint fingerprint(const std::string& path) {
   return fingerprints({path}).at(0);
 }
 
-/// Expects another fingerprint of a file of `size` bytes if a byte at one of `places` changes.
-void ExpectSeen(std::size_t size, const std::vector<std::size_t>& places) {
+TEST(Fingerprint, HasTheNameTheSizeAndASumOfBytesOfTheWholeFile) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.bin";
-  const std::string bytes(size, 'x');
-  WriteFile(path, bytes);
-  const FileFingerprint before = fingerprint(path);
-  EXPECT_EQ(before.name, "a.bin");
-  EXPECT_EQ(before.bytes, size);
-  for (const std::size_t i : places) {
-    std::string changed = bytes;
-    changed[i] = 'y';
-    WriteFile(path, changed);
-    EXPECT_NE(fingerprint(path).sum, before.sum) << i;
+  // Every byte of a small file counts, and the first and the last byte of a large file.
+  for (const auto& [size, places] : std::vector<std::pair<std::size_t, std::vector<std::size_t>>>{
+           {0, {}}, {10'000, {0, 4095, 4096, 9'999}}, {3'000'001, {0, 3'000'000}}}) {
+    const std::string bytes(size, 'x');
+    WriteFile(path, bytes);
+    const FileFingerprint before = fingerprint(path);
+    EXPECT_EQ(before.name, "a.bin");
+    EXPECT_EQ(before.bytes, size);
+    for (const std::size_t i : places) {
+      std::string changed = bytes;
+      changed[i] = 'y';
+      WriteFile(path, changed);
+      EXPECT_NE(fingerprint(path).sum, before.sum) << i;
+    }
   }
-}
-
-TEST(Fingerprint, ChangesWithEveryByteOfASmallFile) {
-  ExpectSeen(10'000, {0, 4095, 4096, 9'999});
-}
-
-TEST(Fingerprint, CoversTheFirstAndLastByteOfALargeFile) {
-  ExpectSeen(3'000'001, {0, 3'000'000});
-}
-
-TEST(Fingerprint, DoesNotDependOnTheFolder) {
-  const TemporaryFolder folder;
-  std::filesystem::create_directory(folder / "moved");
-  WriteFile(folder / "a.bin", "text");
-  WriteFile(folder / "moved/a.bin", "text");
-  EXPECT_EQ(fingerprint(folder / "a.bin"), fingerprint(folder / "moved/a.bin"));
-}
-
-TEST(Fingerprint, ExistsForAnEmptyFile) {
-  const TemporaryFolder folder;
-  WriteFile(folder / "a.bin", "");
-  EXPECT_EQ(fingerprint(folder / "a.bin"), (FileFingerprint{"a.bin", 0, 0}));
-}
-
-TEST(Fingerprint, NamesAFileThatCannotBeRead) {
   EXPECT_ERROR(fingerprint("/none/a.bin"), "/none/a.bin");
 }
 

@@ -78,8 +78,6 @@ TEST(HuggingFaceTokenizer, TakesTheLongestAddedTokenAndWhiteSpaceBesideIt) {
   const auto tokenizer = Open(json);
   EXPECT_EQ(tokenizer->encode("a  ab b"), (Ids{0, 5, 3, 1}));
   EXPECT_EQ(tokenizer->encode("a abc  b"), (Ids{0, 3, 6, 1}));
-  json["added_tokens"].push_back(Added(8, "ac", "single_word"));
-  EXPECT_EQ(Open(json)->encode("cac ac"), (Ids{2, 0, 2, 3, 8}));
 }
 
 TEST(HuggingFaceTokenizer, TakesWhiteSpaceBesideAddedTokensOnce) {
@@ -89,20 +87,6 @@ TEST(HuggingFaceTokenizer, TakesWhiteSpaceBesideAddedTokensOnce) {
   json["added_tokens"].back()["rstrip"] = true;
   EXPECT_EQ(Open(json)->encode("a<r> \n b\n"), (Ids{0, 8, 1, 9}));
   EXPECT_EQ(Open(json)->encode("a\n \n\n<r>\na"), (Ids{0, 9, 8, 0}));
-  // An added token that does not strip leaves the spaces next to it.
-  json["added_tokens"].back() = Added(9, "\n", "single_word");
-  EXPECT_EQ(Open(json)->encode("a<r>\n"), (Ids{0, 8, 9}));
-}
-
-TEST(HuggingFaceTokenizer, EnclosedLettersAreOfWords) {
-  Json json = ByteFallbackJson();
-  json["added_tokens"].push_back(Added(262, "ab", "single_word"));
-  const auto tokenizer = Open(json);
-  for (const char* letter : {"\u24b6", "\U0001f130", "\U0001f169", "\U0001f170"}) {
-    const Ids ids = tokenizer->encode(std::string("ab") + letter);
-    EXPECT_EQ(std::ranges::count(ids, 262), 0) << letter;
-  }
-  EXPECT_EQ(tokenizer->encode("ab"), (Ids{262}));
 }
 
 TEST(HuggingFaceTokenizer, EndsSoonInLongWhiteSpaceBesideAddedTokens) {
@@ -215,7 +199,12 @@ TEST(HuggingFaceTokenizer, RefusesByNameWhatIsNotImplemented) {
       {"/pre_tokenizer/pretokenizers/0/behavior", "Random", R"(behavior" is "Random")"},
       {"/decoder/type", "WordPiece", R"("decoder.type" is "WordPiece")"},
       {"/post_processor/type", "BertProcessing", R"("post_processor.type" is "BertProcessing")"},
+      {"/pre_tokenizer/pretokenizers/0/pattern", {{"String", "a"}}, R"(pattern.String" is "a")"},
+      {"/normalizer",
+       {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}},
+       R"("normalizer.pattern.Regex" is "a")"},
       {"/added_tokens/0/lower", true, R"("added_tokens[0].lower" is true)"},
+      {"/added_tokens/0/single_word", true, R"("added_tokens[0].single_word" is true)"},
       {"/vocab_hash", 1, R"("vocab_hash" is 1)"},
       {"/vocab\nhash", 1, R"("vocab\nhash" is 1)"},
   });
@@ -231,21 +220,29 @@ TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
       {"/model/unk_token", "?", R"("model.unk_token" is "?"; it must be a token)"},
       {"/added_tokens/0/id", 3, R"("added_tokens[0]" is)"},
       {"/post_processor/special_tokens/<s>/ids/0", 8, "it must be a number below 8"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(a", "'(a' is not a regular expression"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\R+",
-       "has '\\R', which is not implemented"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\p{InArrows}", "has '\\p{InArrows}'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a[b]", "a class without its ]"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a&&b]", "has '&&'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a\\W]", R"(has '\W')"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[[:alpha:]]", "has '[:alpha:]'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\n(a", R"(pattern '\x0a(a' is not)"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "a{2}?", "has '{}?'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", R"(a\xC3)", R"(has '\xC3')"},
       {"/pre_tokenizer",
        {{"type", "Metaspace"}, {"replacement", "__"}},
        R"("pre_tokenizer.replacement" is "__"; it must be one character)"},
   });
+}
+
+TEST(HuggingFaceTokenizer, RefusesPatternsThatMayMeanSomethingElse) {
+  std::vector<WrongValue> values = {{"", "(a", "'(a' is not a regular expression"},
+                                    {"", "\\p{InArrows}", "has '\\p{InArrows}'"},
+                                    {"", "\\p{^L}", "has '\\p{^L}'"},
+                                    {"", "[a", "a class without its ]"},
+                                    {"", "[a[b]]", "has '[..['"},
+                                    {"", "[a&&b]", "has '&&'"},
+                                    {"", "[a\\w]", R"(has '\w')"},
+                                    {"", "\n(a", R"(pattern '\x0a(a' is not)"},
+                                    {"", "a{2}?", "has '{}?'"}};
+  for (const char* escape : {"\\R", "\\b", "\\d", "\\xC3"}) {
+    values.push_back({"", escape, "which is not implemented"});
+  }
+  for (WrongValue& wrong : values) {
+    wrong.place = "/pre_tokenizer/pretokenizers/0/pattern/Regex";
+  }
+  ExpectRefused(values);
 }
 
 TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
@@ -294,18 +291,13 @@ TEST(HuggingFaceTokenizer, RefusesATokenOutsideItsVocabulary) {
 
 using nlohmann::json;
 
-TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevelThatMakeOtherCharacters) {
-  const auto open_with = [](const json& step) {
+TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
+  for (const char* type : {"Digits", "Metaspace", "ByteLevel"}) {
     json all = testing::ByteLevelJson();
-    all["pre_tokenizer"]["pretokenizers"].push_back(step);
-    return testing::Open(all);
-  };
-  EXPECT_ERROR(open_with({{"type", "Metaspace"}, {"replacement", "\u2581"}}),
-               R"("pre_tokenizer.pretokenizers[2]" is {"replacement":)",
-               "it must be before ByteLevel");
-  EXPECT_ERROR(open_with({{"type", "ByteLevel"}}),
-               R"("pre_tokenizer.pretokenizers[2]" is {"type":"ByteLevel"})",
-               "it must be the only ByteLevel");
+    all["pre_tokenizer"]["pretokenizers"].push_back({{"type", type}});
+    EXPECT_ERROR(Open(all), R"("pre_tokenizer.pretokenizers[2]" is {"type":")",
+                 "it must be before ByteLevel");
+  }
 }
 
 }  // namespace
@@ -414,14 +406,6 @@ TEST_F(FilesBesideJson, AddTokens) {
                "has no token for '<'");  // added_tokens.json is then ignored
 }
 
-TEST_F(FilesBesideJson, AddExtraSpecialTokensInTheirOrder) {
-  testing::WriteFile(folder_ / "tokenizer_config.json",
-                     R"({"extra_special_tokens": {"z_token": "<x>", "a_token": "<y>"}})");
-  const TokenizerPtr tokenizer = open_tokenizer(folder_.path());
-  EXPECT_EQ(tokenizer->encode("a<y><x>"), (Ids{0, 9, 8}));
-  EXPECT_EQ(tokenizer->decode({0, 9, 8}), "a");
-}
-
 TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
   const auto names = [&] {
     std::vector<std::string> all;
@@ -458,6 +442,9 @@ TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
                "give '<t>' the id 12, but it is a new token, and the next id is 8");
   EXPECT_ERROR(with("x", "<t>"), "\"added_tokens_decoder.x\"", "under the id of a token");
   EXPECT_ERROR(OpenWith({{"bos_token", 3}}), "tokenizer.json", "\"bos_token");
+  OpenWith({{"extra_special_tokens", json::object()}});
+  EXPECT_ERROR(OpenWith({{"extra_special_tokens", {{"x_token", "<x>"}}}}),
+               R"("extra_special_tokens.x_token" is "<x>", which is not implemented)");
   testing::WriteFile(folder_ / "tokenizer_config.json", "[");
   EXPECT_ERROR(open_tokenizer(folder_.path()), "tokenizer_config.json'", "JSON");
 }
