@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <future>
@@ -302,8 +301,7 @@ std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
 
 }  // namespace
 
-SaveFuture::SaveFuture(std::shared_ptr<BackgroundSave> save, double stall_seconds)
-    : save_(std::move(save)), stall_seconds_(stall_seconds) {}
+SaveFuture::SaveFuture(std::shared_ptr<BackgroundSave> save) : save_(std::move(save)) {}
 
 bool SaveFuture::done() const {
   return save_ == nullptr || save_->done();
@@ -317,14 +315,11 @@ void SaveFuture::wait() {
 
 SaveFuture async_save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
                       const StateDict& state, const SaveOptions& options) {
-  const auto begun = std::chrono::steady_clock::now();
   const comm::CallerScope caller("checkpoint::async_save");
   const at::NoGradGuard no_grad;
   const comm::CommunicatorPtr hosts = hosts_of_saves(world);
   finish_pending_save(*hosts);
-  auto save = begin_save(hosts, prepare_save(*hosts, dir, step, state, options));
-  const std::chrono::duration<double> stall = std::chrono::steady_clock::now() - begun;
-  return {std::move(save), stall.count()};
+  return SaveFuture(begin_save(hosts, prepare_save(*hosts, dir, step, state, options)));
 }
 
 }  // namespace tessera::checkpoint

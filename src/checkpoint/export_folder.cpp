@@ -22,19 +22,10 @@ namespace {
 using nlohmann::json;
 
 bool is_computed_from(const std::string& key) {
-  constexpr std::array<std::string_view, 8> kNoComputation = {
-      "torch_dtype", "dtype",        "transformers_version", "_name_or_path",
-      "use_cache",   "bos_token_id", "eos_token_id",         "pad_token_id"};
+  constexpr std::array<std::string_view, 9> kNoComputation = {
+      "torch_dtype",  "dtype",        "transformers_version", "_name_or_path", "use_cache",
+      "bos_token_id", "eos_token_id", "pad_token_id",         "architectures"};
   return std::ranges::find(kNoComputation, key) == kNoComputation.end();
-}
-
-/// Maps each "model_type" with known defaults to its class in `transformers`.
-const std::map<std::string, std::string>& known_classes() {
-  static const std::map<std::string, std::string> classes{{"llama", "LlamaForCausalLM"},
-                                                          {"mistral", "MistralForCausalLM"},
-                                                          {"qwen2", "Qwen2ForCausalLM"},
-                                                          {"qwen3", "Qwen3ForCausalLM"}};
-  return classes;
 }
 
 void set_default(json& config, const char* key, const json& value) {
@@ -63,7 +54,7 @@ void join_positions(json& config) {
 }
 
 /// Removes sliding-window settings that no layer uses.
-void join_windows(json& config, const std::string& type) {
+void join_windows(json& config, const json& type) {
   if (type == "mistral" && !config.contains("sliding_window")) {
     config["sliding_window"] = 4096;
   }
@@ -79,35 +70,32 @@ void join_windows(json& config, const std::string& type) {
   }
 }
 
-/// Fills keys that a configuration omits with the defaults of its class.
+/// Fills keys that a configuration of a known "model_type" omits with the defaults of its class in
+/// `transformers`.
 json spelled_out(json config) {
   set_default(config, "model_type", "llama");
   const json type = config.at("model_type");
-  const auto known =
-      type.is_string() ? known_classes().find(type.get<std::string>()) : known_classes().end();
-  if (known == known_classes().end()) {
+  if (type != "llama" && type != "mistral" && type != "qwen2" && type != "qwen3") {
     return config;
   }
-  set_default(config, "architectures", json::array({known->second}));
-  for (const char* key : {"attention_bias", "mlp_bias", "tie_word_embeddings"}) {
-    set_default(config, key, false);
+  const json defaults = {{"attention_bias", false},   {"mlp_bias", false},
+                         {"attention_dropout", 0},    {"tie_word_embeddings", false},
+                         {"hidden_act", "silu"},      {"pretraining_tp", 1},
+                         {"initializer_range", 0.02}, {"rms_norm_eps", 1e-6}};
+  for (const auto& [key, value] : defaults.items()) {
+    set_default(config, key.c_str(), value);
   }
-  set_default(config, "attention_dropout", 0);
-  set_default(config, "hidden_act", "silu");
-  set_default(config, "initializer_range", 0.02);
-  set_default(config, "pretraining_tp", 1);
-  set_default(config, "rms_norm_eps", 1e-6);
   const json heads = config.value("num_attention_heads", json());
-  if (known->first == "llama" || config.contains("num_key_value_heads")) {
+  if (type == "llama" || config.contains("num_key_value_heads")) {
     set_default(config, "num_key_value_heads", heads);
   }
   const json hidden = config.value("hidden_size", json());
-  if (known->first != "qwen3" && heads.is_number_integer() && hidden.is_number_integer() &&
+  if (type != "qwen3" && heads.is_number_integer() && hidden.is_number_integer() &&
       heads.get<std::int64_t>() > 0) {
     set_default(config, "head_dim", hidden.get<std::int64_t>() / heads.get<std::int64_t>());
   }
   join_positions(config);
-  join_windows(config, known->first);
+  join_windows(config, type);
   return config;
 }
 
@@ -415,8 +403,8 @@ std::string content_of(const fs::path& path) {
 
 /// The files in a folder other than weights and configuration. Symbolic links are listed even if
 /// their target does not exist.
-FilesBesideWeights files_in(const fs::path& folder) {
-  FilesBesideWeights files;
+std::map<std::string, fs::path> files_in(const fs::path& folder) {
+  std::map<std::string, fs::path> files;
   for (const char* name : kNames) {
     if (fs::exists(fs::symlink_status(folder / name))) {
       files.emplace(name, folder / name);
@@ -434,8 +422,8 @@ FilesBesideWeights files_in(const fs::path& folder) {
 
 }  // namespace
 
-FilesBesideWeights files_beside_weights(const fs::path& model) {
-  FilesBesideWeights files = files_in(model);
+std::map<std::string, fs::path> other_files(const fs::path& model) {
+  std::map<std::string, fs::path> files = files_in(model);
   for (const auto& [name, path] : files) {
     TESSERA_CHECK(fs::exists(path), "'", path.string(),
                   "' is a symbolic link to a file that is not there: put the file there, or remove "
@@ -444,7 +432,7 @@ FilesBesideWeights files_beside_weights(const fs::path& model) {
   return files;
 }
 
-void check_beside_weights(const FilesBesideWeights& files, const fs::path& folder) {
+void check_other_files(const std::map<std::string, fs::path>& files, const fs::path& folder) {
   for (const auto& [name, path] : files_in(folder)) {
     TESSERA_CHECK(files.contains(name), "the folder '", folder.string(), "' has ", name,
                   ", which the model that is exported lacks, and which would stay beside its "
@@ -460,8 +448,8 @@ void check_beside_weights(const FilesBesideWeights& files, const fs::path& folde
   }
 }
 
-void copy_beside_weights(const FilesBesideWeights& files, const fs::path& folder) {
-  check_beside_weights(files, folder);
+void copy_other_files(const std::map<std::string, fs::path>& files, const fs::path& folder) {
+  check_other_files(files, folder);
   for (const auto& [name, source] : files) {
     if (!fs::exists(folder / name)) {
       files::create_folders((folder / name).parent_path());

@@ -4,7 +4,6 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -37,16 +36,6 @@ struct Arguments {
   std::string other;  ///< the second step of `diff`
 };
 
-/// Returns a callback that shows progress on one line of a terminal; empty without a terminal.
-Progress shown_progress() {
-  if (isatty(STDERR_FILENO) == 0) {
-    return {};
-  }
-  return [](std::uint64_t done, std::uint64_t all) {
-    std::cerr << fmt::format("\r{} of {} MiB{}", done >> 20, all >> 20, done == all ? "\n" : "");
-  };
-}
-
 int info(const Arguments& arguments) {
   std::cout << describe_step(find_step(arguments.path));
   return 0;
@@ -54,7 +43,7 @@ int info(const Arguments& arguments) {
 
 int verify(const Arguments& arguments) {
   const fs::path folder = find_step(arguments.path);
-  const auto faults = verify_step(folder, shown_progress());
+  const auto faults = verify_step(folder);
   for (const std::string& fault : faults) {
     std::cout << fault << '\n';
   }
@@ -65,8 +54,7 @@ int verify(const Arguments& arguments) {
 }
 
 int diff(const Arguments& arguments) {
-  const auto differences =
-      compare_steps(find_step(arguments.path), find_step(arguments.other), shown_progress());
+  const auto differences = compare_steps(find_step(arguments.path), find_step(arguments.other));
   for (const std::string& difference : differences) {
     std::cout << difference << '\n';
   }
