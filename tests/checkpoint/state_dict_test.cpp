@@ -386,7 +386,7 @@ TEST(FusedCheckpoint, CountsAParameterAsFilledOnceAllPartsAre) {
     FusedNet saved(2, /*bias=*/false), loaded(2, /*bias=*/false);
     saved.qkv->slot("weight")->set(at::ones({16, 3}));
     save(*rank.world(), dir.path(), 1, {saved});
-    const LoadOptions without_k{.exclude = {"k.**"}, .partial = true};
+    const LoadOptions without_k{.exclude = {"k.**"}, .partial = {"**"}};
     for (const auto& [options, filled] :
          {std::pair(without_k, false), std::pair(LoadOptions{}, true),
           std::pair(without_k, true)}) {
@@ -412,15 +412,10 @@ at::Tensor Range(const Sizes& sizes) {
 /// Gathers on all ranks. On rank 0, checks that each element arrives once and at its place.
 void ExpectGathered(const Rank& rank, const at::Tensor& tensor, const at::Tensor& expected,
                     std::int64_t round_elements = 1 << 20) {
-  at::Tensor found = at::full(expected.sizes(), -1, at::kFloat);
+  const at::Tensor found = at::full(expected.sizes(), -1, at::kFloat);
   std::int64_t elements = 0;
   const auto visit = [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
-    at::Tensor target = found;
-    for (std::size_t dim = 0; dim < offset.size(); ++dim) {
-      const auto d = static_cast<std::int64_t>(dim);
-      target = target.narrow(d, offset[dim], block.size(d));
-    }
-    target.copy_(block);
+    block_at(found, offset, block.sizes()).copy_(block);
     elements += block.numel();
   };
   gather_blocks(tensor, at::kFloat, *AllRanks(rank), at::kCPU, visit, round_elements);
@@ -462,25 +457,6 @@ TEST(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes
     ExpectGathered(rank, tensor, full, 1);
     ExpectGathered(rank, distribute_tensor(full, mesh["tp"], {Shard{0}}), full);
     ExpectGathered(rank, distribute_tensor(full, mesh["dp"], {Shard{1}}), full);
-  });
-}
-
-TEST(GatherBlocks, HandsOverPlainTensorsWithoutCommunication) {
-  RunRanks(2, [](Rank& rank) {
-    const auto before = rank.world()->traffic().table();
-    ExpectGathered(rank, Range({3, 4}), Range({3, 4}));
-    ExpectGathered(rank, at::full({}, 7, at::kFloat), at::full({}, 7, at::kFloat));
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 0);
-  });
-}
-
-TEST(GatherBlocks, SendsEachElementOnceAtMost) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const auto tensor = distribute_tensor(Range({8, 4}), mesh, {Replicate{}, Shard{0}});
-    const auto before = rank.world()->traffic().table();
-    ExpectGathered(rank, tensor, Range({8, 4}));
-    const auto sent = comm::total(rank.world()->traffic().since(before)).bytes;
-    EXPECT_EQ(sent, rank.rank() < 2 ? 16 * 4 : 0);
   });
 }
 
