@@ -13,9 +13,6 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 

@@ -238,56 +238,27 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
   return adapters;
 }
 
-std::string last_segment(const std::string& fqn) {
-  return fqn.substr(fqn.rfind('.') + 1);  // for an FQN without a dot, npos + 1 is 0
-}
-
-/// The FQNs of a module in Hugging Face's model; for a FusedLinear, the FQNs of its parts.
-std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
-  const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
-  if (fused == nullptr) {
-    return {fqn};
-  }
-  const std::size_t end = fqn.rfind('.');
-  const std::string parent = end == std::string::npos ? "" : fqn.substr(0, end);
+/// The FQNs in Hugging Face's model of the modules that have adapters, for PEFT. A FusedLinear has
+/// the FQNs of its parts.
+std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
-  for (const nn::FusedPart& part : fused->parts()) {
-    names.push_back(nn::detail::join_fqn(parent, part.name));
-  }
-  return names;
-}
-
-/// The target names for PEFT, which applies a name to all modules whose FQN equals the name or ends
-/// with it. Returns the last segment ("q_proj") if every module with this name has an adapter, else
-/// full FQNs.
-std::vector<std::string> target_modules(const nn::ModuleBase& module,
-                                        const std::vector<LoraLinear>& adapters) {
-  // For each last segment of an FQN: the number of modules without an adapter.
-  std::map<std::string, std::ptrdiff_t> without;
-  nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
-    for (const std::string& stored : stored_modules(fqn, each)) {
-      ++without[last_segment(stored)];
-    }
-  });
-  std::vector<std::string> targets;
   for (const LoraLinear& each : adapters) {
-    for (const std::string& stored : stored_modules(each.fqn, *each.linear)) {
-      --without[last_segment(stored)];
-      targets.push_back(stored);
+    const auto* fused = dynamic_cast<const nn::FusedLinear*>(each.linear);
+    if (fused == nullptr) {
+      names.push_back(each.fqn);
+      continue;
     }
-  }
-  std::vector<std::string> names;
-  for (const std::string& target : targets) {
-    const std::string name = last_segment(target);
-    names.push_back(without[name] == 0 ? name : target);
+    const std::size_t end = each.fqn.rfind('.');
+    const std::string parent = end == std::string::npos ? "" : each.fqn.substr(0, end);
+    for (const nn::FusedPart& part : fused->parts()) {
+      names.push_back(nn::detail::join_fqn(parent, part.name));
+    }
   }
   std::ranges::sort(names);
-  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 
-std::string config_of(const nn::ModuleBase& module, const std::vector<LoraLinear>& adapters,
-                      const std::string& base_model) {
+std::string config_of(const std::vector<LoraLinear>& adapters, const std::string& base_model) {
   const LoraLinear& first = adapters.front();
   const nlohmann::ordered_json config = {
       {"base_model_name_or_path", base_model},
@@ -298,7 +269,7 @@ std::string config_of(const nn::ModuleBase& module, const std::vector<LoraLinear
       {"lora_dropout", first.branch->dropout},
       {"peft_type", "LORA"},
       {"r", rank_of(first)},
-      {"target_modules", target_modules(module, adapters)},
+      {"target_modules", target_modules(adapters)},
       {"task_type", "CAUSAL_LM"}};
   return config.dump(2) + "\n";
 }
@@ -349,7 +320,7 @@ std::string checked_config(const nn::ModuleBase& module, const std::filesystem::
                 "saved to '",
                 folder.string(),
                 "', but that is the folder of the model that they belong to; name another");
-  std::string config = config_of(module, adapters_of(module), base_model);
+  std::string config = config_of(adapters_of(module), base_model);
   check_export_folder(folder, config, bytes_of_all(items_of(sent_adapters(module))),
                       kAdapterConfig);
   return config;

@@ -227,9 +227,7 @@ struct TokenizerSettings {
   TextEnd begin, end;
   bool decides_ends = true;  ///< whether TextEnd::adds overrides the template of tokenizer.json
   bool legacy = true;  ///< SentencePiece: each part between special tokens gets a leading space
-  /// add_prefix_space: whether a text gets a leading space. A SentencePiece tokenizer adds the
-  /// space unless both `prefix` and `legacy` are false.
-  std::optional<bool> prefix;
+  std::optional<bool> prefix;  ///< add_prefix_space: whether a text gets a leading space
   std::vector<std::filesystem::path> read;  ///< the files that were read
 };
 
