@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -212,23 +212,6 @@ struct Process {
   std::filesystem::path dir = std::getenv("TEST_DIR");
 };
 
-TEST(DISABLED_AsyncSave, SaveToAFolderWithADamagedStep) {
-  Process self;
-  SavedState state(self.rank, {1, 1}, 1);
-  save(*self.world, self.dir, 1, state.dict());
-  WriteFile(self.dir / "step-00000001/manifest.json", "{}");
-  async_save(*self.world, self.dir, 2, state.dict(), {.keep = 2}).wait();
-}
-
-// libtorch's own form of a warning is "[W1123 10:15:09.123456789 step_folder.cpp:120] ...".
-TEST(AsyncSave, WarnsAsTheRestOfTheJobDoes) {
-  const TemporaryFolder dir;
-  const auto ended = run_with(dir, 1, "SaveToAFolderWithADamagedStep");
-  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
-  EXPECT_CONTAINS(ended[0].output, "tessera: warning: ", "the manifest ");
-  EXPECT_EQ(ended[0].output.find("[W"), std::string::npos) << ended[0].output;
-}
-
 /// Sets a default stack size that is larger than the address space.
 void allow_no_more_threads() {
   pthread_attr_t attributes;

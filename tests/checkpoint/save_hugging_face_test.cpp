@@ -156,24 +156,6 @@ TEST(SaveHuggingFace, SplitsIntoShardsWithAnIndex) {
   EXPECT_EQ(index["weight_map"]["middle.bias"], "model-00002-of-00003.safetensors");
 }
 
-TEST(SaveHuggingFace, ReplacesAnOlderModelOfAnotherShape) {
-  TemporaryFolder folder;
-  const auto save = [&](std::int64_t limit) {
-    export_from({2, 1}, folder.path(), Values(), "{}", {}, limit);
-    Net net;
-    load_hugging_face(net, folder.path());
-    ExpectEqual(LocalValues(net), Values());
-  };
-  WriteFile(folder / "tokenizer.model", "not of the export");
-  save(250);
-  save(600);
-  EXPECT_EQ(folder.files().size(), 2u + 3u);
-  save(1 << 20);
-  EXPECT_EQ(folder.files(), (Names{"config.json", "model.safetensors", "tokenizer.model"}));
-  save(250);
-  EXPECT_FALSE(std::filesystem::exists(folder / "model.safetensors"));
-}
-
 TEST(SaveHuggingFace, FailsOnAllRanksIfOneRankOrTheFolderIsUnfit) {
   for (const auto& [out, word] : {std::pair{"file/out", "file is not a folder"},
                                   {"unfilled", "'middle.bias' was never filled"},
@@ -239,11 +221,7 @@ TEST(SaveLora, RefusesWhatPeftCannotHold) {
     testing::fill(model);
     EXPECT_ERROR(save_lora(model, *rank.world(), folder / ".", folder.path().string()),
                  "the folder of the model");
-    testing::WriteFile(folder / "config.json", "{}");
-    EXPECT_ERROR(save(model, "."), "has config.json of a model");
     save(model);
-    EXPECT_ERROR(save_hugging_face(model, *rank.world(), folder / "out", "{}"), "has adapter_",
-                 " of an adapter");
     nn::apply_lora(model, {.rank = 3, .targets = {"1"}});
     testing::fill(model);
     EXPECT_ERROR(save(model), "'0' and '1'", "differ in rank");

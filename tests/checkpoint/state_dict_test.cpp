@@ -57,21 +57,6 @@ TEST(StateDicts, RoundTripOnEveryMesh) {
   }
 }
 
-/// One row, which is sharded, has more elements than one message.
-TEST(StateDicts, AreSentInPartsOfARow) {
-  constexpr std::int64_t kWide = 9 << 20;
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const at::Tensor values = at::arange(kWide, at::kFloat).view({1, kWide});
-    nn::Linear net(kWide, 1, nn::LinearOptions{false});
-    net.slot("weight")->set(distribute_tensor(at::zeros({1, kWide}), mesh, {Shard{1}}));
-    const TensorDict state = rank.rank() == 0 ? TensorDict{{"weight", values}} : TensorDict{};
-    set_model_state_dict(*rank.world(), net, state,
-                         {.full_state_dict = true, .broadcast_from_rank0 = true});
-    EXPECT_TRUE(local_tensor(net.slot("weight")->get())
-                    .equal(values.chunk(2, 1)[static_cast<std::size_t>(rank.rank())]));
-  });
-}
-
 TEST(StateDicts, ShareTheMemoryOfShards) {
   RunRanks(2, [](Rank& rank) {
     Net net;
@@ -293,10 +278,10 @@ void distribute(FusedNet& net, const DeviceMesh& mesh, LayoutPtr rows) {
   }
 }
 
-TEST(FusedWeights, AreLoadedFromTheirParts) {
+TEST(FusedWeights, AreLoadedFromAndSavedAsTheirParts) {
   TemporaryFolder folder;
   WriteModel(folder / "model.safetensors", separate_values());
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
     for (const std::int64_t groups : {1, 2, 4}) {
       for (const LayoutPtr& rows : row_layouts()) {
         FusedNet net(groups);
@@ -304,28 +289,13 @@ TEST(FusedWeights, AreLoadedFromTheirParts) {
         load_hugging_face(net, folder.path());
         EXPECT_TRUE(at::equal(full_tensor(*net.qkv->weight), fused_value("weight", groups)));
         EXPECT_TRUE(at::equal(full_tensor(*net.qkv->bias), fused_value("bias", groups)));
+        save_hugging_face(net, *rank.world(), folder / "out", "{}");
+        if (rank.rank() == 0) {
+          ExpectEqual(ReadModel(folder / "out/model.safetensors"), separate_values());
+        }
       }
     }
   });
-}
-
-TEST(FusedWeights, AreSavedAsTheirParts) {
-  for (const std::int64_t groups : {1, 2, 4}) {
-    for (const LayoutPtr& rows : row_layouts()) {
-      TemporaryFolder folder;
-      RunRanks(4, [&](Rank& rank) {
-        FusedNet net(groups);
-        {
-          const c10::NoGradGuard no_grad;
-          net.qkv->weight->copy_(fused_value("weight", groups));
-          net.qkv->bias->copy_(fused_value("bias", groups));
-        }
-        distribute(net, rank.mesh({2, 2}, {"dp", "tp"}), rows);
-        save_hugging_face(net, *rank.world(), folder.path(), "{}");
-      });
-      ExpectEqual(ReadModel(folder / "model.safetensors"), separate_values());
-    }
-  }
 }
 
 TEST(FusedWeights, AreRefusedWhereAPartIsMissingOrOfAnotherSize) {

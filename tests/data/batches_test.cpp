@@ -85,18 +85,6 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
   }
 }
 
-TEST(BatchLoader, ShufflesSamplesFarApart) {
-  const std::int64_t samples = 4096;
-  const BatchLoader loader = Loader(Positions(samples + 1), 1, 1, 5000, /*shuffle=*/1);
-  const auto order = FirstTokens(loader, 1, 0, samples);
-  double sum = 0;
-  for (std::size_t i = 1; i < order.size(); ++i) {
-    sum += std::abs(static_cast<double>(order[i] - order[i - 1]));
-  }
-  // The average distance is a third of the samples, as in a random order.
-  EXPECT_NEAR(sum / static_cast<double>(samples * samples), 1.0 / 3, 0.02);
-}
-
 /// Sources of samples of one token: number i of source k is token 1000 k + i.
 std::vector<WeightedSamples> Sources(const std::vector<std::int64_t>& sizes,
                                      const std::vector<double>& weights) {
@@ -232,11 +220,6 @@ class LateFault : public TokenSource {
   }
   static constexpr std::int64_t kGood = std::int64_t{1} << 26;
 };
-
-TEST(BatchLoader, ChecksWhatLiesFarOutWhenItIsRead) {
-  const BatchLoader loader = Loader(std::make_shared<LateFault>(), 1, 8, 9);
-  EXPECT_ERROR(loader.load(LateFault::kGood / 8, {{0, 1}}), "token 50 at position 67108864");
-}
 
 TEST(PrefetchLoader, GivesTheBatchOfTheStepWhicheverIsAskedFor) {
   const auto loader = std::make_shared<BatchLoader>(Loader(Positions(100), 6, 4, 100));
