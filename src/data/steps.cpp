@@ -76,13 +76,13 @@ std::string JsonField::shown() const {
 }
 
 AddedToken added_token_of(const JsonField& field, bool special) {
-  if (const JsonField word = field.at("single_word"); word.flag_or(false)) {
-    word.refuse();
+  for (const char* option : {"single_word", "lstrip", "rstrip"}) {
+    if (const JsonField flag = field.at(option); flag.flag_or(false)) {
+      flag.refuse();
+    }
   }
   AddedToken token;
   token.content = field.at("content").text();
-  token.lstrip = field.at("lstrip").flag_or(false);
-  token.rstrip = field.at("rstrip").flag_or(false);
   token.special = field.at("special").flag_or(special);
   token.normalized = field.at("normalized").flag_or(!token.special);
   return token;
@@ -111,42 +111,19 @@ const AddedToken* AddedTokens::match_at(std::string_view text) const {
 
 void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token) const {
   std::size_t given = 0;
-  std::size_t space_end = 0;  // end of the white space that a token has consumed after itself
   const auto give_to = [&](std::size_t end) {
     if (given < end) {
       on_text(text.substr(given, end - given), given == 0);
     }
   };
   for (std::size_t at = 0; at < text.size();) {
-    const AddedToken* token = match_at(text.substr(at));
-    if (token == nullptr) {
+    if (const AddedToken* token = match_at(text.substr(at))) {
+      give_to(at);
+      on_token(token->id);
+      given = at = at + token->content.size();
+    } else {
       ++at;
-      continue;
     }
-    std::size_t begin = at;
-    std::size_t end = at + token->content.size();
-    at = end;
-    if (token->lstrip) {
-      // The previous added token may have consumed white space. This white space is not part of the
-      // text before this token.
-      begin = given + without_trailing_space(text.substr(given, std::max(begin, given) - given));
-    }
-    if (token->rstrip) {
-      // An added token with `rstrip` includes the white space after the token. Other added tokens
-      // may be inside this white space; no white space is searched twice, so that the total time is
-      // linear.
-      space_end =
-          std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
-      end = space_end;
-    }
-    // An added token of white space is skipped if it lies inside white space that another added
-    // token has consumed.
-    if (begin >= end) {
-      continue;
-    }
-    give_to(begin);
-    on_token(token->id);
-    given = end;
   }
   give_to(text.size());
 }

@@ -85,8 +85,6 @@ class JsonField {
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool lstrip = false;      ///< whether the token includes white space before it
-  bool rstrip = false;      ///< whether the token includes white space after it
   bool normalized = false;  ///< whether the token is searched in the normalized text
   bool special = false;     ///< whether the token decodes to nothing
 };

@@ -118,16 +118,6 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-namespace {
-
-bool is_space(char32_t code) {
-  return (code >= 0x09 && code <= 0x0d) || code == 0x20 || code == 0x85 || code == 0xa0 ||
-         code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 ||
-         code == 0x202f || code == 0x205f || code == 0x3000;
-}
-
-}  // namespace
-
 std::string to_nfc(std::string_view text) {
   // ASCII text is returned unchanged, because it is in this form.
   if (std::ranges::none_of(text, [](char byte) { return (byte & 0x80) != 0; })) {
@@ -141,25 +131,6 @@ std::string to_nfc(std::string_view text) {
   TESSERA_CHECK(size >= 0, "cannot normalize a text of ", text.size(),
                 " bytes: ", utf8proc_errmsg(size));
   return {reinterpret_cast<const char*>(bytes), static_cast<std::size_t>(size)};
-}
-
-std::size_t leading_space(std::string_view text) {
-  std::size_t at = 0;
-  while (at < text.size()) {
-    const std::size_t bytes = first_character(text.substr(at)).bytes;
-    if (!is_space(code_point(text.substr(at, bytes)))) {
-      break;
-    }
-    at += bytes;
-  }
-  return at;
-}
-
-std::size_t without_trailing_space(std::string_view text) {
-  while (!text.empty() && is_space(code_point(last_character(text)))) {
-    text.remove_suffix(last_character(text).size());
-  }
-  return text.size();
 }
 
 namespace {

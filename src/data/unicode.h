@@ -42,11 +42,6 @@ std::string printable(std::string_view text);
 /// Returns the Unicode normalization form NFC (UAX #15) of valid UTF-8.
 std::string to_nfc(std::string_view text);
 
-/// The number of bytes of white space (White_Space) at the beginning of valid UTF-8.
-std::size_t leading_space(std::string_view text);
-/// The number of bytes of valid UTF-8 before the trailing white space.
-std::size_t without_trailing_space(std::string_view text);
-
 /// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
 /// uses; PCRE2 executes it. The expression may be untrusted, so searches are limited in steps and
 /// memory. Immutable.

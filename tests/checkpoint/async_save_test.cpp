@@ -1,7 +1,5 @@
 // Saves in the background, and buffers of an adopted model.
 
-#include <pthread.h>
-
 #include <csignal>
 #include <cstdlib>
 #include <thread>
@@ -211,35 +209,6 @@ struct Process {
   Rank rank{world};
   std::filesystem::path dir = std::getenv("TEST_DIR");
 };
-
-/// Sets a default stack size that is larger than the address space.
-void allow_no_more_threads() {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, std::size_t{1} << 47), 0);
-  ASSERT_EQ(pthread_setattr_default_np(&attributes), 0);
-}
-
-TEST(DISABLED_AsyncSave, SaveWhereARankHasNoThread) {
-  Process self;
-  SavedState state(self.rank, {2, 1}, 1);
-  save(*self.world, self.dir, 1, state.dict());
-  if (self.world->rank() == 1) {
-    allow_no_more_threads();
-  }
-  EXPECT_ERROR(static_cast<void>(async_save(*self.world, self.dir, 2, state.dict())), "thread",
-               "save at once");
-  save(*self.world, self.dir, 3, state.dict());
-}
-
-TEST(AsyncSave, ARankWithoutAThreadIsAnErrorOnAll) {
-  const TemporaryFolder dir;
-  for (const auto& ended : run_with(dir, 2, "SaveWhereARankHasNoThread")) {
-    EXPECT_EQ(ended.exit_code, 0) << ended.output;
-  }
-  EXPECT_FALSE(std::filesystem::exists(dir / "step-00000002"));
-  EXPECT_EQ(ExpectLoads(dir.path(), 1), 3);
-}
 
 TEST(DISABLED_AsyncSave, SaveWhereARankIsKilled) {
   Process self;

@@ -3,7 +3,7 @@ import json
 import pathlib
 import random
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -138,7 +138,7 @@ def digits(text):
         pre_tokenizers.Metaspace(prepend_scheme="always")])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     train(tokenizer, text, ["<unk>"], limit_alphabet=300)
-    tokenizer.add_tokens([AddedToken("don't", lstrip=True, rstrip=True)])
+    tokenizer.add_tokens(["don't"])
     return tokenizer
 
 

@@ -15,7 +15,7 @@ import tempfile
 import unicodedata
 
 import numpy
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 import regex
 
 import programs
@@ -150,10 +150,9 @@ def categories():
 
 
 class Unicode(programs.WithSharedFolder):
-    def ours(self, text, normalizer=None, pre_tokenizer=None, added=()):
+    def ours(self, text, normalizer=None, pre_tokenizer=None):
         """The text that is left: its tokens are bytes."""
         tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
-        tokenizer.add_tokens(list(added))
         form = json.loads(tokenizer.to_str())
         bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         form["normalizer"] = json.loads(normalizer.__getstate__()) if normalizer else None
@@ -202,21 +201,6 @@ class Unicode(programs.WithSharedFolder):
         self.compare_step(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
                                                    pre_tokenizers.Split(Regex("x$"), "removed")]),
                           "".join(f"x{c}" for c in ALL if c not in "x"))
-
-    def test_white_space_beside_added_tokens(self):
-        for options in {"lstrip": True}, {"rstrip": True}:
-            with self.subTest(options):
-                token = AddedToken("<t>", normalized=False, special=True, **options)
-                theirs = Tokenizer(models.BPE({"x": 0}, []))
-                theirs.add_special_tokens([token])
-                text = "".join(f"x{c}<t> <t>{c}x" for c in ALL)
-                got = self.ours(text, added=[token])
-                encoded = theirs.encode(text)
-                want, last = "", 0
-                for begin, end in (span for i, span in zip(encoded.ids, encoded.offsets) if i == 1):
-                    want += text[last:begin]
-                    last = end
-                self.compare(got, want + text[last:])
 
 
 # ---- llama_tokenize.
