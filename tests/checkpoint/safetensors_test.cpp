@@ -45,31 +45,27 @@ TEST(SafetensorsWriter, RoundTrips) {
   TemporaryFolder folder;
   const auto strided = at::arange(12, at::kFloat).view({3, 4}).t();
   const auto scalar = at::full({}, 7, at::kLong);
+  const auto whole = at::arange(35, at::kFloat).view({5, 7});
   SafetensorsWriter writer(folder / "m", {{"strided", at::kFloat, {4, 3}},
+                                          {"blocks", at::kFloat, {5, 7}},
                                           {"scalar", at::kLong, {}},
                                           {"empty", at::kBFloat16, {0, 4}}});
+  for (const std::int64_t row : {0, 2}) {
+    for (const std::int64_t column : {3, 0}) {
+      const std::int64_t rows = row == 0 ? 2 : 3, columns = column == 0 ? 3 : 4;
+      writer.write("blocks", Sizes{row, column},
+                   whole.narrow(0, row, rows).narrow(1, column, columns));
+    }
+  }
   writer.write("empty", at::empty({0, 4}, at::kBFloat16));
   writer.write("strided", strided);
   writer.write("scalar", scalar);
   writer.finish();
   const SafetensorsFile file(folder / "m");
   EXPECT_TRUE(at::equal(file.read("strided"), strided));
+  EXPECT_TRUE(at::equal(file.read("blocks"), whole));
   EXPECT_TRUE(at::equal(file.read("scalar"), scalar));
   EXPECT_EQ(file.read("empty").sizes(), (Sizes{0, 4}));
-}
-
-TEST(SafetensorsWriter, AssemblesBlocks) {
-  TemporaryFolder folder;
-  const auto whole = at::arange(35, at::kFloat).view({5, 7});
-  SafetensorsWriter writer(folder / "m", {{"w", at::kFloat, {5, 7}}});
-  for (const std::int64_t row : {0, 2}) {
-    for (const std::int64_t column : {3, 0}) {
-      const std::int64_t rows = row == 0 ? 2 : 3, columns = column == 0 ? 3 : 4;
-      writer.write("w", Sizes{row, column}, whole.narrow(0, row, rows).narrow(1, column, columns));
-    }
-  }
-  writer.finish();
-  EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), whole));
 }
 
 TEST(SafetensorsWriter, ReplacesAnOlderFileAtTheEndOnly) {

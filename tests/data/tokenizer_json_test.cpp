@@ -16,29 +16,29 @@ Json Added(int id, const std::string& content, bool normalized = false) {
   return {{"id", id}, {"content", content}, {"special", false}, {"normalized", normalized}};
 }
 
-TEST(HuggingFaceTokenizer, MergesTheLowestRankFirst) {
+TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
   const auto tokenizer = Open(ByteLevelJson());
   EXPECT_EQ(tokenizer->vocabulary(), 8);
   // The merge "b c" has a lower rank than "a b".
   EXPECT_EQ(tokenizer->encode("abc ab"), (Ids{0, 4, 3, 5}));
   EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
   EXPECT_EQ(tokenizer->encode(""), Ids{});
-}
-
-TEST(HuggingFaceTokenizer, TakesAWordThatIsATokenWhereMergesAreIgnored) {
-  Json json = ByteLevelJson();
-  json["model"]["ignore_merges"] = true;
-  EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
-}
-
-TEST(HuggingFaceTokenizer, MergesLongWordsAsShortOnes) {
+  EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
+  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");  // a special token has no text
+  EXPECT_ERROR(tokenizer->encode("d"), "has no token for 'd'");
+  EXPECT_ERROR(tokenizer->decode({8}), "token 8 is outside");
+  EXPECT_ERROR(tokenizer->decode({-1}), "token -1 is outside");
   std::string text;
   Ids ids;
   for (int i = 0; i < 1000; ++i) {
     text += "abbc";
     ids.insert(ids.end(), {5, 4});
   }
-  EXPECT_EQ(Open(ByteLevelJson())->encode(text), ids);
+  EXPECT_EQ(tokenizer->encode(text), ids);
+  // A word that is a token is taken whole where merges are ignored.
+  Json json = ByteLevelJson();
+  json["model"]["ignore_merges"] = true;
+  EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
 }
 
 TEST(HuggingFaceTokenizer, FallsBackToBytes) {
@@ -46,9 +46,7 @@ TEST(HuggingFaceTokenizer, FallsBackToBytes) {
   // "é" is C3 A9.
   EXPECT_EQ(tokenizer->encode("a  aé"), (Ids{260, 257, 260, 1 + 0xc3, 1 + 0xa9}));
   EXPECT_EQ(tokenizer->decode({260, 257, 260, 1 + 0xc3, 1 + 0xa9}), "a  aé");
-}
-
-TEST(HuggingFaceTokenizer, JoinsUnknownCharacters) {
+  // Without bytes, unknown characters are joined.
   Json json = ByteFallbackJson();
   json["model"]["byte_fallback"] = false;
   EXPECT_EQ(Open(json)->encode("axyza"), (Ids{260, 0, 258}));
@@ -63,12 +61,6 @@ TEST(HuggingFaceTokenizer, ReadsBrokenBytesAsReplacementCharacters) {
                               "b\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"));
 }
 
-TEST(HuggingFaceTokenizer, FindsSpecialTokensAndGivesThemNoText) {
-  const auto tokenizer = Open(ByteLevelJson());
-  EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
-  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");
-}
-
 TEST(HuggingFaceTokenizer, TakesTheLongestAddedToken) {
   Json json = ByteLevelJson();
   json["added_tokens"].push_back(Added(5, "ab"));
@@ -81,12 +73,6 @@ TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
   json["normalizer"] = {{"type", "NFC"}};
   json["added_tokens"].push_back(Added(8, "\u00e9", /*normalized=*/true));
   EXPECT_EQ(Open(json)->encode("ae\u0301"), (Ids{0, 8}));
-}
-
-TEST(HuggingFaceTokenizer, BeginsATextAsItsTemplateSays) {
-  EXPECT_EQ(Open(ByteLevelJson())->begin_tokens(), Ids{7});
-  EXPECT_EQ(Open(ByteLevelJson())->end_tokens(), Ids{});
-  EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
 }
 
 /// ByteLevelJson() with a template, which may use <t>: a name of two tokens.
@@ -112,6 +98,8 @@ TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
   EXPECT_EQ(tokenizer->begin_tokens(), (Ids{7, 6, 5}));
   EXPECT_EQ(tokenizer->end_tokens(), (Ids{6, 5, 7}));
   EXPECT_EQ(tokenizer->begins_texts(), true);
+  EXPECT_EQ(Open(ByteLevelJson())->begin_tokens(), Ids{7});
+  EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
   Json json = WithTemplate(Json::array({TextPiece()}));
   EXPECT_EQ(Open(json)->begins_texts(), false);
   // If a template adds nothing, the next processor applies.
@@ -260,15 +248,6 @@ TEST(HuggingFaceTokenizer, EndsANormalizerThatMakesTooMuch) {
   EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes");
 }
 
-TEST(HuggingFaceTokenizer, NamesAByteWithoutToken) {
-  EXPECT_ERROR(Open(ByteLevelJson())->encode("d"), "has no token for 'd'");
-}
-
-TEST(HuggingFaceTokenizer, RefusesATokenOutsideItsVocabulary) {
-  EXPECT_ERROR(Open(ByteLevelJson())->decode({8}), "token 8 is outside");
-  EXPECT_ERROR(Open(ByteLevelJson())->decode({-1}), "token -1 is outside");
-}
-
 using nlohmann::json;
 
 TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
@@ -307,15 +286,9 @@ class FilesBesideJson : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
-TEST_F(FilesBesideJson, AreOptional) {
-  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), true);
-  EXPECT_EQ(open_tokenizer(folder_.path())->begin_tokens(), Ids{7});
-  WithoutTemplate();
-  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
-}
-
 TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   WithoutTemplate();
+  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);  // without other files
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;
   EXPECT_EQ(OpenWith(config)->begins_texts(), true);
