@@ -4,7 +4,6 @@
 
 #include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
-#include "faults/system_calls.h"
 #include "fsdp/training/random_model.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"

@@ -8,8 +8,6 @@
 #include <barrier>
 #include <chrono>
 #include <limits>
-#include <mutex>
-#include <set>
 #include <thread>
 
 #include "checkpoint/known_model.h"
