@@ -261,18 +261,6 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
   return changed ? config.dump(2) + "\n" : config_json;
 }
 
-std::string with_model_type(const std::string& config_json, const std::vector<Item>& items) {
-  ordered_json config = parsed(config_json);
-  const ordered_json llama = ordered_json::array({"LlamaForCausalLM"});
-  const bool has_names = std::ranges::find(items, kEmbedding, &Item::name) != items.end();
-  if (!config.is_object() || !config.value("model_type", ordered_json()).is_null() || !has_names ||
-      config.value("architectures", llama) != llama) {
-    return config_json;
-  }
-  config["model_type"] = "llama";
-  return config.dump(2) + "\n";
-}
-
 std::int64_t bytes_of_all(const std::vector<Item>& items) {
   std::int64_t bytes = 0;
   for (const Item& item : items) {

@@ -129,10 +129,10 @@ c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& item
 std::string config_of_export(const std::string& config_json,
                              const std::vector<SafetensorsWriter::Item>& items,
                              std::optional<c10::ScalarType> dtype) {
-  return config_of_weights(with_model_type(config_json, items),
-                           dtype.value_or(type_of_weights(items)));
+  return config_of_weights(config_json, dtype.value_or(type_of_weights(items)));
 }
 
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 
 /// Throws Error if readers would ignore the weights of the output head or initialize a new head,

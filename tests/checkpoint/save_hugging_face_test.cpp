@@ -376,15 +376,7 @@ TEST(ExportFolder, RefusesAnAdapterBesideAModelAndAModelBesideAnAdapter) {
   check(kAdapterConfig, kAdapterConfig);
 }
 
-TEST(ExportFolder, WritesTheTypesOfTheModelAndItsWeightsToTheConfiguration) {
-  const std::vector<SafetensorsWriter::Item> llama{{kEmbedding, at::kFloat, {1}}};
-  EXPECT_EQ(with_model_type("{}", {{"w", at::kFloat, {1}}}), "{}");
-  for (const char* typed :
-       {R"({"model_type":"qwen3"})", R"({"architectures":["MyForCausalLM"]})"}) {
-    EXPECT_EQ(with_model_type(typed, llama), typed);
-  }
-  EXPECT_EQ(with_model_type(R"({"vocab_size": 3})", llama),
-            "{\n  \"vocab_size\": 3,\n  \"model_type\": \"llama\"\n}\n");
+TEST(ExportFolder, WritesTheTypeOfTheWeightsToTheConfiguration) {
   for (const char* same : {R"({"a": 1})", R"({"dtype":"float32"})"}) {
     EXPECT_EQ(config_of_weights(same, at::kFloat), same);
   }

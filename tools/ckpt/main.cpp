@@ -11,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -70,12 +69,12 @@ int run(int argc, char** argv) {
   CLI::App app("Describes, verifies and compares sharded checkpoints.", "tessera-ckpt");
   app.require_subcommand(1);
   Arguments arguments;
-  std::map<const CLI::App*, int (*)(const Arguments&)> commands;
+  int code = 0;
   const auto add = [&](const char* name, const char* help, int (*command)(const Arguments&)) {
     CLI::App* added = app.add_subcommand(name, help);
     added->add_option("STEP", arguments.path, "A step, or a folder of steps: then the newest")
         ->required();
-    commands.emplace(added, command);
+    added->callback([&arguments, &code, command] { code = command(arguments); });
     return added;
   };
   add("info", "What a step holds", info);
@@ -83,10 +82,7 @@ int run(int argc, char** argv) {
   add("diff", "Says in which tensors two steps differ", diff)
       ->add_option("OTHER", arguments.other, "The other step")
       ->required();
-  std::vector<std::string> names;
-  for (const auto& [command, unused] : commands) {
-    names.push_back(command->get_name());
-  }
+  const std::vector<std::string> names{"info", "verify", "diff"};
   const std::string first = argc > 1 ? argv[1] : "-";
   TESSERA_CHECK(first[0] == '-' || std::ranges::find(names, first) != names.end(),
                 "unknown subcommand '", first, "'; did you mean ", nearest(first, names),
@@ -96,7 +92,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  return commands.at(app.get_subcommands()[0])(arguments);
+  return code;
 }
 
 }  // namespace

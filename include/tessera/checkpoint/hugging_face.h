@@ -51,11 +51,10 @@ void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& fold
 /// unsharded, to model.safetensors or, beyond `max_shard_bytes` bytes, to
 /// model-0000k-of-0000n.safetensors with an index. `config_json` is written as config.json:
 /// "torch_dtype" or "dtype" is set to the weights' type; if `config_json` has neither,
-/// "torch_dtype" is added for types other than fp32. A missing "model_type" is set to "llama" if
-/// the weights have a Llama's names. Floating-point values are written in `dtype` (fp32, bf16, fp16
-/// or fp64). Without `dtype`, fp64 values are written in fp64 and all others in fp32. A tied
-/// parameter is written once, under its first FQN; a fused parameter is written as the tensors of
-/// its parts.
+/// "torch_dtype" is added for types other than fp32. Floating-point values are written in `dtype`
+/// (fp32, bf16, fp16 or fp64). Without `dtype`, fp64 values are written in fp64 and all others in
+/// fp32. A tied parameter is written once, under its first FQN; a fused parameter is written as the
+/// tensors of its parts.
 ///
 /// Collective over `world`. Rank 0 writes. Rank 0 receives one tensor at a time, large tensors in
 /// blocks; the other ranks receive none. The folder is created if missing. A model in the folder is
