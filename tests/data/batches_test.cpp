@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
-#include <semaphore>
 #include <thread>
 #include <utility>
 
@@ -238,31 +237,6 @@ TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
   EXPECT_TRUE(prefetch.load(0).inputs.eq(1).all().item<bool>());
 }
 
-/// All samples but the first block until the test opens the gate.
-class GatedTokens : public TokenSource {
- public:
-  std::int64_t size() const override { return 9; }
-  void read(std::int64_t begin, std::span<std::int64_t> out) const override {
-    std::ranges::fill(out, begin);
-    if (begin > 0) {
-      begun.release();
-      opened.wait();
-    }
-  }
-  mutable std::counting_semaphore<> begun{0};
-  std::promise<void> gate;
-  std::shared_future<void> opened = gate.get_future().share();
-};
-
-TEST(PrefetchLoader, LoadsTheNextStepBesideTheCaller) {
-  const auto tokens = std::make_shared<GatedTokens>();
-  PrefetchLoader prefetch(std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9)), {{0, 1}});
-  EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
-  tokens->begun.acquire();  // step 1 is read ahead without a request
-  tokens->gate.set_value();
-  EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
-}
-
 /// Records the reads and their threads.
 class WatchedTokens : public TokenSource {
  public:
@@ -274,16 +248,23 @@ class WatchedTokens : public TokenSource {
   mutable std::vector<std::pair<std::int64_t, std::thread::id>> reads;
 };
 
-TEST(PrefetchLoader, LoadsTheNextStepOnTheCallersThreadIfNotBesideIt) {
-  const auto tokens = std::make_shared<WatchedTokens>();
-  const auto loader = std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9));
-  PrefetchLoader prefetch(loader, {{0, 1}}, /*pinned=*/false, /*background=*/false);
-  tokens->reads.clear();
-  EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
-  const auto self = std::this_thread::get_id();
-  EXPECT_EQ(tokens->reads, (decltype(tokens->reads){{0, self}, {2, self}}));
-  EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
-  EXPECT_EQ(tokens->reads.size(), 3U);  // step 2 is read ahead
+TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
+  for (const bool background : {true, false}) {
+    const auto tokens = std::make_shared<WatchedTokens>();
+    const auto loader = std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9));
+    tokens->reads.clear();
+    {
+      PrefetchLoader prefetch(loader, {{0, 1}}, /*pinned=*/false, background);
+      EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
+      EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
+    }
+    ASSERT_EQ(tokens->reads.size(), 3U);  // step 2 is read ahead
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto& [begin, thread] = tokens->reads[i];
+      EXPECT_EQ(begin, static_cast<std::int64_t>(2 * i));
+      EXPECT_EQ(thread == std::this_thread::get_id(), !background);
+    }
+  }
 }
 
 using Tokens = std::vector<std::int64_t>;
