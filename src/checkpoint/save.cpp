@@ -72,40 +72,25 @@ struct Holders {
   std::vector<int> ranks;  ///< world ranks that store the part, ascending
 };
 
-/// The coordinate in the mesh `root` of each rank of `mesh`, in the order of the ranks of `mesh`.
-std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh& mesh) {
-  std::vector<Coordinate> coordinates;
-  const std::vector<int>& ranks = root.ranks();
-  for (const int rank : mesh.ranks()) {
-    const auto found = std::ranges::find(ranks, rank);
-    coordinates.push_back(root.shape().coordinate(found - ranks.begin()));
-  }
-  return coordinates;
-}
-
-/// The dimensions along which any two of `coordinates` differ.
-std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates) {
-  std::vector<std::size_t> dims;
-  for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
-    const bool varies = std::ranges::any_of(coordinates, [&](const Coordinate& coordinate) {
-      return coordinate[dim] != coordinates.front()[dim];
-    });
-    if (varies) {
-      dims.push_back(dim);
-    }
-  }
-  return dims;
-}
-
 /// For each position in `mesh`: the ranks at this position in `mesh` and in its sibling slices,
 /// which are the other slices of the root mesh along the same dimensions.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
-  const auto coordinates = coordinates_on(root, mesh);
-  const auto dims = varying_dims(coordinates);
+  const std::vector<int>& root_ranks = root.ranks();
+  std::vector<Coordinate> coordinates;  // in the root mesh
+  for (const int rank : mesh.ranks()) {
+    const auto found = std::ranges::find(root_ranks, rank);
+    coordinates.push_back(root.shape().coordinate(found - root_ranks.begin()));
+  }
+  std::vector<std::size_t> dims;  // along which the coordinates differ
   std::int64_t slice_size = 1;
-  for (const std::size_t dim : dims) {
-    slice_size *= root.size(static_cast<int>(dim));
+  for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
+    if (std::ranges::any_of(coordinates, [&](const Coordinate& coordinate) {
+          return coordinate[dim] != coordinates.front()[dim];
+        })) {
+      dims.push_back(dim);
+      slice_size *= root.size(static_cast<int>(dim));
+    }
   }
   TESSERA_CHECK(slice_size == mesh.size(), "a tensor is on ", to_string(mesh),
                 ", a part of a dimension of ", to_string(root),
