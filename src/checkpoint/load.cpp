@@ -117,39 +117,24 @@ void check_exclude(const Manifest& manifest, const StateDict& state, std::set<st
 }
 
 /// Loads the state of an object. If loading fails, the error message names the object.
-template <class Object, class Load>
-void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
+void load_object(const std::string& name, const std::function<void()>& load) {
   try {
-    load(object, saved);
+    load();
   } catch (const std::exception& error) {
     fail("the state of '", name, "' in the checkpoint cannot be taken: ", error.what(),
          ": load what was saved of it, or exclude it");
   }
 }
 
-/// Loads this rank's states into the objects. `lists`: for each object's name, the states of all
-/// ranks. States are merged or reset as RankState describes.
-void load_rank_states(const json& lists,
-                      const std::vector<std::pair<std::string, RankState*>>& objects,
-                      const LoadOptions& options, int rank, int world_size) {
-  const auto load_own = [&](RankState& object, const json& of_ranks) {
-    if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
-      object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
-    } else if (rank == 0) {
-      object.load_state_dict(object.merged(of_ranks.get<std::vector<json>>()));
-    } else {
-      object.reset();
-    }
-  };
-  for (const auto& [name, object] : objects) {
-    if (is_excluded(name, options)) {
-      continue;
-    }
-    if (object->persistent() && lists.contains(name)) {
-      load_object(name, *object, lists.at(name), load_own);
-    } else {
-      object->reset();
-    }
+/// Loads this rank's state into an object. `of_ranks`: the states of all ranks that saved. States
+/// are merged or reset as RankState describes.
+void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
+  if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
+    object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
+  } else if (rank == 0) {
+    object.load_state_dict(object.merged(of_ranks.get<std::vector<json>>()));
+  } else {
+    object.reset();
   }
 }
 
@@ -157,11 +142,23 @@ void load_objects(const Manifest& manifest, const StateDict& state, const LoadOp
                   int rank, int world_size) {
   for (const auto& [name, object] : state.stateful) {
     if (manifest.stateful.contains(name) && !is_excluded(name, options)) {
-      load_object(name, *object, manifest.stateful.at(name),
-                  [](Stateful& each, const json& saved) { each.load_state_dict(saved); });
+      const json& saved = manifest.stateful.at(name);
+      load_object(name, [&saved, each = object] { each->load_state_dict(saved); });
     }
   }
-  load_rank_states(manifest.rank_states, state.rank_states, options, rank, world_size);
+  for (const auto& [name, object] : state.rank_states) {
+    if (is_excluded(name, options)) {
+      continue;
+    }
+    if (object->persistent() && manifest.rank_states.contains(name)) {
+      const json& saved = manifest.rank_states.at(name);
+      load_object(name, [&saved, each = object, rank, world_size] {
+        load_rank_state(*each, saved, rank, world_size);
+      });
+    } else {
+      object->reset();
+    }
+  }
 }
 
 /// Restores the counters that dropout_calls() returned. Counters that are excluded, or that `saved`

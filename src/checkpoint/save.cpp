@@ -387,14 +387,6 @@ std::string names_of_objects(const StateDict& state) {
   return names;
 }
 
-/// Adds to a manifest the states of the objects that are equal on all ranks. Throws Error for a
-/// state that check_storable() rejects.
-void add_stateful(Manifest& manifest, const StateDict& state) {
-  for (const auto& [name, object] : state.stateful) {
-    manifest.stateful[name] = checked_state(name, *object);
-  }
-}
-
 /// The states of this rank that are to be saved, by name. Throws Error for a state that
 /// check_storable() rejects.
 json own_rank_states(const std::vector<std::pair<std::string, RankState*>>& objects) {
@@ -581,7 +573,9 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
     prepared.manifest.dropout_calls = dropout_calls(state.model);
     set_mesh(prepared.manifest, entries);
     set_tensors(prepared.manifest, entries, plan);
-    add_stateful(prepared.manifest, state);
+    for (const auto& [name, object] : state.stateful) {
+      prepared.manifest.stateful[name] = checked_state(name, *object);
+    }
     own_states = own_rank_states(state.rank_states).dump();
     copied = copied_tensors(state.model, entries);
   });

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <exception>
 #include <system_error>
 
 #include "model_folder.h"
@@ -61,44 +62,28 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
   return items;
 }
 
-/// Writes tensors on rank 0. After a failed write, the receiver still accepts the remaining blocks,
-/// so that the sending ranks do not wait forever.
-class Receiver {
- public:
-  using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
-                                   const at::Tensor& block)>;
-  explicit Receiver(Write write) : write_(std::move(write)) {}
+/// Writes a block of a tensor on rank 0.
+using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
+                                 const at::Tensor& block)>;
 
-  void write(const std::string& name, std::span<const std::int64_t> offset,
-             const at::Tensor& block) {
+/// Sends the parameters to rank 0. `write` gets the parameters under the names of items_of(), in
+/// pieces of bounded size. Returns the error of the first failed write, after which rank 0 still
+/// accepts the remaining blocks, so that the sending ranks do not wait forever. Collective over
+/// `world`: parameters are sent in the same order on every rank. If a rank fails (out of memory,
+/// for example), it aborts the other ranks, which would otherwise wait for the blocks of this rank.
+std::exception_ptr send_all(const std::vector<SentParameter>& parameters, comm::World& world,
+                            const Write& write, SentType dtype = {}) {
+  const auto group = all_ranks(world);
+  std::exception_ptr failure;
+  const Write write_unless_failed = [&](const auto& name, auto offset, const at::Tensor& block) {
     try {
-      if (!failure_) {
-        write_(name, offset, block);
+      if (!failure) {
+        write(name, offset, block);
       }
     } catch (...) {
-      failure_ = std::current_exception();
+      failure = std::current_exception();
     }
-  }
-
-  /// Throws the error of the first failed write.
-  void check() const {
-    if (failure_) {
-      std::rethrow_exception(failure_);
-    }
-  }
-
- private:
-  Write write_;
-  std::exception_ptr failure_;
-};
-
-/// Sends the parameters to rank 0. `receiver` gets the parameters under the names of items_of(), in
-/// pieces of bounded size. Collective over `world`: parameters are sent in the same order on every
-/// rank. If a rank fails (out of memory, for example), it aborts the other ranks, which would
-/// otherwise wait for the blocks of this rank.
-void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
-              SentType dtype = {}) {
-  const auto group = all_ranks(world);
+  };
   try {
     for (const SentParameter& each : parameters) {
       const auto& tensor = each.slot->persistent();
@@ -107,7 +92,7 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
                     [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
                       for (const StoredTensor& stored : each.tensors) {
                         stored.visit(offset, block, [&](const auto& at, const at::Tensor& part) {
-                          receiver.write(stored.name, at, part);
+                          write_unless_failed(stored.name, at, part);
                         });
                       }
                     });
@@ -115,6 +100,13 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
   } catch (...) {
     world.abort();
     throw;
+  }
+  return failure;
+}
+
+void rethrow(const std::exception_ptr& failure) {
+  if (failure) {
+    std::rethrow_exception(failure);
   }
 }
 
@@ -199,13 +191,15 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
       files.emplace(folder, items, config, max_shard_bytes);
     }
   });
-  Receiver receiver([&](const auto& name, auto offset, const at::Tensor& block) {
-    files->write(name, offset, block);
-  });
-  send_all(parameters, world, receiver, dtype);
+  const std::exception_ptr failure = send_all(
+      parameters, world,
+      [&](const auto& name, auto offset, const at::Tensor& block) {
+        files->write(name, offset, block);
+      },
+      dtype);
   run_or_fail_on_all(world, [&] {
     if (files) {
-      receiver.check();
+      rethrow(failure);
       files->publish();
     }
   });
@@ -352,13 +346,13 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
       file.emplace(folder / kAdapterFile, items_of(parameters));
     }
   });
-  Receiver receiver([&](const auto& name, auto offset, const at::Tensor& block) {
-    file->write(name, offset, block);
-  });
-  send_all(parameters, world, receiver);
+  const std::exception_ptr failure =
+      send_all(parameters, world, [&](const auto& name, auto offset, const at::Tensor& block) {
+        file->write(name, offset, block);
+      });
   run_or_fail_on_all(world, [&] {
     if (file) {
-      receiver.check();
+      rethrow(failure);
       file->finish();
       // adapter_config.json is written last, because a folder with this file counts as an adapter.
       // An existing adapter_config.json is equal.

@@ -71,11 +71,6 @@ std::optional<std::string> marker_of(const fs::path& folder) {
                           files::Symlinks::kRefuse);
 }
 
-/// Whether a folder has this run's marker file of an unfinished save or removal.
-bool is_marked_by(const fs::path& folder, const std::string& run_id) {
-  return marker_of(folder) == run_id;
-}
-
 /// Whether the folder is empty, or has only a temporary marker file whose writer was killed.
 bool is_untouched(const fs::path& folder) {
   std::error_code error;
@@ -269,7 +264,7 @@ void StepFolder::claim() const {
     }
     return check_not_there();
   }
-  TESSERA_CHECK(is_marked_by(path_, run_id_), "'", path_.string(),
+  TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
   files::sync_folder(path_);  // also makes the marker file that a killed save has left durable
@@ -335,7 +330,7 @@ void StepFolder::clean_up_others(int keep) const {
 }
 
 void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, int& kept) const {
-  const bool marked = is_marked_by(folder, run_id_);
+  const bool marked = marker_of(folder) == run_id_;  // by an unfinished save or removal
   if (keep == 0 && !marked) {
     return;
   }
