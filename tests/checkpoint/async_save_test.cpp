@@ -83,19 +83,6 @@ TEST(AsyncSave, EachWaitsForTheOneBefore) {
   EXPECT_FALSE(std::filesystem::exists(dir / "step-00000001"));
 }
 
-TEST(AsyncSave, RefusesAFaultyStateAtTheCall) {
-  const TemporaryFolder dir;
-  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
-    SavedState state(rank, {2, 1});
-    if (rank.rank() == 1) {
-      state.net.head->slot("weight")->set_initialized(false);
-    }
-    static_cast<void>(async_save(*rank.world(), dir.path(), 1, state.dict()));
-  });
-  EXPECT_CONTAINS(errors, "parameter 'head.weight' was never filled");
-  EXPECT_TRUE(dir.files().empty());
-}
-
 TEST(AsyncSave, ThrowsItsErrorFromTheNextSaveOnAllRanks) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);

@@ -483,15 +483,6 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
   std::printf("%zu of %zu faults\n", count, faults.size());
 }
 
-TEST(InterruptedSave, ContinuesAfterASignalOrAShortWrite) {
-  for (const char* fault : {"pwrite:2:EINTR", "fsync:2:EINTR", "fallocate:1:EINTR",
-                            "pwrite:2:short", "pread:1:EINTR", "pread:1:short"}) {
-    const TemporaryFolder dir;
-    save_two(dir.path());
-    EXPECT_EQ(save_third_with(dir.path(), fault), Ending::kDone) << fault;
-  }
-}
-
 /// After a kill, all bytes that were written are on the disk; after a power cut, only synced bytes
 /// are.
 TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
