@@ -22,87 +22,16 @@ namespace {
 using nlohmann::json;
 
 bool is_computed_from(const std::string& key) {
-  constexpr std::array<std::string_view, 9> kNoComputation = {
-      "torch_dtype",  "dtype",        "transformers_version", "_name_or_path", "use_cache",
-      "bos_token_id", "eos_token_id", "pad_token_id",         "architectures"};
+  constexpr std::array<std::string_view, 8> kNoComputation = {
+      "torch_dtype", "dtype",        "transformers_version", "_name_or_path",
+      "use_cache",   "bos_token_id", "eos_token_id",         "pad_token_id"};
   return std::ranges::find(kNoComputation, key) == kNoComputation.end();
-}
-
-void set_default(json& config, const char* key, const json& value) {
-  if (!config.contains(key) || config.at(key).is_null()) {
-    config[key] = value;
-  }
-}
-
-/// Merges the rotary settings of a configuration, which may be under two keys, into one object.
-void join_positions(json& config) {
-  json positions = json::object();
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (const auto found = config.find(key); found != config.end()) {
-      if (found->is_object()) {
-        positions.update(*found);
-      }
-      config.erase(found);
-    }
-  }
-  set_default(positions, "rope_type", positions.value("type", json("default")));
-  positions.erase("type");
-  set_default(positions, "rope_theta", config.value("rope_theta", json(10000.0)));
-  config["rope_theta"] = positions.at("rope_theta");
-  positions.erase("rope_theta");
-  config["rope_scaling"] = positions;
-}
-
-/// Removes sliding-window settings that no layer uses.
-void join_windows(json& config, const json& type) {
-  if (type == "mistral" && !config.contains("sliding_window")) {
-    config["sliding_window"] = 4096;
-  }
-  if (type != "mistral" && config.value("use_sliding_window", json()) != true) {
-    for (const char* key : {"use_sliding_window", "sliding_window", "max_window_layers"}) {
-      config.erase(key);
-    }
-  }
-  const auto layers = config.find("layer_types");
-  if (layers != config.end() && layers->is_array() &&
-      std::ranges::all_of(*layers, [](const json& layer) { return layer == "full_attention"; })) {
-    config.erase(layers);
-  }
-}
-
-/// Fills keys that a configuration of a known "model_type" omits with the defaults of its class in
-/// `transformers`.
-json spelled_out(json config) {
-  set_default(config, "model_type", "llama");
-  const json type = config.at("model_type");
-  if (type != "llama" && type != "mistral" && type != "qwen2" && type != "qwen3") {
-    return config;
-  }
-  const json defaults = {{"attention_bias", false},   {"mlp_bias", false},
-                         {"attention_dropout", 0},    {"tie_word_embeddings", false},
-                         {"hidden_act", "silu"},      {"pretraining_tp", 1},
-                         {"initializer_range", 0.02}, {"rms_norm_eps", 1e-6}};
-  for (const auto& [key, value] : defaults.items()) {
-    set_default(config, key.c_str(), value);
-  }
-  const json heads = config.value("num_attention_heads", json());
-  if (type == "llama" || config.contains("num_key_value_heads")) {
-    set_default(config, "num_key_value_heads", heads);
-  }
-  const json hidden = config.value("hidden_size", json());
-  if (type != "qwen3" && heads.is_number_integer() && hidden.is_number_integer() &&
-      heads.get<std::int64_t>() > 0) {
-    set_default(config, "head_dim", hidden.get<std::int64_t>() / heads.get<std::int64_t>());
-  }
-  join_positions(config);
-  join_windows(config, type);
-  return config;
 }
 
 }  // namespace
 
 std::string config_change(const std::string& before, const std::string& now) {
-  const json one = spelled_out(json::parse(before)), other = spelled_out(json::parse(now));
+  const json one = json::parse(before), other = json::parse(now);
   json keys = one;
   keys.update(other);
   for (const auto& [key, unused] : keys.items()) {
