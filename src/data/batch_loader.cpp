@@ -453,7 +453,7 @@ BatchLoader::Batch BatchLoader::load(std::int64_t step, const std::vector<RowRan
                                      bool pinned) const {
   TESSERA_CHECK(step >= 0, "the batch of step ", step, " was asked for; steps count from 0");
   std::int64_t rows = 0;
-  for (const auto& [first, last] : ranges) {
+  for (const auto [first, last] : ranges) {
     TESSERA_CHECK(first >= 0 && first <= last && last <= options_.batch, "rows [", first, ", ",
                   last, ") of step ", step, " were asked for, but a batch has rows [0, ",
                   options_.batch, ")");
@@ -465,7 +465,7 @@ BatchLoader::Batch BatchLoader::load(std::int64_t step, const std::vector<RowRan
   Batch result{tensor(), tensor(), options_.document_end ? tensor() : at::Tensor()};
   result.host_positions = result.positions;
   std::int64_t i = 0;
-  for (const auto& [first, last] : ranges) {
+  for (const auto [first, last] : ranges) {
     for (std::int64_t row = first; row < last; ++row) {
       read_row(step * options_.batch + row, result, i++);
     }

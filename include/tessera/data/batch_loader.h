@@ -101,8 +101,10 @@ struct BatchOptions {
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
-/// The rows [first, second) of a batch.
-using RowRange = std::pair<std::int64_t, std::int64_t>;
+/// The rows [first, last) of a batch.
+struct RowRange {
+  std::int64_t first = 0, last = 0;
+};
 
 /// Returns the rows that `rank` loads of a batch of `micro_batches` micro-batches. Each micro-batch
 /// is divided among the ranks: on any number of ranks it has the same rows, and its dropout draws
