@@ -13,6 +13,8 @@
 namespace tessera::data {
 namespace {
 
+enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
+
 /// The beginning of a file, from which the format is recognized.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 1024;
@@ -22,9 +24,17 @@ std::string beginning_of(const std::filesystem::path& path) {
   return text;
 }
 
-bool is_json(std::string_view beginning) {
-  const std::size_t first = beginning.find_first_not_of(" \t\r\n");
-  return first != std::string::npos && beginning[first] == '{';
+/// A tiktoken file begins with a token in base64. A SentencePiece model begins with the tag of a
+/// protobuf field, which is a line feed.
+TokenizerForm form_of(std::string_view text) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && text[first] == '{') {
+    return TokenizerForm::kJson;
+  }
+  const auto is_base64 = [](unsigned char c) { return std::isalnum(c) || c == '+' || c == '/'; };
+  return !text.empty() && is_base64(static_cast<unsigned char>(text[0]))
+             ? TokenizerForm::kTiktoken
+             : TokenizerForm::kSentencePiece;
 }
 
 /// Returns `path` itself or, if `path` is a folder, the tokenizer's file in the folder.
@@ -53,14 +63,16 @@ std::optional<std::string> find_tokenizer(const std::string& folder) {
 std::vector<std::string> tokenizer_files(const std::string& path) {
   const std::string own = file_of(path);
   std::vector<std::string> files{own};
-  for (const std::filesystem::path& file : read_tokenizer_settings(own).read) {
-    files.push_back(file.string());
+  if (form_of(beginning_of(own)) != TokenizerForm::kTiktoken) {
+    for (const std::filesystem::path& file : read_tokenizer_settings(own).read) {
+      files.push_back(file.string());
+    }
   }
   return files;
 }
 
 bool is_tokenizer_json(const std::string& path) {
-  return is_json(beginning_of(path));
+  return form_of(beginning_of(path)) == TokenizerForm::kJson;
 }
 
 TokenizerPtr open_tokenizer(const std::string& path) {
@@ -69,14 +81,14 @@ TokenizerPtr open_tokenizer(const std::string& path) {
   TESSERA_CHECK(!beginning.starts_with(tessera::detail::kByteOrderMark),
                 "cannot read the tokenizer '", file,
                 "': it begins with a byte order mark: save it without one");
-  if (is_json(beginning)) {
-    return json_tokenizer(file, read_tokenizer_settings(file));
+  switch (form_of(beginning)) {
+    case TokenizerForm::kJson:
+      return json_tokenizer(file, read_tokenizer_settings(file));
+    case TokenizerForm::kTiktoken:
+      return tiktoken_tokenizer(file);
+    default:
+      return sentencepiece_tokenizer(file, read_tokenizer_settings(file));
   }
-  // A file of the `tiktoken` package begins with a token in base64. A SentencePiece model begins
-  // with the tag of a protobuf field, which is a line feed.
-  TESSERA_CHECK(beginning.empty() || !std::isalnum(static_cast<unsigned char>(beginning[0])), "'",
-                file, "' is not a SentencePiece model; of Llama 3 use the tokenizer.json");
-  return sentencepiece_tokenizer(file, read_tokenizer_settings(file));
 }
 
 namespace {

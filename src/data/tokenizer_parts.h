@@ -173,13 +173,13 @@ struct Merge {
   std::uint32_t rank = 0;
 };
 
-/// A byte-pair model.
+/// A byte-pair model. The default values fit the tiktoken format.
 struct BpeModel {
   Vocabulary vocabulary;  ///< token texts: raw bytes if byte_level, else UTF-8
   std::vector<Merge> merges;
-  bool byte_level = false;     ///< words are split into bytes; else into characters
+  bool byte_level = true;      ///< words are split into bytes; else into characters
   bool byte_fallback = false;  ///< characters without a token become tokens <0xHH>
-  bool ignore_merges = false;  ///< a word that is itself a token is not split
+  bool ignore_merges = true;   ///< a word that is itself a token is not split
   bool fuse_unknown = false;   ///< adjacent characters without a token become one unknown token
   std::optional<TokenId> unknown;
 };
@@ -197,7 +197,7 @@ struct BpeTokenizerParts {
                                    ///< a token
   bool joined_by_spaces = false;   ///< without decoders: whether token texts are joined by spaces
   std::vector<std::int64_t> begin_tokens;
-  bool begins_texts = false;  ///< whether texts begin with begin_tokens
+  std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown
   std::vector<std::int64_t> end_tokens;
 };
 

@@ -57,6 +57,11 @@ inline nlohmann::json ByteFallbackJson() {
   return json;
 }
 
+/// a, b, ab and " " in tiktoken's format; the special tokens begin at 4.
+inline std::string TiktokenLines() {
+  return "YQ== 0\nYg== 1\nYWI= 2\nIA== 3\n";
+}
+
 /// Writes a tokenizer.json and opens it.
 inline data::TokenizerPtr Open(const nlohmann::json& json) {
   const TemporaryFolder folder;

@@ -21,12 +21,45 @@ TEST(ByteTokenizer, MapsEveryByteToItself) {
   EXPECT_ERROR(tokenizer->decode({-1}), "token -1");
 }
 
+using Ids = std::vector<std::int64_t>;
+
+TEST(TiktokenTokenizer, MergesByTheRankOfTheResult) {
+  const testing::TemporaryFolder folder;
+  testing::WriteFile(folder / "tokenizer.model", testing::TiktokenLines());
+  const auto tokenizer = tiktoken_tokenizer(folder / "tokenizer.model", /*any_size=*/true);
+  EXPECT_EQ(tokenizer->encode("abb a"), (Ids{2, 1, 3, 0}));
+  EXPECT_EQ(tokenizer->decode({2, 1, 3, 0}), "abb a");
+  // Llama 3 has 256 special tokens behind the others.
+  EXPECT_EQ(tokenizer->vocabulary(), 4 + 256);
+  EXPECT_EQ(tokenizer->begin_tokens(), Ids{4});
+  EXPECT_EQ(tokenizer->end_tokens(), Ids{5});
+  EXPECT_EQ(tokenizer->encode("a<|eot_id|>"), (Ids{0, 4 + 9}));
+}
+
+TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
+  const testing::TemporaryFolder folder;
+  const auto file = folder / "tokenizer.model";
+  for (const char* line : {"Yg== 2", "Yg= 1", "Y*== 1", "Yg==", " 1"}) {
+    SCOPED_TRACE(line);
+    testing::WriteFile(file, std::string("YQ== 0\n") + line + "\n");
+    EXPECT_ERROR(tiktoken_tokenizer(file), "line 2 is not a token in base64 and the rank 1",
+                 "tokenizer.model");
+  }
+  testing::WriteFile(file, "YQ== 0\nYQ== 1\n");
+  EXPECT_ERROR(tiktoken_tokenizer(file, /*any_size=*/true), "the token of rank 1 is there twice");
+  testing::WriteFile(file, "YQ== 0\r\nYg== 1\r\n");
+  EXPECT_ERROR(open_tokenizer(file), "line 1 ends with CRLF", "tokenizer.model");
+  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // a token of 1002 bytes
+  EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
+}
+
 TEST(OpenTokenizer, TellsTheFormByTheContent) {
   const testing::TemporaryFolder folder;
-  testing::WriteFile(folder / "one", "YQ== 0\nYg== 1\n");  // of the tiktoken package
+  testing::WriteFile(folder / "one", testing::TiktokenLines());
   testing::WriteFile(folder / "two", "\n" + testing::ByteLevelJson().dump(2));
   testing::WriteFile(folder / "three", "a text");
-  EXPECT_ERROR(open_tokenizer(folder / "one"), "one", "of Llama 3 use the tokenizer.json");
+  EXPECT_ERROR(open_tokenizer(folder / "one"),
+               "it has 4 tokens (Llama 3's has 128000): of another model");
   EXPECT_EQ(open_tokenizer(folder / "two")->vocabulary(), 8);
   EXPECT_ERROR(open_tokenizer(folder / "three"), "three");
   EXPECT_ERROR(open_tokenizer(folder / "four"), "four");
@@ -37,8 +70,8 @@ TEST(OpenTokenizer, TellsTheFormByTheContent) {
 TEST(OpenTokenizer, PrefersTheJsonOfAFolder) {
   const testing::TemporaryFolder folder;
   EXPECT_ERROR(open_tokenizer(folder.path()), "has no tokenizer.json and no tokenizer.model");
-  testing::WriteFile(folder / "tokenizer.model", "no model");
-  EXPECT_ERROR(open_tokenizer(folder.path()), "tokenizer.model");
+  testing::WriteFile(folder / "tokenizer.model", testing::TiktokenLines());
+  EXPECT_ERROR(open_tokenizer(folder.path()), "tokenizer.model", "has 4 tokens");
   testing::WriteFile(folder / "tokenizer.json", testing::ByteLevelJson().dump());
   EXPECT_EQ(open_tokenizer(folder.path())->vocabulary(), 8);
 }

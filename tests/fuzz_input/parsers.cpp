@@ -104,6 +104,11 @@ void parse_sharding_info(const std::string& text) {
   checkpoint::manifest_of_shards(own_folder());
 }
 
+/// Lines of tiktoken's form.
+void parse_tiktoken(const std::string& text) {
+  data::tiktoken_tokenizer(write_input("tokenizer.model", text));
+}
+
 /// A SentencePiece model.
 void parse_tokenizer(const std::string& text) {
   const auto tokenizer = data::sentencepiece_tokenizer(write_input("tokenizer.model", text));
@@ -124,6 +129,7 @@ Parser chosen_parser() {
                                               {"manifest", parse_manifest},
                                               {"safetensors", parse_safetensors},
                                               {"sharding_info", parse_sharding_info},
+                                              {"tiktoken", parse_tiktoken},
                                               {"tokenizer", parse_tokenizer},
                                               {"tokenizer_json", parse_tokenizer_json}};
   const char* name = std::getenv("TESSERA_FUZZ_PARSER");

@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
   put(dir / "safetensors/valid", shard_with(sharding_info()));
   put(dir / "sharding_info/valid", sharding_info());
   put(dir / "tokenizer/valid", tessera::data::SmallModel());
+  put(dir / "tiktoken/valid", tessera::testing::TiktokenLines());
   put(dir / "tokenizer_json/bytes", tessera::testing::ByteLevelJson().dump());
   put(dir / "tokenizer_json/characters", tessera::testing::ByteFallbackJson().dump());
   for (const auto& entry : fs::directory_iterator(LLAMA_CONFIGS)) {

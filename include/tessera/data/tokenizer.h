@@ -35,11 +35,12 @@ class Tokenizer {
 /// A shared pointer to a tokenizer.
 using TokenizerPtr = std::shared_ptr<const Tokenizer>;
 
-/// Opens a SentencePiece model or a tokenizer.json; the content of the file determines the format.
-/// If `path` is a folder, opens tokenizer.json in the folder, or tokenizer.model if there is no
-/// tokenizer.json. Also reads tokenizer_config.json, special_tokens_map.json and added_tokens.json
-/// in the folder, in the same way as `transformers`. Throws Error if a file cannot be read or has a
-/// wrong format, and if the folder's files contradict the tokenizer.
+/// Opens a SentencePiece, tokenizer.json or tiktoken file; the content of the file determines the
+/// format. If `path` is a folder, opens tokenizer.json in the folder, or tokenizer.model if there
+/// is no tokenizer.json. For SentencePiece and tokenizer.json, also reads tokenizer_config.json,
+/// special_tokens_map.json and added_tokens.json in the folder, in the same way as `transformers`.
+/// Throws Error if a file cannot be read or has a wrong format, and if the folder's files
+/// contradict the tokenizer.
 TokenizerPtr open_tokenizer(const std::string& path);
 /// Returns all files that open_tokenizer() reads, the tokenizer's file first. Throws the errors of
 /// open_tokenizer().

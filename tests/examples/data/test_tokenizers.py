@@ -91,6 +91,14 @@ class OfModels(Comparison):
     """The files that are published, beside the package that each is made for."""
     sizes = 200_000, 100_000, 50_000
 
+    def test_llama3(self):
+        from llama_models.llama3 import tokenizer
+        theirs = tokenizer.Tokenizer.get_instance()
+        # They write special tokens out, which are no text to us.
+        self.compare(pathlib.Path(tokenizer.__file__).with_name("tokenizer.model"),
+                     lambda text: theirs.encode(text, bos=False, eos=False, allowed_special="all"),
+                     lambda ids: theirs.decode([token for token in ids if token < theirs.bos_id]))
+
     def test_mistral(self):
         import sentencepiece
         import transformers
