@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -194,15 +195,17 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   // All copies stay allocated at the same time, as in a save, because copying to memory that is new
   // to the process takes longer.
   const auto copying = medians(
-      {{"copy", [&] { copied(); }}, {"async", [&] {
-                                       auto pending = checkpoint::async_save(
-                                           *world, dir / "run", ++step, {model}, {.keep = 2});
-                                       stalls.push_back(pending.stall_seconds());
-                                       pending.wait();
-                                     }}});
+      {{"copy", [&] { copied(); }},
+       {"async", [&] {
+          const auto begun = std::chrono::steady_clock::now();
+          auto pending = checkpoint::async_save(*world, dir / "run", ++step, {model}, {.keep = 2});
+          const std::chrono::duration<double> stall = std::chrono::steady_clock::now() - begun;
+          stalls.push_back(stall.count());
+          pending.wait();
+        }}});
   // A folder with the files of the step but without a manifest. Such files are read without
   // checksums.
-  const fs::path checked = dir / "run" / checkpoint::step_folder_name(step);
+  const fs::path checked = checkpoint::find_step(dir / "run");
   fs::create_directory(dir / "unchecked");
   for (const auto& entry : fs::directory_iterator(checked)) {
     if (entry.path().extension() == ".safetensors") {

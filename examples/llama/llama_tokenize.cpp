@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <future>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -217,8 +216,8 @@ class ShardSet {
  public:
   /// Throws Error if a shard of this prefix already exists, because PREFIX_*.bin would also match
   /// the existing shard.
-  ShardSet(std::string prefix, data::TokenWidth width, std::int64_t shard_tokens)
-      : prefix_(std::move(prefix)), width_(width), shard_tokens_(shard_tokens) {
+  ShardSet(std::string prefix, std::int64_t vocabulary, std::int64_t shard_tokens)
+      : prefix_(std::move(prefix)), vocabulary_(vocabulary), shard_tokens_(shard_tokens) {
     const std::filesystem::path path(prefix_);
     const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
     std::error_code error;
@@ -235,7 +234,7 @@ class ShardSet {
     while (!tokens.empty()) {
       if (!writer_) {
         writer_ = std::make_unique<data::TokenShardWriter>(
-            fmt::format("{}_{:06}.bin", prefix_, shards_), width_);
+            fmt::format("{}_{:06}.bin", prefix_, shards_), vocabulary_);
       }
       const auto room = static_cast<std::size_t>(shard_tokens_ - writer_->size());
       const std::size_t count = std::min(room, tokens.size());
@@ -268,7 +267,7 @@ class ShardSet {
   }
 
   std::string prefix_;
-  data::TokenWidth width_;
+  std::int64_t vocabulary_;
   std::int64_t shard_tokens_;
   std::size_t shards_ = 0;
   std::int64_t tokens_ = 0;
@@ -393,10 +392,7 @@ std::string counted(std::int64_t count, const char* what) {
 int tokenize(std::vector<std::string> arguments) {
   const TokenizeOptions options = parse_tokenize_options(std::move(arguments));
   const PieceEncoder encoder = make_encoder(options, list_files("FILES", options.files));
-  const bool narrow = encoder.tokenizer->vocabulary() <=
-                      std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1;
-  ShardSet shards(options.out, narrow ? data::TokenWidth::kUint16 : data::TokenWidth::kUint32,
-                  options.shard_tokens);
+  ShardSet shards(options.out, encoder.tokenizer->vocabulary(), options.shard_tokens);
   Pipeline(options, encoder, shards).run();
   const auto files = static_cast<std::int64_t>(encoder.files.size());
   std::cout << fmt::format("{}: {} in {} of {}\n", options.out, counted(shards.tokens(), "token"),

@@ -9,10 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <exception>
-#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,15 +33,11 @@ namespace tessera::checkpoint {
 /// A save on a separate thread. Not thread safe: only one thread at a time may call its functions.
 class BackgroundSave {
  public:
-  /// Creates the thread, which waits for begin(). Throws Error if the thread cannot be created.
+  /// Begins to save. Throws Error if the thread cannot be created.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared) : hosts_(std::move(hosts)) {
     try {
-      thread_ =
-          std::thread([this, go = go_.get_future(), prepared = std::move(prepared)]() mutable {
-            if (go.get()) {
-              run(std::move(prepared));
-            }
-          });
+      thread_ = std::thread(
+          [this, prepared = std::move(prepared)]() mutable { run(std::move(prepared)); });
     } catch (const std::system_error& error) {
       fail("a save in the background can't have a thread: ", error.what(),
            ": allow the program more threads or memory, or save at once");
@@ -51,23 +45,13 @@ class BackgroundSave {
   }
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
-  /// Waits for the thread; a save that has not begun is cancelled. If no call has thrown the save's
-  /// error, prints a warning with the error.
+  /// Waits for the thread. If no call has thrown the save's error, prints a warning with the error.
   ~BackgroundSave() {
-    if (!begun_) {
-      go_.set_value(false);
-    }
     try {
       wait_once();
     } catch (const std::exception& error) {
       TORCH_WARN("a checkpoint was not saved: ", error.what());
     }
-  }
-
-  /// Starts the save. To be called once, after all ranks have created their threads.
-  void begin() {
-    begun_ = true;
-    go_.set_value(true);
   }
 
   bool done() const { return done_; }
@@ -110,8 +94,6 @@ class BackgroundSave {
   std::exception_ptr error_;
   bool error_thrown_ = false;
   std::atomic<bool> done_{false};
-  bool begun_ = false;
-  std::promise<bool> go_;  ///< true: save; false: cancel the save
   std::thread thread_;
 };
 
@@ -286,24 +268,18 @@ namespace {
 
 /// Copies the state to host memory and starts to save the copy. The background save uses the CPU
 /// process group `hosts` until the save ends. Collective over `hosts`. Throws Error on all ranks if
-/// one rank cannot start.
+/// one rank cannot copy its state.
 std::shared_ptr<BackgroundSave> begin_save(const comm::CommunicatorPtr& hosts,
                                            PreparedSave prepared) {
-  std::shared_ptr<BackgroundSave> save;
-  // Each thread waits for begin(): if one rank cannot create its thread, no rank may start to save.
-  run_or_fail_on_all(*hosts, [&] {
-    copy_to_host(prepared.files);
-    save = std::make_shared<BackgroundSave>(hosts, std::move(prepared));
-    PendingSaves::instance().set(*hosts, save);
-  });
-  save->begin();
+  run_or_fail_on_all(*hosts, [&] { copy_to_host(prepared.files); });
+  auto save = std::make_shared<BackgroundSave>(hosts, std::move(prepared));
+  PendingSaves::instance().set(*hosts, save);
   return save;
 }
 
 }  // namespace
 
-SaveFuture::SaveFuture(std::shared_ptr<BackgroundSave> save, double stall_seconds)
-    : save_(std::move(save)), stall_seconds_(stall_seconds) {}
+SaveFuture::SaveFuture(std::shared_ptr<BackgroundSave> save) : save_(std::move(save)) {}
 
 bool SaveFuture::done() const {
   return save_ == nullptr || save_->done();
@@ -317,14 +293,11 @@ void SaveFuture::wait() {
 
 SaveFuture async_save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
                       const StateDict& state, const SaveOptions& options) {
-  const auto begun = std::chrono::steady_clock::now();
   const comm::CallerScope caller("checkpoint::async_save");
   const at::NoGradGuard no_grad;
   const comm::CommunicatorPtr hosts = hosts_of_saves(world);
   finish_pending_save(*hosts);
-  auto save = begin_save(hosts, prepare_save(*hosts, dir, step, state, options));
-  const std::chrono::duration<double> stall = std::chrono::steady_clock::now() - begun;
-  return {std::move(save), stall.count()};
+  return SaveFuture(begin_save(hosts, prepare_save(*hosts, dir, step, state, options)));
 }
 
 }  // namespace tessera::checkpoint

@@ -28,93 +28,10 @@ bool is_computed_from(const std::string& key) {
   return std::ranges::find(kNoComputation, key) == kNoComputation.end();
 }
 
-/// Maps each "model_type" with known defaults to its class in `transformers`.
-const std::map<std::string, std::string>& known_classes() {
-  static const std::map<std::string, std::string> classes{{"llama", "LlamaForCausalLM"},
-                                                          {"mistral", "MistralForCausalLM"},
-                                                          {"qwen2", "Qwen2ForCausalLM"},
-                                                          {"qwen3", "Qwen3ForCausalLM"}};
-  return classes;
-}
-
-void set_default(json& config, const char* key, const json& value) {
-  if (!config.contains(key) || config.at(key).is_null()) {
-    config[key] = value;
-  }
-}
-
-/// Merges the rotary settings of a configuration, which may be under two keys, into one object.
-void join_positions(json& config) {
-  json positions = json::object();
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (const auto found = config.find(key); found != config.end()) {
-      if (found->is_object()) {
-        positions.update(*found);
-      }
-      config.erase(found);
-    }
-  }
-  set_default(positions, "rope_type", positions.value("type", json("default")));
-  positions.erase("type");
-  set_default(positions, "rope_theta", config.value("rope_theta", json(10000.0)));
-  config["rope_theta"] = positions.at("rope_theta");
-  positions.erase("rope_theta");
-  config["rope_scaling"] = positions;
-}
-
-/// Removes sliding-window settings that no layer uses.
-void join_windows(json& config, const std::string& type) {
-  if (type == "mistral" && !config.contains("sliding_window")) {
-    config["sliding_window"] = 4096;
-  }
-  if (type != "mistral" && config.value("use_sliding_window", json()) != true) {
-    for (const char* key : {"use_sliding_window", "sliding_window", "max_window_layers"}) {
-      config.erase(key);
-    }
-  }
-  const auto layers = config.find("layer_types");
-  if (layers != config.end() && layers->is_array() &&
-      std::ranges::all_of(*layers, [](const json& layer) { return layer == "full_attention"; })) {
-    config.erase(layers);
-  }
-}
-
-/// Fills keys that a configuration omits with the defaults of its class.
-json spelled_out(json config) {
-  set_default(config, "model_type", "llama");
-  const json type = config.at("model_type");
-  const auto known =
-      type.is_string() ? known_classes().find(type.get<std::string>()) : known_classes().end();
-  if (known == known_classes().end()) {
-    return config;
-  }
-  set_default(config, "architectures", json::array({known->second}));
-  for (const char* key : {"attention_bias", "mlp_bias", "tie_word_embeddings"}) {
-    set_default(config, key, false);
-  }
-  set_default(config, "attention_dropout", 0);
-  set_default(config, "hidden_act", "silu");
-  set_default(config, "initializer_range", 0.02);
-  set_default(config, "pretraining_tp", 1);
-  set_default(config, "rms_norm_eps", 1e-6);
-  const json heads = config.value("num_attention_heads", json());
-  if (known->first == "llama" || config.contains("num_key_value_heads")) {
-    set_default(config, "num_key_value_heads", heads);
-  }
-  const json hidden = config.value("hidden_size", json());
-  if (known->first != "qwen3" && heads.is_number_integer() && hidden.is_number_integer() &&
-      heads.get<std::int64_t>() > 0) {
-    set_default(config, "head_dim", hidden.get<std::int64_t>() / heads.get<std::int64_t>());
-  }
-  join_positions(config);
-  join_windows(config, known->first);
-  return config;
-}
-
 }  // namespace
 
 std::string config_change(const std::string& before, const std::string& now) {
-  const json one = spelled_out(json::parse(before)), other = spelled_out(json::parse(now));
+  const json one = json::parse(before), other = json::parse(now);
   json keys = one;
   keys.update(other);
   for (const auto& [key, unused] : keys.items()) {
@@ -273,18 +190,6 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
   return changed ? config.dump(2) + "\n" : config_json;
 }
 
-std::string with_model_type(const std::string& config_json, const std::vector<Item>& items) {
-  ordered_json config = parsed(config_json);
-  const ordered_json llama = ordered_json::array({"LlamaForCausalLM"});
-  const bool has_names = std::ranges::find(items, kEmbedding, &Item::name) != items.end();
-  if (!config.is_object() || !config.value("model_type", ordered_json()).is_null() || !has_names ||
-      config.value("architectures", llama) != llama) {
-    return config_json;
-  }
-  config["model_type"] = "llama";
-  return config.dump(2) + "\n";
-}
-
 std::int64_t bytes_of_all(const std::vector<Item>& items) {
   std::int64_t bytes = 0;
   for (const Item& item : items) {
@@ -415,8 +320,8 @@ std::string content_of(const fs::path& path) {
 
 /// The files in a folder other than weights and configuration. Symbolic links are listed even if
 /// their target does not exist.
-FilesBesideWeights files_in(const fs::path& folder) {
-  FilesBesideWeights files;
+std::map<std::string, fs::path> files_in(const fs::path& folder) {
+  std::map<std::string, fs::path> files;
   for (const char* name : kNames) {
     if (fs::exists(fs::symlink_status(folder / name))) {
       files.emplace(name, folder / name);
@@ -434,8 +339,8 @@ FilesBesideWeights files_in(const fs::path& folder) {
 
 }  // namespace
 
-FilesBesideWeights files_beside_weights(const fs::path& model) {
-  FilesBesideWeights files = files_in(model);
+std::map<std::string, fs::path> other_files(const fs::path& model) {
+  std::map<std::string, fs::path> files = files_in(model);
   for (const auto& [name, path] : files) {
     TESSERA_CHECK(fs::exists(path), "'", path.string(),
                   "' is a symbolic link to a file that is not there: put the file there, or remove "
@@ -444,7 +349,7 @@ FilesBesideWeights files_beside_weights(const fs::path& model) {
   return files;
 }
 
-void check_beside_weights(const FilesBesideWeights& files, const fs::path& folder) {
+void check_other_files(const std::map<std::string, fs::path>& files, const fs::path& folder) {
   for (const auto& [name, path] : files_in(folder)) {
     TESSERA_CHECK(files.contains(name), "the folder '", folder.string(), "' has ", name,
                   ", which the model that is exported lacks, and which would stay beside its "
@@ -460,8 +365,8 @@ void check_beside_weights(const FilesBesideWeights& files, const fs::path& folde
   }
 }
 
-void copy_beside_weights(const FilesBesideWeights& files, const fs::path& folder) {
-  check_beside_weights(files, folder);
+void copy_other_files(const std::map<std::string, fs::path>& files, const fs::path& folder) {
+  check_other_files(files, folder);
   for (const auto& [name, source] : files) {
     if (!fs::exists(folder / name)) {
       files::create_folders((folder / name).parent_path());

@@ -177,31 +177,28 @@ namespace {
 
 using c10::ScalarType;
 
-/// The types of the format, in the order of the enum in Hugging Face's safetensors library, because
-/// the order of the tensors in a file depends on this order.
+/// The types of the format that libtorch has, in the order of the enum in Hugging Face's
+/// safetensors library, because the order of the tensors in a file depends on this order.
 constexpr SafetensorsDtype kDtypes[] = {
-    {"BOOL", 8, ScalarType::Bool, 0},
-    {"F4", 4, ScalarType::Undefined, 1},
-    {"F6_E2M3", 6, ScalarType::Undefined, 2},
-    {"F6_E3M2", 6, ScalarType::Undefined, 3},
-    {"U8", 8, ScalarType::Byte, 4},
-    {"I8", 8, ScalarType::Char, 5},
-    {"F8_E5M2", 8, ScalarType::Float8_e5m2, 6},
-    {"F8_E4M3", 8, ScalarType::Float8_e4m3fn, 7},
-    {"F8_E8M0", 8, ScalarType::Float8_e8m0fnu, 8},
-    {"F8_E4M3FNUZ", 8, ScalarType::Float8_e4m3fnuz, 9},
-    {"F8_E5M2FNUZ", 8, ScalarType::Float8_e5m2fnuz, 10},
-    {"I16", 16, ScalarType::Short, 11},
-    {"U16", 16, ScalarType::UInt16, 12},
-    {"F16", 16, ScalarType::Half, 13},
-    {"BF16", 16, ScalarType::BFloat16, 14},
-    {"I32", 32, ScalarType::Int, 15},
-    {"U32", 32, ScalarType::UInt32, 16},
-    {"F32", 32, ScalarType::Float, 17},
-    {"C64", 64, ScalarType::ComplexFloat, 18},
-    {"F64", 64, ScalarType::Double, 19},
-    {"I64", 64, ScalarType::Long, 20},
-    {"U64", 64, ScalarType::UInt64, 21},
+    {"BOOL", ScalarType::Bool},
+    {"U8", ScalarType::Byte},
+    {"I8", ScalarType::Char},
+    {"F8_E5M2", ScalarType::Float8_e5m2},
+    {"F8_E4M3", ScalarType::Float8_e4m3fn},
+    {"F8_E8M0", ScalarType::Float8_e8m0fnu},
+    {"F8_E4M3FNUZ", ScalarType::Float8_e4m3fnuz},
+    {"F8_E5M2FNUZ", ScalarType::Float8_e5m2fnuz},
+    {"I16", ScalarType::Short},
+    {"U16", ScalarType::UInt16},
+    {"F16", ScalarType::Half},
+    {"BF16", ScalarType::BFloat16},
+    {"I32", ScalarType::Int},
+    {"U32", ScalarType::UInt32},
+    {"F32", ScalarType::Float},
+    {"C64", ScalarType::ComplexFloat},
+    {"F64", ScalarType::Double},
+    {"I64", ScalarType::Long},
+    {"U64", ScalarType::UInt64},
 };
 
 template <class Predicate>
@@ -237,10 +234,6 @@ const SafetensorsDtype* find_dtype(std::string_view name) {
 }
 
 const SafetensorsDtype* find_dtype(c10::ScalarType type) {
-  // Undefined is not looked up, because kDtypes uses Undefined for types that libtorch lacks.
-  if (type == ScalarType::Undefined) {
-    return nullptr;
-  }
   return find_where([&](const SafetensorsDtype& dtype) { return dtype.scalar_type == type; });
 }
 
@@ -252,12 +245,11 @@ std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const Safetensor
                   "the number of its elements overflows");
   }
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
-  std::uint64_t bits = 0;
-  TESSERA_CHECK(!__builtin_mul_overflow(empty ? 0 : positions, dtype.bits, &bits),
-                "the number of its bytes overflows");
-  // Tensors of 4-bit and 6-bit types can end inside a byte, which the format forbids.
-  TESSERA_CHECK(bits % 8 == 0, "its ", bits, " bits are not a whole number of bytes");
-  return bits / 8;
+  std::uint64_t bytes = 0;
+  TESSERA_CHECK(
+      !__builtin_mul_overflow(empty ? 0 : positions, c10::elementSize(dtype.scalar_type), &bytes),
+      "the number of its bytes overflows");
+  return bytes;
 }
 
 bool has_control_character(std::string_view text) {

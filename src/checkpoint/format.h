@@ -92,9 +92,7 @@ class GranuleSums {
 /// A type of the safetensors format.
 struct SafetensorsDtype {
   std::string_view name;
-  int bits;
-  c10::ScalarType scalar_type;  ///< libtorch's type; Undefined if libtorch lacks the type
-  int order;                    ///< sort key: tensors are written by descending order, then by name
+  c10::ScalarType scalar_type;
 };
 
 /// Finds a type by its name in the format; nullptr if no type has this name.
@@ -103,7 +101,7 @@ const SafetensorsDtype* find_dtype(std::string_view name);
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
 /// The bytes of a tensor of these sizes. Throws Error if the product of the sizes (zeros counted as
-/// ones) or the number of bits overflows 64 bits, or if the tensor is not a whole number of bytes.
+/// ones) or the number of bytes overflows 64 bits.
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype);
 
 /// Whether UTF-8 text has a control character or a bidirectional override, which could break the
@@ -136,14 +134,12 @@ class SafetensorsWriter {
     c10::ScalarType dtype;
     std::vector<std::int64_t> sizes;
   };
-  /// A function that is called after each write, with the offset in the file and the bytes written
-  /// at this offset.
-  using OnWrite = std::function<void(std::uint64_t offset, std::span<const std::byte> bytes)>;
   /// Throws Error for duplicate or invalid names, for a type that the format lacks, and if the disk
-  /// is full.
+  /// is full. If `sums` is not null, it gets all bytes of the file; tensors must then be written in
+  /// the order of names().
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
-                    OnWrite on_write = {});
+                    GranuleSums* sums = nullptr);
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
 

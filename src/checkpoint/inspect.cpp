@@ -13,9 +13,6 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
-#include "tessera/comm/agreement.h"
-#include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 
@@ -28,15 +25,6 @@ constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
 /// The largest number of elements in a block. A limit on the bytes alone does not suffice, because
 /// comparisons convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
-
-/// The type of a tensor. Throws Error, with the tensor's name, for a type that libtorch lacks.
-c10::ScalarType scalar_type_of(const std::string& name, const ManifestTensor& tensor) {
-  const c10::ScalarType type = find_dtype(tensor.dtype)->scalar_type;
-  TESSERA_CHECK(type != c10::ScalarType::Undefined, "tensor '", name,
-                "' of the checkpoint has the type ", tensor.dtype,
-                ", which libtorch lacks: convert the checkpoint first");
-  return type;
-}
 
 /// Lists the tensors that have bytes in [begin, end) of a file, with the offset in each tensor.
 std::string tensors_at(const SafetensorsFile& file, std::uint64_t begin, std::uint64_t end) {
@@ -68,12 +56,8 @@ std::string escaped(const nlohmann::json& value) {
 
 class Verification {
  public:
-  Verification(const std::filesystem::path& folder, const Progress& progress)
-      : folder_(folder), manifest_(manifest_to_inspect(folder)), progress_(progress) {
-    for (const FileRecord& file : manifest_.files) {
-      all_ += file.bytes;
-    }
-  }
+  explicit Verification(const std::filesystem::path& folder)
+      : folder_(folder), manifest_(manifest_to_inspect(folder)) {}
 
   std::vector<std::string> run() {
     for (std::size_t i = 0; i < manifest_.files.size(); ++i) {
@@ -102,10 +86,6 @@ class Verification {
         faults_.push_back(fmt::format("bytes {} to {} of '{}' are not those that were written{}",
                                       begin, begin + bytes.size() - 1, file.path().string(),
                                       names_at(file.path(), begin, begin + bytes.size())));
-      }
-      done_ += bytes.size();
-      if (progress_) {
-        progress_(done_, all_);
       }
     }
   }
@@ -153,8 +133,6 @@ class Verification {
 
   std::filesystem::path folder_;
   Manifest manifest_;
-  const Progress& progress_;
-  std::uint64_t done_ = 0, all_ = 0;
   std::vector<std::string> faults_;
 };
 
@@ -186,58 +164,35 @@ std::string describe_step(const std::filesystem::path& step) {
   return text;
 }
 
-std::vector<std::string> verify_step(const std::filesystem::path& step, const Progress& progress) {
-  return Verification(step, progress).run();
+std::vector<std::string> verify_step(const std::filesystem::path& step) {
+  return Verification(step).run();
 }
 
 namespace {
 
-bool is_integer(const at::Tensor& values) {
-  return c10::isIntegralType(values.scalar_type(), /*includeBool=*/true);
-}
-
-/// Elementwise |a - b|. The result is NaN if a value is NaN or both values are infinite. Integers
-/// of equal sign are subtracted as integers, because a double cannot represent every integer beyond
-/// 2^53.
-at::Tensor distance_of(const at::Tensor& a, const at::Tensor& b) {
-  at::Tensor rounded = a.to(at::kDouble).sub(b.to(at::kDouble)).abs();
-  if (!is_integer(a) || !is_integer(b)) {
-    return rounded;
-  }
-  const at::Tensor x = a.to(at::kLong), y = b.to(at::kLong);
-  return at::where(x.lt(0).eq(y.lt(0)), x.sub(y).abs().to(at::kDouble), rounded);
-}
-
-at::Tensor parts_of(const at::Tensor& values) {
-  return at::view_as_real(values.to(at::kComplexDouble));
-}
-
 /// The largest differences found between two tensors.
 struct Difference {
+  bool found = false;
   double absolute = 0;
   double relative = 0;  ///< the difference divided by the larger value
 
   /// Adds the difference of two blocks. A NaN in only one of the blocks, and unequal infinities,
-  /// count as an infinite difference. Real and imaginary parts of complex numbers are compared
-  /// separately.
+  /// count as an infinite difference.
   void add(const at::Tensor& a, const at::Tensor& b) {
     if (a.numel() == 0 || at::equal(a, b)) {
       return;
     }
-    if (a.is_complex() || b.is_complex()) {
-      return add(parts_of(a), parts_of(b));
-    }
-    const at::Tensor x = a.to(at::kDouble);
-    const at::Tensor y = b.to(at::kDouble);
-    const at::Tensor apart = distance_of(a, b);
-    const at::Tensor same = apart.eq(0)
-                                .logical_or(apart.isnan().logical_and(x.eq(y)))
-                                .logical_or(x.isnan().logical_and(y.isnan()));
+    const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
+    const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
+    const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
+    // A double cannot represent every integer beyond 2^53.
+    found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
+            !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();
-    const at::Tensor distance = apart.nan_to_num(infinity, infinity).masked_fill(same, 0.0);
-    const at::Tensor scale = at::maximum(x.abs(), y.abs());
-    const at::Tensor ratio = distance.div(scale).nan_to_num(infinity).masked_fill(same, 0.0);
-    absolute = std::max(absolute, distance.max().item<double>());
+    const at::Tensor apart = x.sub(y).abs().nan_to_num(infinity, infinity).masked_fill(same, 0.0);
+    const at::Tensor ratio =
+        apart.div(at::maximum(x.abs(), y.abs())).nan_to_num(infinity).masked_fill(same, 0.0);
+    absolute = std::max(absolute, apart.max().item<double>());
     relative = std::max(relative, ratio.max().item<double>());
   }
 };
@@ -256,24 +211,19 @@ class StepComparison {
     }
   }
 
-  void compare_values(const Progress& progress) {
-    std::uint64_t done = 0;
+  void compare_values() {
     for (const std::string& name : comparable_) {
       const ManifestTensor& tensor = *one_.find(name);
-      const c10::ScalarType type = scalar_type_of(name, tensor);
-      const c10::ScalarType other_type = scalar_type_of(name, *other_.find(name));
+      const c10::ScalarType type = find_dtype(tensor.dtype)->scalar_type;
+      const c10::ScalarType other_type = find_dtype(other_.find(name)->dtype)->scalar_type;
       const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(type));
       const std::int64_t most = std::min(kMostBlockElements, kMostBlockBytes / element_bytes);
       Difference difference;
       for_each_piece(tensor.sizes, most, [&](auto offset, auto sizes) {
-        const at::Tensor values = one_.values(name, offset, sizes, type);
-        difference.add(values, other_.values(name, offset, sizes, other_type));
-        done += values.nbytes();
-        if (progress) {
-          progress(done, all_);
-        }
+        difference.add(one_.values(name, offset, sizes, type),
+                       other_.values(name, offset, sizes, other_type));
       });
-      if (difference.absolute > 0) {
+      if (difference.found) {
         add(name, fmt::format("largest difference {:.6g}, relative {:.6g}", difference.absolute,
                               difference.relative));
       }
@@ -307,22 +257,19 @@ class StepComparison {
                                    fmt::join(same.sizes, ", ")));
     }
     comparable_.insert(name);
-    all_ += tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));
   }
 
   StoredStep one_, other_;
   std::set<std::string> comparable_;
-  std::uint64_t all_ = 0;
   std::map<std::string, std::vector<std::string>> faults_;
 };
 
 }  // namespace
 
 std::vector<std::string> compare_steps(const std::filesystem::path& step,
-                                       const std::filesystem::path& other,
-                                       const Progress& progress) {
+                                       const std::filesystem::path& other) {
   StepComparison comparison(step, other);
-  comparison.compare_values(progress);
+  comparison.compare_values();
   return comparison.lines();
 }
 

@@ -45,13 +45,27 @@ bool is_excluded(const std::string& name, const LoadOptions& options) {
 
 /// Whether the options allow `name` to be missing, unexpected, or of different sizes.
 bool is_partial(const std::string& name, const LoadOptions& options) {
-  return options.partial || matches_any(options.partial_names, name);
+  return matches_any(options.partial, name);
 }
 
-/// Adds to `report` which of `names` are missing in `saved`, an object whose keys are names, and
+bool is_saved(const Stateful&) {
+  return true;
+}
+bool is_saved(const RankState& object) {
+  return object.persistent();
+}
+
+/// Adds to `report` which of `objects` are missing in `saved`, an object whose keys are names, and
 /// which keys of `saved` are unexpected.
-void compare(const json& saved, const std::set<std::string>& names, const LoadOptions& options,
-             LoadReport& report) {
+template <class Object>
+void compare(const json& saved, const std::vector<std::pair<std::string, Object*>>& objects,
+             const LoadOptions& options, LoadReport& report) {
+  std::set<std::string> names;
+  for (const auto& [name, object] : objects) {
+    if (is_saved(*object)) {
+      names.insert(name);
+    }
+  }
   for (const std::string& name : names) {
     if (!saved.contains(name) && !is_excluded(name, options)) {
       report.missing.push_back(name);
@@ -102,63 +116,25 @@ void check_exclude(const Manifest& manifest, const StateDict& state, std::set<st
   }
 }
 
-/// Adds to the report the names of Stateful objects that are only in the state or only in the
-/// manifest.
-void compare_stateful(const Manifest& manifest, const StateDict& state, const LoadOptions& options,
-                      LoadReport& report) {
-  std::set<std::string> names;
-  for (const auto& [name, object] : state.stateful) {
-    names.insert(name);
-  }
-  compare(manifest.stateful, names, options, report);
-}
-
-/// Adds to the report the names of RankState objects that are only in the state or only in the
-/// manifest.
-void compare_rank_states(const Manifest& manifest, const StateDict& state,
-                         const LoadOptions& options, LoadReport& report) {
-  std::set<std::string> names;
-  for (const auto& [name, object] : state.rank_states) {
-    if (object->persistent()) {
-      names.insert(name);
-    }
-  }
-  compare(manifest.rank_states, names, options, report);
-}
-
 /// Loads the state of an object. If loading fails, the error message names the object.
-template <class Object, class Load>
-void load_object(const std::string& name, Object& object, const json& saved, const Load& load) {
+void load_object(const std::string& name, const std::function<void()>& load) {
   try {
-    load(object, saved);
+    load();
   } catch (const std::exception& error) {
     fail("the state of '", name, "' in the checkpoint cannot be taken: ", error.what(),
          ": load what was saved of it, or exclude it");
   }
 }
 
-/// Loads this rank's states into the objects. `lists`: for each object's name, the states of all
-/// ranks. States are merged or reset as RankState describes.
-void load_rank_states(const json& lists, const NamedRankStates& objects, const LoadOptions& options,
-                      int rank, int world_size) {
-  const auto load_own = [&](RankState& object, const json& of_ranks) {
-    if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
-      object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
-    } else if (rank == 0) {
-      object.load_state_dict(object.merged(of_ranks.get<std::vector<json>>()));
-    } else {
-      object.reset();
-    }
-  };
-  for (const auto& [name, object] : objects) {
-    if (is_excluded(name, options)) {
-      continue;
-    }
-    if (object->persistent() && lists.contains(name)) {
-      load_object(name, *object, lists.at(name), load_own);
-    } else {
-      object->reset();
-    }
+/// Loads this rank's state into an object. `of_ranks`: the states of all ranks that saved. States
+/// are merged or reset as RankState describes.
+void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
+  if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
+    object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
+  } else if (rank == 0) {
+    object.load_state_dict(object.merged(of_ranks.get<std::vector<json>>()));
+  } else {
+    object.reset();
   }
 }
 
@@ -166,11 +142,23 @@ void load_objects(const Manifest& manifest, const StateDict& state, const LoadOp
                   int rank, int world_size) {
   for (const auto& [name, object] : state.stateful) {
     if (manifest.stateful.contains(name) && !is_excluded(name, options)) {
-      load_object(name, *object, manifest.stateful.at(name),
-                  [](Stateful& each, const json& saved) { each.load_state_dict(saved); });
+      const json& saved = manifest.stateful.at(name);
+      load_object(name, [&saved, each = object] { each->load_state_dict(saved); });
     }
   }
-  load_rank_states(manifest.rank_states, state.rank_states, options, rank, world_size);
+  for (const auto& [name, object] : state.rank_states) {
+    if (is_excluded(name, options)) {
+      continue;
+    }
+    if (object->persistent() && manifest.rank_states.contains(name)) {
+      const json& saved = manifest.rank_states.at(name);
+      load_object(name, [&saved, each = object, rank, world_size] {
+        load_rank_state(*each, saved, rank, world_size);
+      });
+    } else {
+      object->reset();
+    }
+  }
 }
 
 /// Restores the counters that dropout_calls() returned. Counters that are excluded, or that `saved`
@@ -190,16 +178,16 @@ void set_dropout_calls(nn::ModuleBase& module, const json& saved, const LoadOpti
 void check_same_request(comm::World& world, const fs::path& path, const LoadOptions& options) {
   std::int64_t own = 0;
   run_or_fail_on_all(world, [&] {
-    const std::string request = json{fs::absolute(path).lexically_normal().string(),
-                                     options.exclude, options.partial, options.partial_names}
-                                    .dump(-1, ' ', false, json::error_handler_t::replace);
+    const std::string request =
+        json{fs::absolute(path).lexically_normal().string(), options.exclude, options.partial}.dump(
+            -1, ' ', false, json::error_handler_t::replace);
     own = detail::crc32c(std::as_bytes(std::span(request)));
   });
   const auto others =
       comm::ranks_that_differ(*all_ranks(world), c10::Device(world.options().device), own);
   TESSERA_CHECK(others.empty(), "ranks ", fmt::format("{}", fmt::join(others, ", ")),
-                " load from another folder or step than rank 0, or with another exclude, "
-                "partial or partial_names: pass the same on all ranks");
+                " load from another folder or step than rank 0, or with another exclude or "
+                "partial: pass the same on all ranks");
 }
 
 /// Opens the step that rank 0 chooses. Rank 0 broadcasts the manifest, because on a network file
@@ -243,7 +231,6 @@ class Comparison {
  public:
   Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {
     report_.step = step.manifest().step;
-    report_.run_id = step.manifest().run_id;
     report_.entries = step.manifest().entries;
   }
 
@@ -275,7 +262,7 @@ class Comparison {
         report_.unexpected.push_back(name);
       }
     }
-    compare_stateful(step_.manifest(), state, options_, report_);
+    compare(step_.manifest().stateful, state.stateful, options_, report_);
     check_exclude(step_.manifest(), state, known_, step_.folder(), options_);
     Mismatch mismatch;
     mismatch.different = different_;
@@ -285,9 +272,9 @@ class Comparison {
                   "' does not fit the model and optimizer", listed("missing", mismatch.missing),
                   listed("unexpected", mismatch.unexpected),
                   listed("different", mismatch.different),
-                  ": load what was saved, exclude names, or allow a partial load, of these names "
-                  "alone by LoadOptions::partial_names (state of frozen parameters)");
-    compare_rank_states(step_.manifest(), state, options_, report_);
+                  ": load what was saved, exclude names, or allow a partial load of these names by "
+                  "LoadOptions::partial (state of frozen parameters)");
+    compare(step_.manifest().rank_states, state.rank_states, options_, report_);
   }
 
   const std::vector<Filling>& fillings() const { return fillings_; }
@@ -344,9 +331,6 @@ class Comparison {
     if (!is_convertible_type(from, to)) {
       note_different(name, fmt::format("checkpoint {}, here {}", stored.dtype, c10::toString(to)));
       return false;
-    }
-    if (from != to) {
-      report_.cast.push_back(name);
     }
     return true;
   }

@@ -4,7 +4,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,7 +20,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/fqn_pattern.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -30,15 +28,11 @@ namespace {
 // model.safetensors.index.json are checked against the files.
 
 using nlohmann::json;
+/// The file name of the shard of each tensor, by the tensor's name.
 using WeightMap = std::map<std::string, std::string>;
 
 /// The largest accepted size of an index file, far above the size of any real index file.
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
-
-struct Index {
-  WeightMap weight_map;  ///< maps the name of each tensor to the file name of its shard
-  std::optional<std::uint64_t> total_size;
-};
 
 /// The name of a tensor as ASCII JSON, so that a message stays on one line and shows unusual
 /// characters.
@@ -53,32 +47,22 @@ void check_shard_name(const std::string& name) {
                 " is not the name of a file in this folder");
 }
 
-/// Parses model.safetensors.index.json. total_size is optional, because only some exporters write
-/// it. Other metadata are ignored.
-Index parse_index(const json& root) {
-  Index index;
-  const auto map = root.find("weight_map");
-  TESSERA_CHECK(map != root.end() && map->is_object(), "it has no object weight_map");
-  for (const auto& [tensor, shard] : map->items()) {
-    check_tensor_name(tensor);
-    TESSERA_CHECK(shard.is_string(), "its weight_map gives no file name for ", quoted(tensor));
-    check_shard_name(shard.get_ref<const std::string&>());
-    index.weight_map.emplace(tensor, shard.get<std::string>());
-  }
-  const auto size = root.find("metadata") == root.end() || !root["metadata"].is_object()
-                        ? json()
-                        : root["metadata"].value("total_size", json());
-  if (size.is_number_unsigned()) {
-    index.total_size = size.get<std::uint64_t>();
-  }
-  return index;
-}
-
-/// Reads model.safetensors.index.json; each error message contains the path of the file.
-Index read_index(const std::filesystem::path& path) {
+/// Reads model.safetensors.index.json. Its metadata are ignored, because the headers of the shards
+/// have all sizes. Each error message contains the path of the file.
+WeightMap read_index(const std::filesystem::path& path) {
   const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
-    return parse_index(detail::parse_strict_json(text));
+    const json root = detail::parse_strict_json(text);
+    const auto map = root.find("weight_map");
+    TESSERA_CHECK(map != root.end() && map->is_object(), "it has no object weight_map");
+    WeightMap weight_map;
+    for (const auto& [tensor, shard] : map->items()) {
+      check_tensor_name(tensor);
+      TESSERA_CHECK(shard.is_string(), "its weight_map gives no file name for ", quoted(tensor));
+      check_shard_name(shard.get_ref<const std::string&>());
+      weight_map.emplace(tensor, shard.get<std::string>());
+    }
+    return weight_map;
   } catch (const Error& error) {
     fail("the index '", path.string(), "' is not valid: ", error.what(),
          ": copy or write the model again");
@@ -113,15 +97,6 @@ std::filesystem::path shard_path(const std::filesystem::path& folder, const std:
   return cached ? target : path;
 }
 
-/// The number of bytes of the tensors in a file, which total_size of the index includes.
-std::uint64_t bytes_of(const SafetensorsFile& file) {
-  std::uint64_t bytes = 0;
-  for (const auto& [name, entry] : file.tensors()) {
-    bytes += entry.bytes;
-  }
-  return bytes;
-}
-
 }  // namespace
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
@@ -154,10 +129,8 @@ void ModelFiles::open_single() {
 
 void ModelFiles::open_index() {
   const auto path = folder_ / kIndexFile;
-  const auto index = read_index(path);
-  const auto& weight_map = index.weight_map;
+  const WeightMap weight_map = read_index(path);
   std::map<std::string, const SafetensorsFile*> shards;
-  std::uint64_t bytes = 0;
   for (const auto& [tensor, shard] : weight_map) {
     if (shards.contains(shard)) {
       continue;
@@ -165,7 +138,6 @@ void ModelFiles::open_index() {
     // Symlinks::kRefuse is used, because shard_path() has already resolved every permitted link.
     const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
     shards.emplace(shard, &file);
-    bytes += bytes_of(file);
     // A tensor that the index assigns to another shard is allowed here, as an outdated copy.
     for (const auto& [name, entry] : file.tensors()) {
       TESSERA_CHECK(weight_map.contains(name), "tensor '", name, "' is in '", file.path().string(),
@@ -178,11 +150,6 @@ void ModelFiles::open_index() {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
   }
-  // total_size is only compared; reads use the sizes in the header of each shard.
-  if (index.total_size && *index.total_size != bytes) {
-    TORCH_WARN("the index '", path.string(), "' claims ", *index.total_size,
-               " bytes of tensors, but its shards hold ", bytes, ", which are read");
-  }
 }
 
 namespace {
@@ -192,68 +159,22 @@ struct FileTensor {
   std::string name;
 };
 
-using NamePair = std::pair<std::string, std::string>;
+/// Returns the model's name for a tensor of the files; "" if the tensor is to be skipped.
+using ModelName = std::function<std::string(const std::string& tensor)>;
 
-std::string text_of(const NamePair& pair) {
-  return "{\"" + pair.first + "\", \"" + pair.second + "\"}";
-}
-
-/// The pairs of names (HuggingFaceOptions::names) of one load. Each pair must match a tensor.
-class Renaming {
- public:
-  explicit Renaming(const HuggingFaceOptions& options)
-      : pairs_(options.names), used_(options.names.size()) {}
-
-  /// The model's name for the tensor `tensor` of the files; "" if the tensor is to be skipped.
-  std::string name_of(const std::string& tensor) {
-    std::optional<std::size_t> taken;
-    std::string name = tensor;
-    for (std::size_t i = 0; i < pairs_.size(); ++i) {
-      const auto renamed = nn::detail::renamed_fqn(pairs_[i].first, pairs_[i].second, tensor);
-      if (!renamed) {
-        continue;
-      }
-      TESSERA_CHECK(!taken, "load_hugging_face: the pairs of names ", text_of(pairs_[*taken]),
-                    " and ", text_of(pairs_[i]), " both match the tensor '", tensor,
-                    "'; write them so that one does");
-      taken = i;
-      used_[i] = true;
-      name = *renamed;
-    }
-    return name;
-  }
-
-  void check_used(const ModelFiles& files) const {
-    for (std::size_t i = 0; i < pairs_.size(); ++i) {
-      TESSERA_CHECK(used_[i], "load_hugging_face: the pair of names ", text_of(pairs_[i]),
-                    " matches none of the ", files.tensors().size(), " tensors in '",
-                    files.folder().string(), "', beginning with '",
-                    files.tensors().empty() ? "" : files.tensors().begin()->first,
-                    "'; correct or remove it");
-    }
-  }
-
- private:
-  const std::vector<NamePair>& pairs_;
-  std::vector<bool> used_;
-};
-
-/// The tensors in the files under the names of the model (see HuggingFaceOptions::names). Throws
-/// Error for pairs that contradict each other or match nothing.
+/// The tensors in the files under the names of the model. Throws Error for equal names.
 std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
-                                                  const HuggingFaceOptions& options) {
-  Renaming renaming(options);
+                                                  const ModelName& model_name) {
   std::map<std::string, FileTensor> tensors;
   for (const auto& [tensor, file] : files.tensors()) {
-    const std::string name = renaming.name_of(tensor);
+    const std::string name = model_name ? model_name(tensor) : tensor;
     if (name.empty()) {
       continue;
     }
     const auto [known, is_new] = tensors.emplace(name, FileTensor{file, tensor});
     TESSERA_CHECK(is_new, "load_hugging_face: the tensors '", known->second.name, "' and '", tensor,
-                  "' would both be '", name, "' of the model; correct the pairs of names");
+                  "' would both be '", name, "' of the model; correct model_name");
   }
-  renaming.check_used(files);
   return tensors;
 }
 
@@ -287,40 +208,18 @@ void compare(const Match& match, Mismatch& mismatch) {
   }
 }
 
-/// The advice in the error message if names do not match. If the names differ only by a prefix (the
-/// "module." of a wrapper), the advice is the pair of names that removes the prefix.
-std::string advice(const Mismatch& mismatch, bool nothing_fits, const HuggingFaceOptions& options) {
-  if (!options.names.empty()) {
-    return ": correct the pairs of names";
+const char* advice(bool nothing_fits, const ModelName& model_name) {
+  if (model_name) {
+    return ": correct model_name, which gives the tensors of the files their names";
   }
-  const auto starts_for = [](const std::string& longer, const std::string& shorter) {
-    return longer.ends_with("." + shorter) ? longer.substr(0, longer.size() - shorter.size())
-                                           : std::string();
-  };
-  for (const std::string& here : mismatch.missing) {
-    for (const std::string& there : mismatch.unexpected) {
-      if (const std::string prefix = starts_for(there, here); !prefix.empty()) {
-        return fmt::format(
-            ": the names in the files begin with '{}': pass HuggingFaceOptions{{.names = "
-            "{{{{\"{}**\", \"**\"}}}}}}",
-            prefix, prefix);
-      }
-      if (const std::string prefix = starts_for(here, there); !prefix.empty()) {
-        return fmt::format(
-            ": the names of the model begin with '{}': pass HuggingFaceOptions{{.names = "
-            "{{{{\"**\", \"{}**\"}}}}}}",
-            prefix, prefix);
-      }
-    }
-  }
-  return nothing_fits ? ": no name in the files is a name of the model: pass pairs of names in "
-                        "HuggingFaceOptions::names, or the folder of this model"
+  return nothing_fits ? ": no name in the files is a name of the model: pass the function "
+                        "model_name, or the folder of this model"
                       : ": use the config.json that belongs to these weights";
 }
 
 std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& files,
-                             const HuggingFaceOptions& options) {
-  const std::map<std::string, FileTensor> in_files = renamed_tensors(files, options);
+                             const ModelName& model_name) {
+  const std::map<std::string, FileTensor> in_files = renamed_tensors(files, model_name);
   std::vector<Match> matches;
   Mismatch mismatch;
   std::set<std::string> known;
@@ -356,7 +255,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   TESSERA_CHECK(mismatch.empty(), "the weights in '", files.folder().string(),
                 "' do not fit the model", listed("missing", mismatch.missing),
                 listed("unexpected", mismatch.unexpected), listed("different", mismatch.different),
-                advice(mismatch, matches.empty(), options));
+                advice(matches.empty(), model_name));
   return matches;
 }
 
@@ -404,8 +303,8 @@ void fill(std::vector<Match> matches) {
 /// A function that runs one pass of a load, either on all ranks or on this rank alone.
 using RunStep = std::function<void(const std::function<void()>& step)>;
 
-void load(nn::ModuleBase& module, const std::filesystem::path& folder,
-          const HuggingFaceOptions& options, const RunStep& run) {
+void load(nn::ModuleBase& module, const std::filesystem::path& folder, const ModelName& model_name,
+          const RunStep& run) {
   // Gradient recording is off, because filling a leaf that requires a gradient would throw
   // otherwise.
   const at::NoGradGuard no_grad;
@@ -413,7 +312,7 @@ void load(nn::ModuleBase& module, const std::filesystem::path& folder,
   std::vector<Match> matches;
   run([&] {
     files.emplace(folder);
-    matches = match_all(module, *files, options);
+    matches = match_all(module, *files, model_name);
     for (const Match& match : matches) {
       check_fillable(*match.slot, match.stored.name);
       check_copies(match);
@@ -436,15 +335,15 @@ void load(nn::ModuleBase& module, const std::filesystem::path& folder,
 }  // namespace
 
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
-                       const std::filesystem::path& folder, const HuggingFaceOptions& options) {
+                       const std::filesystem::path& folder, const ModelName& model_name) {
   const comm::CallerScope caller("load_hugging_face");
-  load(module, folder, options,
+  load(module, folder, model_name,
        [&](const std::function<void()>& step) { run_or_fail_on_all(world, step); });
 }
 
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
-                       const HuggingFaceOptions& options) {
-  load(module, folder, options, [](const std::function<void()>& step) { step(); });
+                       const ModelName& model_name) {
+  load(module, folder, model_name, [](const std::function<void()>& step) { step(); });
 }
 
 }  // namespace tessera::checkpoint

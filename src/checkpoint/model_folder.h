@@ -56,13 +56,6 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
-/// Returns `config_json` with "model_type": "llama", which readers need, if `config_json` has no
-/// "model_type" and the tensors have the names of a Llama.
-std::string with_model_type(const std::string& config_json,
-                            const std::vector<SafetensorsWriter::Item>& items);
-
-inline constexpr const char* kEmbedding = "model.embed_tokens.weight";
-
 /// The total number of bytes of the tensors' values.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 

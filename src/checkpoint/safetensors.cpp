@@ -10,7 +10,6 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "format.h"
@@ -136,8 +135,6 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 /// tensor, and the lists in this object.
 constexpr JsonLimits kHeaderLimits{.depth = 3, .keys = 1'000'000, .values = 4'000'000};
 
-/// Parses a tensor's type. Types that libtorch lacks are accepted when a header is parsed; only
-/// reading such a tensor fails.
 const SafetensorsDtype& parse_dtype(const json& value) {
   TESSERA_CHECK(value.is_string(), "its dtype is not a string");
   const auto* dtype = find_dtype(value.get_ref<const std::string&>());
@@ -232,11 +229,11 @@ using Item = SafetensorsWriter::Item;
 
 /// Returns the safetensors type for a libtorch type. Throws Error for types that the format lacks:
 /// complex double and quantized types.
-const SafetensorsDtype& dtype_of(const Item& item) {
+const SafetensorsDtype* dtype_of(const Item& item) {
   const auto* dtype = find_dtype(item.dtype);
   TESSERA_CHECK(dtype != nullptr, "tensor '", item.name, "' has the type ",
                 c10::toString(item.dtype), ", which safetensors lacks: convert it first");
-  return *dtype;
+  return dtype;
 }
 
 /// Returns `text` as a JSON string literal. nlohmann escapes the text as the format requires, and
@@ -266,9 +263,9 @@ std::string entry_json(const std::string& name, const TensorEntry& entry) {
 
 HeaderPlan plan_header(std::vector<Item> items,
                        const std::map<std::string, std::string>& metadata) {
-  // Tensors with the widest types come first, so that all data are aligned.
+  // The last types of the format come first: they are the widest, so that all data are aligned.
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return std::tuple(-dtype_of(a).order, a.name) < std::tuple(-dtype_of(b).order, b.name);
+    return std::pair(dtype_of(b), a.name) < std::pair(dtype_of(a), b.name);
   });
   HeaderPlan plan;
   std::vector<std::string> parts;
@@ -277,7 +274,7 @@ HeaderPlan plan_header(std::vector<Item> items,
   }
   for (auto& item : items) {
     check_tensor_name(item.name);
-    const auto& dtype = dtype_of(item);
+    const SafetensorsDtype& dtype = *dtype_of(item);
     TensorEntry entry{std::string(dtype.name), item.dtype, std::move(item.sizes), plan.data_bytes};
     entry.bytes = tensor_bytes(entry.sizes, dtype);
     plan.data_bytes += entry.bytes;
@@ -464,9 +461,6 @@ const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
                                                std::span<const std::int64_t> offset,
                                                std::span<const std::int64_t> sizes) const {
   const auto& item = entry(name);
-  TESSERA_CHECK(item.dtype != c10::ScalarType::Undefined, "tensor '", name, "' of '",
-                path().string(), "' has the type ", item.dtype_name,
-                ", which libtorch lacks: convert the file first");
   // With the checks of the header, this check guarantees that every byte of the block is inside the
   // file.
   check_block(item.sizes, offset, sizes);
@@ -514,8 +508,8 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
 }
 
 struct SafetensorsWriter::Impl {
-  Impl(const std::filesystem::path& path, HeaderPlan planned, OnWrite observer)
-      : path(path.string()), plan(std::move(planned)), file(path), on_write(std::move(observer)) {
+  Impl(const std::filesystem::path& path, HeaderPlan planned, GranuleSums* granule_sums)
+      : path(path.string()), plan(std::move(planned)), file(path), sums(granule_sums) {
     const std::uint64_t header_bytes = plan.json.size();
     data_begin = sizeof(header_bytes) + header_bytes;
     // If the disk is full, reserving space throws Error now, before all data were gathered.
@@ -532,8 +526,8 @@ struct SafetensorsWriter::Impl {
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min(bytes.size(), kPieceBytes));
       file.write_at(offset, piece);
-      if (on_write) {
-        on_write(offset, piece);
+      if (sums != nullptr) {
+        sums->add(offset, piece);
       }
       offset += piece.size();
       bytes = bytes.subspan(piece.size());
@@ -557,7 +551,7 @@ struct SafetensorsWriter::Impl {
   std::string path;
   HeaderPlan plan;
   files::AtomicFile file;
-  OnWrite on_write;
+  GranuleSums* sums;
   std::uint64_t data_begin = 0;
   /// For each tensor: number of bytes not yet written.
   std::map<std::string, std::uint64_t> missing;
@@ -566,8 +560,8 @@ struct SafetensorsWriter::Impl {
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
                                      const std::vector<Item>& items,
                                      const std::map<std::string, std::string>& metadata,
-                                     OnWrite on_write)
-    : impl_(std::make_unique<Impl>(path, plan_header(items, metadata), std::move(on_write))) {}
+                                     GranuleSums* sums)
+    : impl_(std::make_unique<Impl>(path, plan_header(items, metadata), sums)) {}
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;

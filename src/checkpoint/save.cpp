@@ -46,8 +46,9 @@ struct ChunkRows {
 /// A block of a model or optimizer tensor that one rank writes.
 struct PlannedChunk {
   std::size_t entry = 0;
-  int rank = 0;
-  int file = 0;  ///< the index of the file among the rank's files, from 1
+  std::vector<int> holders = {};  ///< the ranks that have the block
+  int rank = 0;                   ///< the rank that writes the block
+  int file = 0;                   ///< the index of the file among the rank's files, from 1
   std::vector<std::int64_t> offset, sizes;
   std::vector<ChunkRows> parts;  ///< consecutive parts of the block
 };
@@ -71,40 +72,25 @@ struct Holders {
   std::vector<int> ranks;  ///< world ranks that store the part, ascending
 };
 
-/// The coordinate in the mesh `root` of each rank of `mesh`, in the order of the ranks of `mesh`.
-std::vector<Coordinate> coordinates_on(const DeviceMesh& root, const DeviceMesh& mesh) {
-  std::vector<Coordinate> coordinates;
-  const std::vector<int>& ranks = root.ranks();
-  for (const int rank : mesh.ranks()) {
-    const auto found = std::ranges::find(ranks, rank);
-    coordinates.push_back(root.shape().coordinate(found - ranks.begin()));
-  }
-  return coordinates;
-}
-
-/// The dimensions along which any two of `coordinates` differ.
-std::vector<std::size_t> varying_dims(const std::vector<Coordinate>& coordinates) {
-  std::vector<std::size_t> dims;
-  for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
-    const bool varies = std::ranges::any_of(coordinates, [&](const Coordinate& coordinate) {
-      return coordinate[dim] != coordinates.front()[dim];
-    });
-    if (varies) {
-      dims.push_back(dim);
-    }
-  }
-  return dims;
-}
-
 /// For each position in `mesh`: the ranks at this position in `mesh` and in its sibling slices,
 /// which are the other slices of the root mesh along the same dimensions.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
-  const auto coordinates = coordinates_on(root, mesh);
-  const auto dims = varying_dims(coordinates);
+  const std::vector<int>& root_ranks = root.ranks();
+  std::vector<Coordinate> coordinates;  // in the root mesh
+  for (const int rank : mesh.ranks()) {
+    const auto found = std::ranges::find(root_ranks, rank);
+    coordinates.push_back(root.shape().coordinate(found - root_ranks.begin()));
+  }
+  std::vector<std::size_t> dims;  // along which the coordinates differ
   std::int64_t slice_size = 1;
-  for (const std::size_t dim : dims) {
-    slice_size *= root.size(static_cast<int>(dim));
+  for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
+    if (std::ranges::any_of(coordinates, [&](const Coordinate& coordinate) {
+          return coordinate[dim] != coordinates.front()[dim];
+        })) {
+      dims.push_back(dim);
+      slice_size *= root.size(static_cast<int>(dim));
+    }
   }
   TESSERA_CHECK(slice_size == mesh.size(), "a tensor is on ", to_string(mesh),
                 ", a part of a dimension of ", to_string(root),
@@ -161,10 +147,6 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
   }
   return list;
 }
-
-/// The smallest block that is divided between ranks. Dividing a smaller block saves less than the
-/// additional entries in a header and in the manifest cost.
-constexpr std::int64_t kLeastDividedBytes = std::int64_t{1} << 20;
 
 constexpr int kWeightsFile = 1;
 constexpr int kOptimizerFile = 2;
@@ -232,75 +214,6 @@ std::int64_t bytes_of_chunk(const StateEntry& entry, const PlannedChunk& chunk) 
                          std::multiplies<>());
 }
 
-PlannedChunk rows_of_chunk(const PlannedChunk& chunk, std::int64_t begin, std::int64_t count) {
-  PlannedChunk rows = chunk;
-  rows.offset[0] += begin;
-  rows.sizes[0] = count;
-  rows.parts.clear();
-  for (ChunkRows part : chunk.parts) {
-    const std::int64_t first = std::max(begin, part.row);
-    const std::int64_t last = std::min(begin + count, part.row + part.sizes[0]);
-    if (first < last) {
-      part.local_offset[0] += first - part.row;
-      part.sizes[0] = last - first;
-      part.row = first - begin;
-      rows.parts.push_back(part);
-    }
-  }
-  return rows;
-}
-
-/// Assigns blocks of tensors (chunks) to the ranks that write them.
-class Writers {
- public:
-  Writers(const std::vector<StateEntry>& entries, int world_size)
-      : entries_(entries), bytes_(static_cast<std::size_t>(world_size), 0) {}
-
-  void add(PlannedChunk chunk, const std::vector<int>& ranks) {
-    const auto holders = static_cast<std::int64_t>(ranks.size());
-    const bool divide = holders > 1 && !chunk.sizes.empty() && chunk.sizes[0] >= holders &&
-                        bytes_of_chunk(entries_[chunk.entry], chunk) >= kLeastDividedBytes;
-    for (std::int64_t i = 0; divide && i < holders; ++i) {
-      // Rows are divided evenly. With blocks of ceil(rows / holders) rows, the last ranks would get
-      // fewer rows than the others.
-      const std::int64_t begin = chunk.sizes[0] * i / holders;
-      const std::int64_t end = chunk.sizes[0] * (i + 1) / holders;
-      assign(rows_of_chunk(chunk, begin, end - begin), ranks[static_cast<std::size_t>(i)]);
-    }
-    if (!divide && holders == 1) {
-      assign(std::move(chunk), ranks[0]);
-    } else if (!divide) {
-      shared_.emplace_back(std::move(chunk), ranks);
-    }
-  }
-
-  /// Assigns large blocks first, so that small blocks can even out the differences between ranks.
-  std::vector<PlannedChunk> finish() {
-    std::ranges::stable_sort(shared_, std::greater<>(), [this](const auto& shared) {
-      return bytes_of_chunk(entries_[shared.first.entry], shared.first);
-    });
-    for (auto& [chunk, ranks] : shared_) {
-      const int least = *std::ranges::min_element(
-          ranks, {}, [this](int rank) { return bytes_[static_cast<std::size_t>(rank)]; });
-      assign(std::move(chunk), least);
-    }
-    std::ranges::stable_sort(chunks_, {}, &PlannedChunk::entry);
-    return std::move(chunks_);
-  }
-
- private:
-  void assign(PlannedChunk chunk, int rank) {
-    chunk.rank = rank;
-    bytes_[static_cast<std::size_t>(rank)] += bytes_of_chunk(entries_[chunk.entry], chunk);
-    chunks_.push_back(std::move(chunk));
-  }
-
-  const std::vector<StateEntry>& entries_;
-  std::vector<std::int64_t> bytes_;  ///< the bytes assigned to each rank so far
-  std::vector<std::pair<PlannedChunk, std::vector<int>>> shared_;
-  std::vector<PlannedChunk> chunks_;
-};
-
 /// Assigns blocks to files. A name can appear only once in a file, so a rank's second block of a
 /// tensor is stored in another file.
 void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
@@ -313,18 +226,43 @@ void number_files(SavePlan& plan, const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Makes the plan. A block that several ranks have is written by the rank with the fewest bytes to
-/// write; a large block is divided among these ranks. Rank 0 writes plain tensors.
+/// Assigns each block to the rank that writes it: of the ranks that have the block, the rank with
+/// the fewest bytes to write. Blocks that only one rank has are assigned first, then large blocks,
+/// so that small blocks can even out the differences between ranks.
+void choose_ranks(std::vector<PlannedChunk>& chunks, const std::vector<StateEntry>& entries,
+                  int world_size) {
+  const auto bytes_of = [&](const PlannedChunk* chunk) {
+    return bytes_of_chunk(entries[chunk->entry], *chunk);
+  };
+  std::vector<PlannedChunk*> order;
+  for (PlannedChunk& chunk : chunks) {
+    order.push_back(&chunk);
+  }
+  std::ranges::stable_sort(order, {}, [&](const PlannedChunk* chunk) {
+    return std::pair(chunk->holders.size() > 1, -bytes_of(chunk));
+  });
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(world_size), 0);
+  const auto bytes_of_rank = [&bytes](int rank) -> std::int64_t& {
+    return bytes[static_cast<std::size_t>(rank)];
+  };
+  for (PlannedChunk* chunk : order) {
+    chunk->rank = *std::ranges::min_element(chunk->holders, {}, bytes_of_rank);
+    bytes_of_rank(chunk->rank) += bytes_of(chunk);
+  }
+}
+
+/// Makes the plan. Rank 0 writes plain tensors.
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
-  Writers writers(entries, world_size);
+  SavePlan plan;
   for (std::size_t index = 0; index < entries.size(); ++index) {
     for (const Holders& holders : holders_of(entries[index].tensor)) {
       for (PlannedChunk& chunk : chunks_at(entries[index], index, holders.coordinate)) {
-        writers.add(std::move(chunk), holders.ranks);
+        chunk.holders = holders.ranks;
+        plan.chunks.push_back(std::move(chunk));
       }
     }
   }
-  SavePlan plan{.chunks = writers.finish()};
+  choose_ranks(plan.chunks, entries, world_size);
   number_files(plan, entries);
   return plan;
 }
@@ -449,17 +387,9 @@ std::string names_of_objects(const StateDict& state) {
   return names;
 }
 
-/// Adds to a manifest the states of the objects that are equal on all ranks. Throws Error for a
-/// state that check_storable() rejects.
-void add_stateful(Manifest& manifest, const StateDict& state) {
-  for (const auto& [name, object] : state.stateful) {
-    manifest.stateful[name] = checked_state(name, *object);
-  }
-}
-
 /// The states of this rank that are to be saved, by name. Throws Error for a state that
 /// check_storable() rejects.
-json own_rank_states(const NamedRankStates& objects) {
+json own_rank_states(const std::vector<std::pair<std::string, RankState*>>& objects) {
   json states = json::object();
   for (const auto& [name, object] : objects) {
     if (object->persistent()) {
@@ -611,9 +541,8 @@ FileRecord write_shard(const std::filesystem::path& folder, const ShardFile& fil
     by_name.emplace(chunk.tensor, &chunk);
   }
   GranuleSums sums;
-  SafetensorsWriter writer(
-      folder / file.name, items, {{"format", "pt"}, {"DCP_SHARDING_INFO", sharding_info(file)}},
-      [&sums](std::uint64_t offset, std::span<const std::byte> bytes) { sums.add(offset, bytes); });
+  SafetensorsWriter writer(folder / file.name, items,
+                           {{"format", "pt"}, {"DCP_SHARDING_INFO", sharding_info(file)}}, &sums);
   for (const std::string& tensor : writer.names()) {
     write_chunk(writer, *by_name.at(tensor));
   }
@@ -644,7 +573,9 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
     prepared.manifest.dropout_calls = dropout_calls(state.model);
     set_mesh(prepared.manifest, entries);
     set_tensors(prepared.manifest, entries, plan);
-    add_stateful(prepared.manifest, state);
+    for (const auto& [name, object] : state.stateful) {
+      prepared.manifest.stateful[name] = checked_state(name, *object);
+    }
     own_states = own_rank_states(state.rank_states).dump();
     copied = copied_tensors(state.model, entries);
   });

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <exception>
 #include <system_error>
 
 #include "model_folder.h"
@@ -61,44 +62,28 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
   return items;
 }
 
-/// Writes tensors on rank 0. After a failed write, the receiver still accepts the remaining blocks,
-/// so that the sending ranks do not wait forever.
-class Receiver {
- public:
-  using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
-                                   const at::Tensor& block)>;
-  explicit Receiver(Write write) : write_(std::move(write)) {}
+/// Writes a block of a tensor on rank 0.
+using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
+                                 const at::Tensor& block)>;
 
-  void write(const std::string& name, std::span<const std::int64_t> offset,
-             const at::Tensor& block) {
+/// Sends the parameters to rank 0. `write` gets the parameters under the names of items_of(), in
+/// pieces of bounded size. Returns the error of the first failed write, after which rank 0 still
+/// accepts the remaining blocks, so that the sending ranks do not wait forever. Collective over
+/// `world`: parameters are sent in the same order on every rank. If a rank fails (out of memory,
+/// for example), it aborts the other ranks, which would otherwise wait for the blocks of this rank.
+std::exception_ptr send_all(const std::vector<SentParameter>& parameters, comm::World& world,
+                            const Write& write, SentType dtype = {}) {
+  const auto group = all_ranks(world);
+  std::exception_ptr failure;
+  const Write write_unless_failed = [&](const auto& name, auto offset, const at::Tensor& block) {
     try {
-      if (!failure_) {
-        write_(name, offset, block);
+      if (!failure) {
+        write(name, offset, block);
       }
     } catch (...) {
-      failure_ = std::current_exception();
+      failure = std::current_exception();
     }
-  }
-
-  /// Throws the error of the first failed write.
-  void check() const {
-    if (failure_) {
-      std::rethrow_exception(failure_);
-    }
-  }
-
- private:
-  Write write_;
-  std::exception_ptr failure_;
-};
-
-/// Sends the parameters to rank 0. `receiver` gets the parameters under the names of items_of(), in
-/// pieces of bounded size. Collective over `world`: parameters are sent in the same order on every
-/// rank. If a rank fails (out of memory, for example), it aborts the other ranks, which would
-/// otherwise wait for the blocks of this rank.
-void send_all(const std::vector<SentParameter>& parameters, comm::World& world, Receiver& receiver,
-              SentType dtype = {}) {
-  const auto group = all_ranks(world);
+  };
   try {
     for (const SentParameter& each : parameters) {
       const auto& tensor = each.slot->persistent();
@@ -107,7 +92,7 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
                     [&](std::span<const std::int64_t> offset, const at::Tensor& block) {
                       for (const StoredTensor& stored : each.tensors) {
                         stored.visit(offset, block, [&](const auto& at, const at::Tensor& part) {
-                          receiver.write(stored.name, at, part);
+                          write_unless_failed(stored.name, at, part);
                         });
                       }
                     });
@@ -115,6 +100,13 @@ void send_all(const std::vector<SentParameter>& parameters, comm::World& world, 
   } catch (...) {
     world.abort();
     throw;
+  }
+  return failure;
+}
+
+void rethrow(const std::exception_ptr& failure) {
+  if (failure) {
+    std::rethrow_exception(failure);
   }
 }
 
@@ -129,10 +121,10 @@ c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& item
 std::string config_of_export(const std::string& config_json,
                              const std::vector<SafetensorsWriter::Item>& items,
                              std::optional<c10::ScalarType> dtype) {
-  return config_of_weights(with_model_type(config_json, items),
-                           dtype.value_or(type_of_weights(items)));
+  return config_of_weights(config_json, dtype.value_or(type_of_weights(items)));
 }
 
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 
 /// Throws Error if readers would ignore the weights of the output head or initialize a new head,
@@ -148,12 +140,14 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
       parameters, kEmbedding, [](const NamedParameter& each) { return each.names.front(); });
   const bool tied = embedding != parameters.end() &&
                     std::ranges::find(embedding->names, kHead) != embedding->names.end();
-  // The configurations are compared, because without "tie_word_embeddings" the class of the model
-  // decides whether head and embedding are tied.
-  nlohmann::ordered_json apart = config;
-  apart["tie_word_embeddings"] = false;
-  TESSERA_CHECK(!tied || !config_change(config_json, apart.dump()).empty(), "'", kEmbedding,
-                "' and '", kHead,
+  const auto tie = config.value("tie_word_embeddings", nlohmann::ordered_json());
+  const auto type = config.value("model_type", nlohmann::ordered_json());
+  // Without "tie_word_embeddings" the class of the model decides; the classes of these types do not
+  // tie.
+  const bool apart =
+      tie == false || (tie.is_null() && (type.is_null() || type == "llama" || type == "mistral" ||
+                                         type == "qwen2" || type == "qwen3"));
+  TESSERA_CHECK(!tied || !apart, "'", kEmbedding, "' and '", kHead,
                 "' are one parameter of the model, but its config.json does not say "
                 "\"tie_word_embeddings\": true, without which readers draw the latter anew: say "
                 "true there");
@@ -161,9 +155,8 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
     return std::ranges::find(items, name, &SafetensorsWriter::Item::name) != items.end();
   };
   TESSERA_CHECK(
-      config.value("tie_word_embeddings", nlohmann::ordered_json()) != true || !has(kEmbedding) ||
-          !has(kHead),
-      "the model has '", kEmbedding, "' and '", kHead,
+      tie != true || !has(kEmbedding) || !has(kHead), "the model has '", kEmbedding, "' and '",
+      kHead,
       "', but its config.json says \"tie_word_embeddings\": true, with which readers drop "
       "the latter: say false there, or tie the two (nn::ModuleBase::tie_slot)");
 }
@@ -199,13 +192,15 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
       files.emplace(folder, items, config, max_shard_bytes);
     }
   });
-  Receiver receiver([&](const auto& name, auto offset, const at::Tensor& block) {
-    files->write(name, offset, block);
-  });
-  send_all(parameters, world, receiver, dtype);
+  const std::exception_ptr failure = send_all(
+      parameters, world,
+      [&](const auto& name, auto offset, const at::Tensor& block) {
+        files->write(name, offset, block);
+      },
+      dtype);
   run_or_fail_on_all(world, [&] {
     if (files) {
-      receiver.check();
+      rethrow(failure);
       files->publish();
     }
   });
@@ -238,56 +233,27 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
   return adapters;
 }
 
-std::string last_segment(const std::string& fqn) {
-  return fqn.substr(fqn.rfind('.') + 1);  // for an FQN without a dot, npos + 1 is 0
-}
-
-/// The FQNs of a module in Hugging Face's model; for a FusedLinear, the FQNs of its parts.
-std::vector<std::string> stored_modules(const std::string& fqn, const torch::nn::Module& module) {
-  const auto* fused = dynamic_cast<const nn::FusedLinear*>(&module);
-  if (fused == nullptr) {
-    return {fqn};
-  }
-  const std::size_t end = fqn.rfind('.');
-  const std::string parent = end == std::string::npos ? "" : fqn.substr(0, end);
+/// The FQNs in Hugging Face's model of the modules that have adapters, for PEFT. A FusedLinear has
+/// the FQNs of its parts.
+std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
-  for (const nn::FusedPart& part : fused->parts()) {
-    names.push_back(nn::detail::join_fqn(parent, part.name));
-  }
-  return names;
-}
-
-/// The target names for PEFT, which applies a name to all modules whose FQN equals the name or ends
-/// with it. Returns the last segment ("q_proj") if every module with this name has an adapter, else
-/// full FQNs.
-std::vector<std::string> target_modules(const nn::ModuleBase& module,
-                                        const std::vector<LoraLinear>& adapters) {
-  // For each last segment of an FQN: the number of modules without an adapter.
-  std::map<std::string, std::ptrdiff_t> without;
-  nn::visit_modules(module, [&](const std::string& fqn, const torch::nn::Module& each) {
-    for (const std::string& stored : stored_modules(fqn, each)) {
-      ++without[last_segment(stored)];
-    }
-  });
-  std::vector<std::string> targets;
   for (const LoraLinear& each : adapters) {
-    for (const std::string& stored : stored_modules(each.fqn, *each.linear)) {
-      --without[last_segment(stored)];
-      targets.push_back(stored);
+    const auto* fused = dynamic_cast<const nn::FusedLinear*>(each.linear);
+    if (fused == nullptr) {
+      names.push_back(each.fqn);
+      continue;
     }
-  }
-  std::vector<std::string> names;
-  for (const std::string& target : targets) {
-    const std::string name = last_segment(target);
-    names.push_back(without[name] == 0 ? name : target);
+    const std::size_t end = each.fqn.rfind('.');
+    const std::string parent = end == std::string::npos ? "" : each.fqn.substr(0, end);
+    for (const nn::FusedPart& part : fused->parts()) {
+      names.push_back(nn::detail::join_fqn(parent, part.name));
+    }
   }
   std::ranges::sort(names);
-  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 
-std::string config_of(const nn::ModuleBase& module, const std::vector<LoraLinear>& adapters,
-                      const std::string& base_model) {
+std::string config_of(const std::vector<LoraLinear>& adapters, const std::string& base_model) {
   const LoraLinear& first = adapters.front();
   const nlohmann::ordered_json config = {
       {"base_model_name_or_path", base_model},
@@ -298,7 +264,7 @@ std::string config_of(const nn::ModuleBase& module, const std::vector<LoraLinear
       {"lora_dropout", first.branch->dropout},
       {"peft_type", "LORA"},
       {"r", rank_of(first)},
-      {"target_modules", target_modules(module, adapters)},
+      {"target_modules", target_modules(adapters)},
       {"task_type", "CAUSAL_LM"}};
   return config.dump(2) + "\n";
 }
@@ -349,7 +315,7 @@ std::string checked_config(const nn::ModuleBase& module, const std::filesystem::
                 "saved to '",
                 folder.string(),
                 "', but that is the folder of the model that they belong to; name another");
-  std::string config = config_of(module, adapters_of(module), base_model);
+  std::string config = config_of(adapters_of(module), base_model);
   check_export_folder(folder, config, bytes_of_all(items_of(sent_adapters(module))),
                       kAdapterConfig);
   return config;
@@ -381,13 +347,13 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
       file.emplace(folder / kAdapterFile, items_of(parameters));
     }
   });
-  Receiver receiver([&](const auto& name, auto offset, const at::Tensor& block) {
-    file->write(name, offset, block);
-  });
-  send_all(parameters, world, receiver);
+  const std::exception_ptr failure =
+      send_all(parameters, world, [&](const auto& name, auto offset, const at::Tensor& block) {
+        file->write(name, offset, block);
+      });
   run_or_fail_on_all(world, [&] {
     if (file) {
-      receiver.check();
+      rethrow(failure);
       file->finish();
       // adapter_config.json is written last, because a folder with this file counts as an adapter.
       // An existing adapter_config.json is equal.

@@ -27,6 +27,9 @@ namespace tessera::checkpoint {
 
 namespace {
 
+/// The result type of optim::named_state().
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 /// A tensor of a model or an optimizer, and the names of the tensor in a state dict.
 struct StateItem {
   nn::SlotPtr slot;  ///< the parameter's slot, also if the item is optimizer state

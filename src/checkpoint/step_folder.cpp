@@ -9,15 +9,13 @@
 #include <charconv>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <random>
-#include <set>
 #include <system_error>
 
 #include "manifest.h"
 #include "ranks.h"
 #include "step_folder.h"
-#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/detail/run_folder.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
@@ -49,7 +47,7 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
   if (name.starts_with(kStepPrefix)) {
     std::from_chars(name.data() + kStepPrefix.size(), name.data() + name.size(), step);
   }
-  return name == step_folder_name(step) ? std::optional(step) : std::nullopt;
+  return name == detail::step_folder_name(step) ? std::optional(step) : std::nullopt;
 }
 
 /// The folders of steps in `dir`, highest step first.
@@ -71,11 +69,6 @@ std::optional<std::string> marker_of(const fs::path& folder) {
   }
   return files::read_file(folder / kMarker, "the marker of a step", kMaxMarkerBytes,
                           files::Symlinks::kRefuse);
-}
-
-/// Whether a folder has this run's marker file of an unfinished save or removal.
-bool is_marked_by(const fs::path& folder, const std::string& run_id) {
-  return marker_of(folder) == run_id;
 }
 
 /// Whether the folder is empty, or has only a temporary marker file whose writer was killed.
@@ -113,15 +106,6 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Whether this process has not printed `warning` yet. Every save would find the same folder and
-/// repeat the warning.
-bool is_new(const std::string& warning) {
-  static std::mutex mutex;
-  static std::set<std::string> warnings;
-  const std::lock_guard lock(mutex);
-  return warnings.insert(warning).second;
-}
-
 /// Removes a step. The manifest is removed first, so that the step no longer exists. The marker
 /// file is removed last: after an interruption, the run's next save finds the remaining files.
 void remove_step(const fs::path& folder) {
@@ -146,7 +130,7 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
     TESSERA_CHECK(manifest.step == step, "the manifest in '", folder.string(), "' is of step ",
                   manifest.step, ": give the folder its name back");
     return manifest;
-  } catch (const detail::ReadError&) {
+  } catch (const tessera::detail::ReadError&) {
     if (lacks_manifest(folder)) {
       return std::nullopt;  // the step was removed in the meantime
     }
@@ -247,7 +231,7 @@ bool lacks_manifest(const fs::path& folder) {
   return fs::symlink_status(folder / kManifestFile, error).type() == fs::file_type::not_found;
 }
 
-std::string step_folder_name(std::int64_t step) {
+std::string detail::step_folder_name(std::int64_t step) {
   return fmt::format("{}{:08}", kStepPrefix, step);
 }
 
@@ -260,7 +244,7 @@ bool is_run_id(const std::string& text) {
 StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_id)
     : step_(step),
       dir_(files::absolute_path(dir)),
-      path_(dir_ / step_folder_name(step)),
+      path_(dir_ / detail::step_folder_name(step)),
       run_id_(std::move(run_id)) {}
 
 /// Creates the marker file. If several runs start the same step at once, only one can create it.
@@ -280,7 +264,7 @@ void StepFolder::claim() const {
     }
     return check_not_there();
   }
-  TESSERA_CHECK(is_marked_by(path_, run_id_), "'", path_.string(),
+  TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
   files::sync_folder(path_);  // also makes the marker file that a killed save has left durable
@@ -340,17 +324,13 @@ void StepFolder::clean_up_others(int keep) const {
     try {
       clean_up(folder, step, keep, kept);
     } catch (const std::exception& error) {
-      const std::string warning =
-          fmt::format("'{}' could not be cleaned up: {}", folder.string(), error.what());
-      if (is_new(warning)) {
-        TORCH_WARN(warning);
-      }
+      TORCH_WARN("'", folder.string(), "' could not be cleaned up: ", error.what());
     }
   }
 }
 
 void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, int& kept) const {
-  const bool marked = is_marked_by(folder, run_id_);
+  const bool marked = marker_of(folder) == run_id_;  // by an unfinished save or removal
   if (keep == 0 && !marked) {
     return;
   }
@@ -379,7 +359,7 @@ std::filesystem::path find_step(const std::filesystem::path& path) {
   const auto step = newest_step_in(path);
   TESSERA_CHECK(step, "there is no checkpoint in '", path.string(),
                 "': give a folder with a step that was saved whole, which has a ", kManifestFile);
-  return path / step_folder_name(*step);
+  return path / detail::step_folder_name(*step);
 }
 
 std::string new_run_id(comm::World& world) {
@@ -391,14 +371,14 @@ std::string new_run_id(comm::World& world) {
 
 std::string run_of_step(comm::World& world, const fs::path& dir, std::int64_t step) {
   return of_first_rank(world, [&] {
-    const fs::path folder = dir / step_folder_name(step);
+    const fs::path folder = dir / detail::step_folder_name(step);
     std::string run_id = manifest_in(find_step(folder)).run_id;
     check_one_run(dir, folder, run_id);
     return run_id;
   });
 }
 
-std::optional<std::string> unfinished_run(comm::World& world, const fs::path& dir) {
+std::optional<std::string> detail::unfinished_run(comm::World& world, const fs::path& dir) {
   return optional_of_first_rank<std::string>(world, [&]() -> std::optional<std::string> {
     for (const auto& [step, folder] : steps_in(dir)) {
       const std::optional<std::string> marker = marker_of(folder);
@@ -415,7 +395,7 @@ std::optional<std::int64_t> newest_step(comm::World& world, const fs::path& dir,
   return optional_of_first_rank<std::int64_t>(world, [&] { return newest_step_in(dir, before); });
 }
 
-std::optional<std::int64_t> last_step(comm::World& world, const fs::path& dir) {
+std::optional<std::int64_t> detail::last_step(comm::World& world, const fs::path& dir) {
   return optional_of_first_rank<std::int64_t>(world, [&]() -> std::optional<std::int64_t> {
     for (const auto& [step, folder] : steps_in(dir)) {
       if (!lacks_manifest(folder) || !(is_marked(folder) || is_untouched(folder))) {
@@ -426,12 +406,12 @@ std::optional<std::int64_t> last_step(comm::World& world, const fs::path& dir) {
   });
 }
 
-std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const fs::path& dir,
-                                            std::int64_t after, const std::string& run_id) {
+std::vector<std::int64_t> detail::steps_to_withdraw(comm::World& world, const fs::path& dir,
+                                                    std::int64_t after, const std::string& run_id) {
   return of_first_rank(world, [&] { return steps_to_withdraw_in(dir, after, run_id); });
 }
 
-void withdraw_step(const fs::path& dir, std::int64_t step, const std::string& run_id) {
+void detail::withdraw_step(const fs::path& dir, std::int64_t step, const std::string& run_id) {
   StepFolder(dir, step, run_id).withdraw();
 }
 

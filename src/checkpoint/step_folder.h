@@ -35,8 +35,7 @@ class StepFolder {
   void release() const;
   /// Removes the remains of this run's unfinished saves, and old steps of the run: retains this
   /// step and the highest other steps, `keep` steps in total (0: retains all steps). A step that
-  /// cannot be removed is left in place, with a warning the first time. Symbolic links are not
-  /// removed.
+  /// cannot be removed is left in place, with a warning. Symbolic links are not removed.
   void clean_up_others(int keep) const;
   /// Removes the folder of the step and ignores errors. The marker file is removed last, so that
   /// the next save of the run finds any remains.

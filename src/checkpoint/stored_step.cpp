@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
+#include <future>
 #include <iterator>
-#include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "stored_step.h"
@@ -19,41 +17,33 @@ namespace tessera::checkpoint {
 namespace {
 
 /// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
-/// `threads` - 1 others. The other threads get this thread's thread-local state (gradient mode,
-/// scopes). Returns when all tasks have ended. Throws the error of the first failed task; tasks
-/// that had not started are then skipped.
+/// `threads` - 1 others, if the system has as many. The other threads get this thread's
+/// thread-local state (gradient mode, scopes). Returns when all tasks have ended. Throws the error
+/// of a failed task; tasks that had not started are then skipped.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   std::atomic<std::size_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr first_error;
   const auto run_what_is_left = [&] {
-    for (std::size_t i = next++; i < tasks.size(); i = next++) {
-      try {
+    try {
+      for (std::size_t i = next++; i < tasks.size(); i = next++) {
         tasks[i]();
-      } catch (...) {
-        next = tasks.size();
-        const std::lock_guard lock(mutex);
-        first_error = first_error == nullptr ? std::current_exception() : first_error;
       }
+    } catch (...) {
+      next = tasks.size();
+      throw;
     }
   };
   const tessera::detail::StateOfThread state;
-  // The destructor of std::jthread joins the threads, also after an exception.
-  std::vector<std::jthread> others;
-  try {
-    while (static_cast<int>(others.size()) + 1 < threads) {
-      others.emplace_back([&] {
-        const tessera::detail::StateOfThreadScope guard(state);
-        run_what_is_left();
-      });
-    }
-  } catch (const std::exception&) {
-    // If a thread or memory for a thread is not available, fewer threads do all of the work.
+  // The destructor of a future of std::async waits for the thread, also after an exception.
+  std::vector<std::future<void>> others;
+  for (int i = 1; i < threads; ++i) {
+    others.push_back(std::async(std::launch::async | std::launch::deferred, [&] {
+      const tessera::detail::StateOfThreadScope guard(state);
+      run_what_is_left();
+    }));
   }
   run_what_is_left();
-  others.clear();
-  if (first_error != nullptr) {
-    std::rethrow_exception(first_error);
+  for (std::future<void>& other : others) {
+    other.get();
   }
 }
 

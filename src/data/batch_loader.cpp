@@ -116,10 +116,8 @@ class PromptCompletions final : public SampleSource {
     TESSERA_CHECK(sequence > 0, "sequence ", sequence, " must be positive");
     TESSERA_CHECK(!options_.end.empty(),
                   "PromptOptions::end is empty; name a token that ends completions");
-    while (const std::optional<JsonLine> line = lines()) {
-      if (!is_blank(line->text)) {
-        add(line->text, tokenizer, line->origin);
-      }
+    while (const auto line = lines()) {
+      add(line->first, tokenizer, line->second);
     }
     TESSERA_CHECK(!begins_.empty(),
                   "the data for fine-tuning hold no object; give one JSON object a line");

@@ -79,7 +79,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     TESSERA_CHECK(within_ != nullptr, "'", path,
                   "' can't be read without its prefix; give another tokenizer.model");
     legacy_ = settings.legacy;
-    prefix_ = legacy_ || settings.prefix.value_or(true);
+    TESSERA_CHECK(legacy_ || settings.prefix.value_or(true),
+                  "\"add_prefix_space\": false next to '", path,
+                  "' is not implemented; use a tokenizer.json");
     add_tokens(settings);
     begin_ = tokens_of(settings.begin, model_->id_of_begin());
     end_ = tokens_of(settings.end, model_->id_of_end());
@@ -98,17 +100,10 @@ class SentencePieceTokenizer final : public Tokenizer {
         replace_invalid_utf8(text, valid),
         [&](std::string_view part, bool first) {
           const std::vector<int> ids =
-              (first && prefix_) || legacy_ ? pieces_of(*model_, part) : pieces_within(part);
+              first || legacy_ ? pieces_of(*model_, part) : pieces_within(part);
           all.insert(all.end(), ids.begin(), ids.end());
         },
-        [&](TokenId id) {
-          // `transformers` treats a single space before a special token as the prefix and drops the
-          // space.
-          if (!prefix_ && all.size() == 1 && special_.contains(id) && is_space(all[0])) {
-            all.clear();
-          }
-          all.push_back(id);
-        });
+        [&](TokenId id) { all.push_back(id); });
     return all;
   }
 
@@ -171,10 +166,6 @@ class SentencePieceTokenizer final : public Tokenizer {
     added_ = AddedTokens(tokens);
   }
 
-  bool is_space(std::int64_t id) const {
-    return id < model_->size() && model_->piece(static_cast<int>(id)) == kSpaceMark;
-  }
-
   /// The id of the token with the text `content`; a text outside the vocabulary gets the next id.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
@@ -216,7 +207,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   void decode_pieces(const std::vector<int>& pieces, std::string& text) const {
     std::string some;
-    const PieceModel& model = (prefix_ && text.empty()) || legacy_ ? *model_ : *within_;
+    const PieceModel& model = text.empty() || legacy_ ? *model_ : *within_;
     const std::string fault = model.decode(pieces, some);
     TESSERA_CHECK(fault.empty(), "SentencePiece cannot decode the tokens: ", printable(fault));
     text += some;
@@ -225,7 +216,6 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::unique_ptr<PieceModel> model_;
   std::unique_ptr<PieceModel> within_;  ///< the model without a space added before the text
   bool legacy_ = true;  ///< whether each part between special tokens gets a leading space
-  bool prefix_ = true;  ///< whether the first part gets a leading space
   AddedTokens added_;
   std::set<std::int64_t> special_;           ///< tokens that decode to nothing
   std::map<std::string, std::int64_t> ids_;  ///< ids of the tokens in added_, by text

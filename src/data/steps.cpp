@@ -75,26 +75,14 @@ std::string JsonField::shown() const {
   return short_text(value_);
 }
 
-namespace {
-
-/// The first code point of a text; 0 if the text is empty.
-char32_t first_of(std::string_view text) {
-  return text.empty() ? 0 : code_point(text.substr(0, first_character(text).bytes));
-}
-
-bool stands_alone(std::string_view before, std::string_view behind) {
-  return (before.empty() || !is_word(code_point(last_character(before)))) &&
-         !is_word(first_of(behind));
-}
-
-}  // namespace
-
 AddedToken added_token_of(const JsonField& field, bool special) {
+  for (const char* option : {"single_word", "lstrip", "rstrip"}) {
+    if (const JsonField flag = field.at(option); flag.flag_or(false)) {
+      flag.refuse();
+    }
+  }
   AddedToken token;
   token.content = field.at("content").text();
-  token.single_word = field.at("single_word").flag_or(false);
-  token.lstrip = field.at("lstrip").flag_or(false);
-  token.rstrip = field.at("rstrip").flag_or(false);
   token.special = field.at("special").flag_or(special);
   token.normalized = field.at("normalized").flag_or(!token.special);
   return token;
@@ -123,45 +111,19 @@ const AddedToken* AddedTokens::match_at(std::string_view text) const {
 
 void AddedTokens::split(std::string_view text, OnText on_text, OnToken on_token) const {
   std::size_t given = 0;
-  std::size_t space_end = 0;  // end of the white space that a token has consumed after itself
   const auto give_to = [&](std::size_t end) {
     if (given < end) {
       on_text(text.substr(given, end - given), given == 0);
     }
   };
   for (std::size_t at = 0; at < text.size();) {
-    const AddedToken* token = match_at(text.substr(at));
-    if (token == nullptr) {
+    if (const AddedToken* token = match_at(text.substr(at))) {
+      give_to(at);
+      on_token(token->id);
+      given = at = at + token->content.size();
+    } else {
       ++at;
-      continue;
     }
-    std::size_t begin = at;
-    std::size_t end = at + token->content.size();
-    at = end;
-    if (token->single_word && !stands_alone(text.substr(0, begin), text.substr(end))) {
-      continue;
-    }
-    if (token->lstrip) {
-      // The previous added token may have consumed white space. This white space is not part of the
-      // text before this token.
-      begin = given + without_trailing_space(text.substr(given, std::max(begin, given) - given));
-    }
-    if (token->rstrip) {
-      // An added token with `rstrip` includes the white space after the token. Other added tokens
-      // may be inside this white space; no white space is searched twice, so that the total time is
-      // linear.
-      space_end =
-          std::max(space_end, end + (end < space_end ? 0 : leading_space(text.substr(end))));
-      end = space_end;
-    }
-    // An added token of white space is skipped if it lies inside white space that another added
-    // token has consumed.
-    if (begin >= end) {
-      continue;
-    }
-    give_to(begin);
-    on_token(token->id);
-    given = end;
   }
   give_to(text.size());
 }
@@ -220,7 +182,7 @@ std::optional<unsigned char> byte_of_fallback_token(std::string_view token) {
 }
 
 void check_growth(std::size_t from, std::size_t to) {
-  constexpr std::size_t kMaxGrowth = 32;  // reached by U+FDFA normalized twice
+  constexpr std::size_t kMaxGrowth = 32;
   constexpr std::size_t kFree = 1000;
   TESSERA_CHECK(to <= kFree + kMaxGrowth * from, "the tokenizer makes of a text of ", from,
                 " bytes one of more than ", kMaxGrowth,
@@ -229,48 +191,31 @@ void check_growth(std::size_t from, std::size_t to) {
 
 namespace {
 
-/// Reads a pattern: {"String": text} or {"Regex": expression}.
-Pattern read_pattern(const JsonField& field) {
-  field.only({"String", "Regex"});
-  const JsonField literal = field.at("String");
-  const JsonField expression = field.at("Regex");
-  field.require(literal.is_null() != expression.is_null(), "one String or one Regex");
-  return Pattern((literal.is_null() ? expression : literal).text(), expression.is_null());
-}
-
 using Replace = std::function<std::string(std::string_view text)>;
 
-/// Returns a function that replaces each match of "pattern" in a text by "content".
+/// Returns a function that replaces each occurrence of a text, "pattern", by "content".
 Replace read_replace(const JsonField& field) {
   field.only({"pattern", "content"});
-  const auto pattern = std::make_shared<const Pattern>(read_pattern(field.at("pattern")));
-  return [pattern, content = field.at("content").text()](std::string_view text) {
+  const JsonField pattern = field.at("pattern");
+  pattern.only({"String"});
+  const std::string& replaced = pattern.at("String").text();
+  pattern.require(!replaced.empty(), "a text");
+  return [replaced, content = field.at("content").text()](std::string_view text) {
     std::string out;
     std::size_t copied = 0;
-    pattern->for_each_match(text, [&](std::size_t begin, std::size_t end) {
-      out += text.substr(copied, begin - copied);
+    for (std::size_t at = text.find(replaced); at != std::string_view::npos;
+         at = text.find(replaced, copied)) {
+      out += text.substr(copied, at - copied);
       out += content;
       check_growth(text.size(), out.size());
-      copied = end;
-    });
+      copied = at + replaced.size();
+    }
     return out += text.substr(copied);
   };
 }
 
 void add_normalizer(const JsonField& field, Normalizers& steps) {
   const std::string& type = field.type();
-  constexpr std::array<std::pair<std::string_view, NormalizationForm>, 4> kForms{
-      {{"NFD", {}},
-       {"NFC", {.composed = true}},
-       {"NFKD", {.compatible = true}},
-       {"NFKC", {.compatible = true, .composed = true}}}};
-  for (const auto& [name, form] : kForms) {
-    if (type == name) {
-      field.only({});
-      steps.emplace_back([form = form](std::string& text) { text = normalized(text, form); });
-      return;
-    }
-  }
   if (type == "Sequence") {
     field.only({"normalizers"});
     field.at("normalizers").for_each([&](const JsonField& step) { add_normalizer(step, steps); });
@@ -279,16 +224,9 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
     steps.emplace_back([prefix = field.at("prepend").text()](std::string& text) {
       text.insert(0, text.empty() ? "" : prefix);
     });
-  } else if (type == "Lowercase") {
+  } else if (type == "NFC") {
     field.only({});
-    steps.emplace_back([](std::string& text) { text = lower_case(text); });
-  } else if (type == "Strip") {
-    field.only({"strip_left", "strip_right"});
-    steps.emplace_back([left = field.at("strip_left").flag_or(false),
-                        right = field.at("strip_right").flag_or(false)](std::string& text) {
-      text.resize(right ? without_trailing_space(text) : text.size());
-      text.erase(0, left ? leading_space(text) : 0);
-    });
+    steps.emplace_back([](std::string& text) { text = to_nfc(text); });
   } else if (type == "Replace") {
     steps.emplace_back(
         [replace = read_replace(field)](std::string& text) { text = replace(text); });
@@ -297,80 +235,36 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
-
-SplitBehavior read_split_behavior(const JsonField& field) {
-  constexpr std::array<std::string_view, 5> kNames{"Removed", "Isolated", "MergedWithPrevious",
-                                                   "MergedWithNext", "Contiguous"};
-  const auto* const found = std::ranges::find(kNames, field.text());
-  if (found == kNames.end()) {
-    field.refuse();
-  }
-  return static_cast<SplitBehavior>(found - kNames.begin());
-}
-
-/// Whether a part of a text belongs to the same piece as the part before it. `after`: whether the
-/// part before is a match of the pattern. `match`: whether the part itself is a match.
-bool joins(SplitBehavior behavior, bool after, bool match) {
-  return (behavior == SplitBehavior::kMergedWithPrevious && match && !after) ||
-         (behavior == SplitBehavior::kMergedWithNext && after && !match) ||
-         (behavior == SplitBehavior::kContiguous && after == match);
-}
-
-PreTokenizers::Step split_step(Pattern expression, SplitBehavior behavior, bool invert) {
-  const auto pattern = std::make_shared<const Pattern>(std::move(expression));
-  return [pattern, behavior, invert](Piece piece, OnPiece on_piece) {
-    // The range [begin, end) of the last piece of text, which may still grow.
-    std::size_t begin = 0, end = 0;
-    bool is_match = false;
-    const auto give = [&] {
-      if (begin < end && !(is_match && behavior == SplitBehavior::kRemoved)) {
-        on_piece({piece.text.substr(begin, end - begin), piece.first && begin == 0});
+/// Returns a step that splits texts at the matches of an expression. Matches become pieces, too,
+/// unless `removes` is true. If `invert` is true, the parts between matches count as the matches.
+PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
+  const auto pattern = std::make_shared<const Pattern>(expression);
+  return [pattern, removes, invert](Piece piece, OnPiece on_piece) {
+    std::size_t given = 0;
+    const auto give_to = [&](std::size_t end, bool match) {
+      if (given < end && !(removes && match)) {
+        on_piece({piece.text.substr(given, end - given), piece.first && given == 0});
       }
+      given = end;
     };
-    const auto add = [&](std::size_t next_end, bool match) {
-      if (begin == end || !joins(behavior, is_match, match)) {
-        give();
-        begin = end;
-      }
-      end = next_end;
-      is_match = match;
-    };
-    pattern->for_each_match(piece.text, [&](std::size_t match_begin, std::size_t match_end) {
-      if (end < match_begin) {
-        add(match_begin, invert);
-      }
-      add(match_end, !invert);
+    pattern->for_each_match(piece.text, [&](std::size_t begin, std::size_t end) {
+      give_to(begin, invert);
+      give_to(end, !invert);
     });
-    if (end < piece.text.size()) {
-      add(piece.text.size(), invert);
-    }
-    give();
+    give_to(piece.text.size(), invert);
   };
 }
 
-/// Bytes as UTF-8 text in GPT-2's alphabet.
-std::string token_of_bytes(std::string_view bytes) {
-  std::string token;
-  for (const char byte : bytes) {
-    append_character(kCodePoints[static_cast<unsigned char>(byte)], token);
+PreTokenizers::Step read_split(const JsonField& field) {
+  field.only({"pattern", "behavior", "invert"});
+  const JsonField pattern = field.at("pattern");
+  pattern.only({"Regex"});
+  const JsonField behavior = field.at("behavior");
+  const bool removes = behavior.text() == "Removed";
+  if (!removes && behavior.text() != "Isolated") {
+    behavior.refuse();
   }
-  return token;
-}
-
-/// Adds a splitting step. After ByteLevel, the step splits the characters that represent bytes.
-void add_split(Pattern pattern, SplitBehavior behavior, bool invert, PreTokenizers& all) {
-  PreTokenizers::Step step = split_step(std::move(pattern), behavior, invert);
-  if (all.byte_level) {
-    step = [step = std::move(step)](Piece piece, OnPiece on_piece) {
-      const std::string characters = token_of_bytes(piece.text);
-      step({characters, piece.first}, [&](Piece part) {
-        const std::string bytes = bytes_of_token(part.text).value();
-        on_piece({bytes, part.first});
-      });
-    };
-  }
-  all.steps.push_back(std::move(step));
+  return split_step(pattern.at("Regex").text(), removes, field.at("invert").flag_or(false));
 }
 
 /// The piece with each space replaced by `mark`. If `prepended` is true, `mark` is also put before
@@ -385,17 +279,16 @@ std::string marked(std::string_view piece, const std::string& mark, bool prepend
 
 /// Adds the step "Metaspace": SentencePiece's handling of spaces.
 void add_metaspace(const JsonField& field, PreTokenizers& all) {
-  field.require(!all.byte_level, "before ByteLevel");
   field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
   const JsonField scheme = field.at("prepend_scheme");
-  std::string prepend = scheme.is_null() ? "always" : scheme.text();
+  const std::string prepend = scheme.is_null() ? "always" : scheme.text();
   if (prepend != "always" && prepend != "first" && prepend != "never") {
     scheme.refuse();
   }
   // add_prefix_space is the older name of prepend_scheme.
-  const JsonField older = field.at("add_prefix_space");
-  if (!older.flag_or(true) && prepend != "never") {
-    scheme.is_null() ? void(prepend = "never") : older.refuse();
+  if (const JsonField older = field.at("add_prefix_space");
+      !older.flag_or(true) && prepend != "never") {
+    older.refuse();
   }
   all.steps.emplace_back([prepend, mark = field.at("replacement").character(),
                           splits = field.at("split").flag_or(true)](Piece piece, OnPiece on_piece) {
@@ -417,7 +310,6 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
   /// GPT-2's splitting pattern, for "use_regex".
   constexpr const char* kGpt2Pattern =
       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-  field.require(!all.byte_level, "the only ByteLevel");
   field.only({"add_prefix_space", "trim_offsets", "use_regex"});
   if (field.at("add_prefix_space").flag_or(true)) {
     all.steps.emplace_back([](Piece piece, OnPiece on_piece) {
@@ -426,28 +318,22 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
     });
   }
   if (field.at("use_regex").flag_or(true)) {
-    all.steps.push_back(split_by_pattern(kGpt2Pattern));
+    all.steps.push_back(split_step(kGpt2Pattern, /*removes=*/false, /*invert=*/false));
   }
   all.byte_level = true;
 }
 
 void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   const std::string& type = field.type();
+  // A step after ByteLevel would see the characters that represent bytes.
+  field.require(type == "Sequence" || !all.byte_level, "before ByteLevel");
   if (type == "Sequence") {
     field.only({"pretokenizers"});
     field.at("pretokenizers").for_each([&](const JsonField& step) {
       add_pre_tokenizer(step, all);
     });
   } else if (type == "Split") {
-    field.only({"pattern", "behavior", "invert"});
-    add_split(read_pattern(field.at("pattern")), read_split_behavior(field.at("behavior")),
-              field.at("invert").flag_or(false), all);
-  } else if (type == "Punctuation") {
-    field.only({"behavior"});
-    const JsonField behavior = field.at("behavior");
-    add_split(Pattern(R"([\p{P}$+<=>^`|~])"),
-              behavior.is_null() ? SplitBehavior::kIsolated : read_split_behavior(behavior), false,
-              all);
+    all.steps.push_back(read_split(field));
   } else if (type == "ByteLevel") {
     add_byte_level(field, all);
   } else if (type == "Metaspace") {
@@ -455,8 +341,8 @@ void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   } else if (type == "Digits") {
     field.only({"individual_digits"});
     const bool each = field.at("individual_digits").flag_or(false);
-    add_split(Pattern(R"(\p{N})"), each ? SplitBehavior::kIsolated : SplitBehavior::kContiguous,
-              false, all);
+    all.steps.push_back(
+        split_step(each ? R"(\p{N})" : R"(\p{N}+)", /*removes=*/false, /*invert=*/false));
   } else {
     field.at("type").refuse();
   }
@@ -483,23 +369,6 @@ void add_strip(const JsonField& field, Decoders& steps) {
   });
 }
 
-void add_metaspace_decoder(const JsonField& field, Decoders& steps) {
-  field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
-  const JsonField scheme = field.at("prepend_scheme");
-  const bool prepended =
-      scheme.is_null() ? field.at("add_prefix_space").flag_or(true) : scheme.text() != "never";
-  steps.emplace_back([mark = field.at("replacement").character(), prepended](auto& tokens) {
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      // The tokenizer has added the space before the first word, so decoding removes this space.
-      const std::string_view space = i == 0 && prepended ? "" : " ";
-      for (std::size_t at = tokens[i].find(mark); at != std::string::npos;
-           at = tokens[i].find(mark, at + space.size())) {
-        tokens[i].replace(at, mark.size(), space);
-      }
-    }
-  });
-}
-
 void add_decoder(const JsonField& field, Decoders& steps) {
   const std::string& type = field.type();
   const auto add_for_each = [&](auto change) {
@@ -519,8 +388,6 @@ void add_decoder(const JsonField& field, Decoders& steps) {
         token.assign(1, static_cast<char>(*byte));
       }
     });
-  } else if (type == "Metaspace") {
-    add_metaspace_decoder(field, steps);
   } else if (type == "Replace") {
     // Incomplete UTF-8 characters are not replaced, because further tokens may complete them.
     add_for_each([replace = read_replace(field)](std::string& token) {
@@ -621,10 +488,6 @@ void PreTokenizers::split_from(std::size_t step, Piece piece, OnPiece on_piece) 
   }
   // NOLINTNEXTLINE(misc-no-recursion): the recursion depth is the number of steps.
   steps[step](piece, [&](Piece part) { split_from(step + 1, part, on_piece); });
-}
-
-PreTokenizers::Step split_by_pattern(std::string_view expression) {
-  return split_step(Pattern(expression), SplitBehavior::kIsolated, false);
 }
 
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary) {

@@ -69,10 +69,6 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
   return all;
 }
 
-bool is_blank(std::string_view line) {
-  return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
-}
-
 namespace {
 
 constexpr std::uint64_t kPieces = 64;

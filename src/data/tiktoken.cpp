@@ -1,8 +1,7 @@
-// Meta's tokenizer.model of Llama 3 and 4 in tiktoken's format: one line per token, with the bytes
+// Meta's tokenizer.model of Llama 3 in tiktoken's format: one line per token, with the bytes
 // of the token in base64 and the rank of the token.
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -16,85 +15,30 @@
 namespace tessera::data {
 namespace {
 
-// The patterns and special tokens are from Meta's package llama-models, where the code of each
-// model defines them.
+// The pattern and the special tokens are from Meta's package llama-models.
 
-/// The parts of a model's tokenizer that are not in its tiktoken file.
-struct TiktokenModelParts {
-  std::size_t ranks;  ///< number of tokens in the tiktoken file
-  const char* pattern;
-  std::vector<std::string> (*special_tokens)();  ///< special tokens in the order of their ids,
-                                                 ///< which follow the file's tokens
-};
-
-constexpr const char* kLlama3Pattern =
+constexpr std::size_t kRanks = 128'000;  ///< number of tokens in the file of Llama 3
+constexpr const char* kPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-/// OpenAI's o200k_base pattern: splits words before a capital letter; contractions belong to the
-/// word.
-constexpr const char* kLlama4Pattern =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-void append(std::vector<std::string>& names, std::initializer_list<const char*> more) {
-  for (const char* name : more) {
+/// The special tokens in the order of their ids, which follow the ids of the file's tokens. These
+/// are the names of Llama 3.1 to 3.3. Llama 3.0 has equal names or, for some tokens, reserved
+/// names.
+std::vector<std::string> special_tokens() {
+  std::vector<std::string> names;
+  for (const char* name :
+       {"begin_of_text", "end_of_text", "reserved_special_token_0", "reserved_special_token_1",
+        "finetune_right_pad_id", "step_id", "start_header_id", "end_header_id", "eom_id", "eot_id",
+        "python_tag", "image"}) {
     names.push_back("<|" + std::string(name) + "|>");
   }
-}
-
-/// Appends names of reserved tokens, numbered from `first`, until there are `total` names.
-void append_reserved(std::vector<std::string>& names, const std::string& group, int first,
-                     std::size_t total) {
-  for (int i = first; names.size() < total; ++i) {
-    names.push_back("<|" + group + "reserved_special_token_" + std::to_string(i) + "|>");
+  for (int i = 2; names.size() < 256; ++i) {
+    names.push_back("<|reserved_special_token_" + std::to_string(i) + "|>");
   }
-}
-
-/// Special tokens of Llama 3.1 to 3.3. Llama 3.0 has equal names or, for some tokens, reserved
-/// names.
-std::vector<std::string> llama3_special_tokens() {
-  std::vector<std::string> names;
-  append(names, {"begin_of_text", "end_of_text", "reserved_special_token_0",
-                 "reserved_special_token_1", "finetune_right_pad_id", "step_id", "start_header_id",
-                 "end_header_id", "eom_id", "eot_id", "python_tag", "image"});
-  append_reserved(names, "", 2, 256);
   return names;
 }
 
-std::vector<std::string> llama4_special_tokens() {
-  std::vector<std::string> names;
-  append(names, {"begin_of_text", "end_of_text", "fim_prefix", "fim_middle", "fim_suffix",
-                 "header_start", "header_end", "eom", "eot", "step"});
-  append_reserved(names, "text_post_train_", 0, 16);
-  append(names, {"python_start", "python_end", "finetune_right_pad"});
-  append_reserved(names, "text_post_train_", 8, 80);
-  append(names, {"image_start", "image_end", "vision_reserved_special_token_0",
-                 "vision_reserved_special_token_1", "tile_x_separator", "tile_y_separator"});
-  append_reserved(names, "vision_", 2, 90);
-  append(names, {"image", "vision_reserved_special_token_6", "patch"});
-  append_reserved(names, "vision_", 7, 1134);
-  append_reserved(names, "reasoning_", 0, 1142);
-  append(names, {"reasoning_thinking_start", "reasoning_thinking_end"});
-  append_reserved(names, "", 0, 2048);
-  return names;
-}
-
-/// The parts of each model's tokenizer, indexed by TiktokenModel.
-constexpr std::array<TiktokenModelParts, 2> kModels{
-    {{128'000, kLlama3Pattern, llama3_special_tokens},
-     {200'000, kLlama4Pattern, llama4_special_tokens}}};
-
-/// Returns the parts of `model`; without `model`, of the model whose file has `ranks` tokens.
-const TiktokenModelParts& parts_of(std::optional<TiktokenModel> model, std::size_t ranks) {
-  const auto* const found = model ? &kModels.at(static_cast<std::size_t>(*model))
-                                  : std::ranges::find(kModels, ranks, &TiktokenModelParts::ranks);
-  TESSERA_CHECK(found != kModels.end(), "it has ", ranks, " tokens (Llama 3's has ",
-                kModels[0].ranks, ", Llama 4's has ", kModels[1].ranks,
-                "): of another model use its tokenizer.json instead");
-  return *found;
-}
-
-/// Maximum size of a tokenizer file: ten times the file of Llama 4.
+/// Maximum size of a tokenizer file: far above the size of Llama 3's file.
 constexpr std::uint64_t kMaxModelFileBytes = 100'000'000;
 /// Maximum size of a token; the longest token of Llama 3 has 128 bytes.
 constexpr std::size_t kMaxTokenBytes = 1000;
@@ -164,18 +108,18 @@ std::vector<Merge> merges_of_ranks(const Vocabulary& vocabulary) {
   return merges;
 }
 
-BpeTokenizerParts parts_of_ranks(std::vector<std::string> tokens, const TiktokenModelParts& model) {
+BpeTokenizerParts parts_of_ranks(std::vector<std::string> tokens) {
   BpeTokenizerParts parts;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
     const bool added = parts.model.vocabulary.emplace(tokens[id], static_cast<TokenId>(id)).second;
     TESSERA_CHECK(added, "the token of rank ", id, " is there twice");
   }
   parts.model.merges = merges_of_ranks(parts.model.vocabulary);
-  parts.pre_tokenizers.steps.push_back(split_by_pattern(model.pattern));
+  parts.pre_tokenizers.steps.push_back(split_by_pattern(kPattern));
   const auto begin = static_cast<std::int64_t>(tokens.size());
   parts.begin_tokens = {begin};
   parts.end_tokens = {begin + 1};
-  for (std::string& name : model.special_tokens()) {
+  for (std::string& name : special_tokens()) {
     parts.added.push_back(
         {.content = name, .id = static_cast<TokenId>(tokens.size()), .special = true});
     tokens.push_back(std::move(name));
@@ -186,13 +130,15 @@ BpeTokenizerParts parts_of_ranks(std::vector<std::string> tokens, const Tiktoken
 
 }  // namespace
 
-TokenizerPtr tiktoken_tokenizer(const std::string& path, std::optional<TiktokenModel> model) {
+TokenizerPtr tiktoken_tokenizer(const std::string& path, bool any_size) {
   const std::string text =
-      tessera::files::read_file(path, "a tokenizer.model of Llama 3 or 4", kMaxModelFileBytes);
+      tessera::files::read_file(path, "a tokenizer.model of Llama 3", kMaxModelFileBytes);
   try {
     std::vector<std::string> tokens = read_ranks(text);
-    const TiktokenModelParts& parts = parts_of(model, tokens.size());
-    return bpe_tokenizer(parts_of_ranks(std::move(tokens), parts));
+    TESSERA_CHECK(any_size || tokens.size() == kRanks, "it has ", tokens.size(),
+                  " tokens (Llama 3's has ", kRanks,
+                  "): of another model use its tokenizer.json instead");
+    return bpe_tokenizer(parts_of_ranks(std::move(tokens)));
   } catch (const Error& error) {
     fail("cannot read the tokenizer '", path, "': ", error.what());
   }

@@ -95,6 +95,14 @@ class Shard {
   std::int64_t size_ = 0;
 };
 
+/// Throws Error unless [begin, begin + count) is inside the tokens. The check avoids begin + count,
+/// which could overflow.
+void check_range(const TokenSource& tokens, std::int64_t begin, std::int64_t count) {
+  TESSERA_CHECK(begin >= 0 && begin <= tokens.size() && count <= tokens.size() - begin, "tokens [",
+                begin, ", ", begin + count, ") were asked for, but there are ", tokens.size(),
+                ": ask for a range inside them");
+}
+
 /// The tokens of several shards as one sequence. Immutable, so that threads may read at the same
 /// time.
 class ShardedTokens final : public TokenSource {
@@ -109,7 +117,7 @@ class ShardedTokens final : public TokenSource {
   std::int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
-    check_range(begin, static_cast<std::int64_t>(out.size()));
+    check_range(*this, begin, static_cast<std::int64_t>(out.size()));
     // The first shard of the range: the first shard that ends after `begin`. Empty shards are
     // skipped.
     auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
@@ -126,10 +134,6 @@ class ShardedTokens final : public TokenSource {
   std::vector<Shard> shards_;
   std::vector<std::int64_t> ends_;  ///< for each shard, the position after its last token
 };
-
-const ShardKind& kind_of(TokenWidth width) {
-  return width == TokenWidth::kUint16 ? kUint16Shard : kUint32Shard;
-}
 
 /// Converts tokens to the shard's type. `before`: the number of earlier tokens in the shard, for
 /// messages.
@@ -152,8 +156,9 @@ TokenSourcePtr open_token_shards(const std::vector<std::string>& files) {
   return std::make_shared<ShardedTokens>(files);
 }
 
-TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, TokenWidth width)
-    : file_(std::make_unique<files::AtomicFile>(path)), width_(width) {}
+TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, std::int64_t vocabulary)
+    : file_(std::make_unique<files::AtomicFile>(path)),
+      wide_(vocabulary > std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1) {}
 
 TokenShardWriter::~TokenShardWriter() = default;
 
@@ -167,15 +172,15 @@ void TokenShardWriter::append(std::span<const std::int64_t> tokens) {
     file_->write_at(kShardHeaderBytes + static_cast<std::uint64_t>(size_) * sizeof(Token),
                     std::as_bytes(std::span(narrowed)));
   };
-  width_ == TokenWidth::kUint16 ? write(narrow<std::uint16_t>(tokens, size_))
-                                : write(narrow<std::uint32_t>(tokens, size_));
+  wide_ ? write(narrow<std::uint32_t>(tokens, size_)) : write(narrow<std::uint16_t>(tokens, size_));
   size_ = all;
 }
 
 void TokenShardWriter::finish() {
+  const ShardKind& kind = wide_ ? kUint32Shard : kUint16Shard;
   ShardHeader header{};
-  header[0] = kind_of(width_).magic;
-  header[1] = kind_of(width_).version;
+  header[0] = kind.magic;
+  header[1] = kind.version;
   header[2] = static_cast<std::int32_t>(size_);
   file_->write_at(0, std::as_bytes(std::span(header)));
   // The temporary file is synced to disk before it is renamed to its final name (AtomicFile).
@@ -194,7 +199,7 @@ class MemoryTokens final : public TokenSource {
   std::int64_t size() const override { return static_cast<std::int64_t>(tokens_.size()); }
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
-    check_range(begin, static_cast<std::int64_t>(out.size()));
+    check_range(*this, begin, static_cast<std::int64_t>(out.size()));
     std::copy_n(tokens_.begin() + begin, out.size(), out.begin());
   }
 
@@ -203,13 +208,6 @@ class MemoryTokens final : public TokenSource {
 };
 
 }  // namespace
-
-/// The check avoids begin + count, which could overflow.
-void TokenSource::check_range(std::int64_t begin, std::int64_t count) const {
-  TESSERA_CHECK(begin >= 0 && begin <= size() && count <= size() - begin, "tokens [", begin, ", ",
-                begin + count, ") were asked for, but there are ", size(),
-                ": ask for a range inside them");
-}
 
 /// Tokens are stored in the smallest type that fits all tokens: otherwise a text of bytes would
 /// take eight times its size.

@@ -89,22 +89,15 @@ std::optional<AddedToken> special_token_of(const JsonField& field) {
   return read_token(field, /*special=*/true);
 }
 
-/// Adds the special tokens of `root`. `config`: the file that has "extra_special_tokens".
-void add_special_tokens(const JsonField& root, const std::filesystem::path& config,
-                        TokenizerSettings& files) {
+void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
   for (const char* key : kSpecialKeys) {
     const JsonField field = root.at(key);
     if (field.json().is_array()) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      // New ids are assigned in the order of the file, which nlohmann::json does not store.
-      const auto ordered = nlohmann::ordered_json::parse(
-          files::read_file(config, "a file of a tokenizer", kMaxBytesBeside));
-      const auto tokens = ordered.value(key, nlohmann::ordered_json::object());
-      for (const auto& [name, unused] : tokens.items()) {
-        add_special_token(read_token(field.at(name.c_str()), true), files);
-      }
+      field.only(
+          {});  // refuses names with tokens, whose ids would depend on the order of the names
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }
@@ -170,7 +163,7 @@ TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer
       if (names_tokens) {
         read_decoder(root.at("added_tokens_decoder"), files);
       }
-      add_special_tokens(root, folder / "tokenizer_config.json", files);
+      add_special_tokens(root, files);
       read_ends(root, files);
     }
   } catch (const Error& error) {

@@ -85,11 +85,8 @@ class JsonField {
 struct AddedToken {
   std::string content;
   TokenId id = 0;
-  bool single_word = false;  ///< whether the token does not match inside a word
-  bool lstrip = false;       ///< whether the token includes white space before it
-  bool rstrip = false;       ///< whether the token includes white space after it
-  bool normalized = false;   ///< whether the token is searched in the normalized text
-  bool special = false;      ///< whether the token decodes to nothing
+  bool normalized = false;  ///< whether the token is searched in the normalized text
+  bool special = false;     ///< whether the token decodes to nothing
 };
 /// Reads all members of an AddedToken except the id. `special`: AddedToken::special if the object
 /// has no "special".
@@ -158,8 +155,6 @@ struct PreTokenizers {
   void split_from(std::size_t step, Piece piece, OnPiece on_piece) const;
 };
 PreTokenizers read_pre_tokenizers(const JsonField& field);
-/// Returns a step that splits texts at the matches of an expression; matches become pieces, too.
-PreTokenizers::Step split_by_pattern(std::string_view expression);
 
 /// The tokens that a template puts before and after a text.
 struct TemplateTokens {
@@ -228,9 +223,7 @@ struct TokenizerSettings {
   TextEnd begin, end;
   bool decides_ends = true;  ///< whether TextEnd::adds overrides the template of tokenizer.json
   bool legacy = true;  ///< SentencePiece: each part between special tokens gets a leading space
-  /// add_prefix_space: whether a text gets a leading space. A SentencePiece tokenizer adds the
-  /// space unless both `prefix` and `legacy` are false.
-  std::optional<bool> prefix;
+  std::optional<bool> prefix;  ///< add_prefix_space: whether a text gets a leading space
   std::vector<std::filesystem::path> read;  ///< the files that were read
 };
 

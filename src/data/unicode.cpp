@@ -67,12 +67,6 @@ char32_t code_point(std::string_view character) {
   return static_cast<char32_t>(code);
 }
 
-void append_character(char32_t code, std::string& text) {
-  std::array<utf8proc_uint8_t, 4> bytes{};
-  const auto size = utf8proc_encode_char(static_cast<utf8proc_int32_t>(code), bytes.data());
-  text.append(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(size));
-}
-
 std::string_view last_character(std::string_view text) {
   std::size_t begin = text.size() - 1;
   while ((static_cast<unsigned char>(text[begin]) & 0xc0U) == 0x80U) {
@@ -124,78 +118,19 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-namespace {
-
-bool is_space(char32_t code) {
-  return (code >= 0x09 && code <= 0x0d) || code == 0x20 || code == 0x85 || code == 0xa0 ||
-         code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 ||
-         code == 0x202f || code == 0x205f || code == 0x3000;
-}
-
-}  // namespace
-
-std::string normalized(std::string_view text, NormalizationForm form) {
-  // ASCII text is returned unchanged, because it is equal in all normalization forms.
+std::string to_nfc(std::string_view text) {
+  // ASCII text is returned unchanged, because it is in this form.
   if (std::ranges::none_of(text, [](char byte) { return (byte & 0x80) != 0; })) {
     return std::string(text);
   }
-  const auto options = static_cast<utf8proc_option_t>(
-      UTF8PROC_STABLE | (form.composed ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
-      (form.compatible ? UTF8PROC_COMPAT : 0));
   utf8proc_uint8_t* bytes = nullptr;
-  const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                             std::ssize(text), &bytes, options);
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), std::ssize(text), &bytes,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(bytes, std::free);
   TESSERA_CHECK(size >= 0, "cannot normalize a text of ", text.size(),
                 " bytes: ", utf8proc_errmsg(size));
   return {reinterpret_cast<const char*>(bytes), static_cast<std::size_t>(size)};
-}
-
-std::string lower_case(std::string_view text) {
-  constexpr char32_t kCapitalIWithDot = 0x130;  // the only character whose lower case consists of
-                                                // two characters
-  std::string out;
-  for (std::size_t bytes = 0; !text.empty(); text.remove_prefix(bytes)) {
-    bytes = first_character(text).bytes;
-    const char32_t code = code_point(text.substr(0, bytes));
-    if (code == kCapitalIWithDot) {
-      out += "i\u0307";
-    } else {
-      append_character(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))),
-                       out);
-    }
-  }
-  return out;
-}
-
-/// A word consists of letters, marks, decimal digits, letter numbers, connectors, joiners, and
-/// circled letters.
-bool is_word(char32_t code) {
-  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  static_assert(UTF8PROC_CATEGORY_LU == 1 && UTF8PROC_CATEGORY_NL == 10);
-  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) ||
-         category == UTF8PROC_CATEGORY_PC || code == 0x200c || code == 0x200d ||
-         (code >= 0x24b6 && code <= 0x24e9) || (code >= 0x1f130 && code <= 0x1f149) ||
-         (code >= 0x1f150 && code <= 0x1f169) || (code >= 0x1f170 && code <= 0x1f189);
-}
-
-std::size_t leading_space(std::string_view text) {
-  std::size_t at = 0;
-  while (at < text.size()) {
-    const std::size_t bytes = first_character(text.substr(at)).bytes;
-    if (!is_space(code_point(text.substr(at, bytes)))) {
-      break;
-    }
-    at += bytes;
-  }
-  return at;
-}
-
-std::size_t without_trailing_space(std::string_view text) {
-  while (!text.empty() && is_space(code_point(last_character(text)))) {
-    text.remove_suffix(last_character(text).size());
-  }
-  return text.size();
 }
 
 namespace {
@@ -209,30 +144,10 @@ constexpr std::size_t kMatchStepsOfByte = 16;
 constexpr std::uint32_t kHeapLimit = 64 * 1024;
 constexpr std::size_t kMaxPatternBytes = 100'000;
 
-// Elements of character classes, as in Oniguruma. PCRE2's own \s contains U+180E, and its \w
-// contains no marks.
+/// The elements of the character class \s, as in Oniguruma. PCRE2's own \s also has U+180E.
 constexpr std::string_view kSpace =
     R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
-/// Characters that Oniguruma counts as \w only outside of a class.
-constexpr std::string_view kWordOutside = R"(\xb2\xb3\xb9\xbc-\xbe)";
-
-/// An escape of Oniguruma, such as \s, and the elements of a PCRE2 class with the same meaning.
-struct Escape {
-  char letter;
-  std::string_view elements;
-  bool is_set = false;  ///< whether the letter stands for a set of characters
-};
-constexpr std::array kEscapes{Escape{'s', kSpace, true},
-                              Escape{'S', R"(\S\x{180e})", true},
-                              Escape{'w', kWord, true},
-                              Escape{'d', R"(\p{Nd})", true},
-                              Escape{'D', R"(\P{Nd})", true},
-                              Escape{'h', "0-9a-fA-F", true},
-                              Escape{'v', R"(\x0b)"},
-                              Escape{'b', R"(\x08)"},
-                              Escape{'p', "p"},
-                              Escape{'P', "P"}};
+constexpr std::string_view kNoSpace = R"(\S\x{180e})";
 
 constexpr std::array<std::string_view, 7> kGroups{"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"};
 
@@ -242,7 +157,6 @@ struct Release {
 };
 using CompileContext = std::unique_ptr<pcre2_compile_context,
                                        Release<pcre2_compile_context, pcre2_compile_context_free>>;
-using Code = std::unique_ptr<pcre2_code, Release<pcre2_code, pcre2_code_free>>;
 using MatchContext =
     std::unique_ptr<pcre2_match_context, Release<pcre2_match_context, pcre2_match_context_free>>;
 using MatchData =
@@ -256,20 +170,6 @@ std::string pcre2_message(int code) {
   std::array<PCRE2_UCHAR, 256> text{};
   pcre2_get_error_message(code, text.data(), text.size());
   return reinterpret_cast<const char*>(text.data());
-}
-
-/// Compiles an expression, or a text to be matched literally. Returns nullptr and sets `error` if
-/// PCRE2 rejects the expression.
-pcre2_code* try_compile(std::string_view expression, bool literal, int& error) {
-  const CompileContext context(pcre2_compile_context_create(nullptr));
-  TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
-  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at the begin and end of each
-  // line.
-  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  PCRE2_SIZE place = 0;
-  return pcre2_compile(bytes_of(expression), expression.size(),
-                       PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE), &error,
-                       &place, context.get());
 }
 
 /// Translates an Oniguruma expression to PCRE2. A construct that may mean something else in PCRE2
@@ -338,98 +238,51 @@ class Translation {
   }
 
   void escape() {
-    refuse_if(rest_.size() < 2, "\\");
-    const std::string word = "[" + std::string(kWord) + std::string(kWordOutside) + "]";
-    const auto border = [&](const char* first, const char* second) {
-      return "(?:(?<=" + word + ")" + first + word + ")|(?<!" + word + ")" + second + word + "))";
-    };
-    const std::size_t special = std::string_view("wWbB").find(rest_[1]);
-    if (special != std::string_view::npos) {
-      take(2);
-      out_ += std::array{word, "(?!" + word + ")(?s:.)", border("(?!", "(?="),
-                         border("(?=", "(?!")}[special];
-      return;
-    }
     const std::string elements = take_elements();
     out_ += last_is_set_ ? "[" + elements + "]" : elements;
   }
 
   /// Reads an escape such as \s, and returns it as elements of a character class.
   std::string take_elements() {
-    refuse_if(rest_.size() < 2, "\\");
-    const char kind = rest_[1];
-    if ((kind == 'p' || kind == 'P') && rest_.substr(2).starts_with('{')) {
-      return take_property();
-    }
-    const auto* const known = std::ranges::find(kEscapes, kind, &Escape::letter);
-    last_is_set_ = known != kEscapes.end() && known->is_set;
-    if (known != kEscapes.end()) {
+    const std::string_view kind = rest_.substr(0, 2);
+    last_is_set_ = true;
+    if (kind == "\\s" || kind == "\\S") {
       take(2);
-      return std::string(known->elements);
+      return std::string(kind == "\\s" ? kSpace : kNoSpace);
     }
-    if (kind == 'u' || kind == 'x') {
-      return take_number();
+    if (kind == "\\p" || kind == "\\P") {
+      return take_category();
     }
-    refuse_if(std::isalnum(static_cast<unsigned char>(kind)) &&
-                  std::string_view("nrtfae").find(kind) == std::string::npos,
-              rest_.substr(0, 2));
+    last_is_set_ = false;
+    refuse_if(kind.size() < 2 || (std::isalnum(static_cast<unsigned char>(kind[1])) &&
+                                  std::string_view("nrtf").find(kind[1]) == std::string::npos),
+              kind);
     return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
-  /// PCRE2's \p{Han} includes script extensions, but Oniguruma's \p{Han} does not.
-  std::string take_property() {
+  /// Reads a general category such as \p{Lu}. Other properties may mean something else in PCRE2.
+  std::string take_category() {
     const std::size_t end = rest_.find('}');
-    refuse_if(end == std::string_view::npos, rest_.substr(0, 3));
-    const bool inverted = rest_.substr(3).starts_with('^');
-    const bool negated = (rest_[1] == 'P') != inverted;
-    const std::size_t begin = inverted ? 4 : 3;
-    const std::string name(rest_.substr(begin, end - begin));
-    const auto is_known = [](const std::string& property) {
-      int error = 0;
-      return Code(try_compile("\\p{" + property + "}", false, error)) != nullptr;
-    };
-    const bool is_script = is_known("sc:" + name);
-    refuse_if(!is_script && !is_known(name), rest_.substr(0, end + 1));
-    last_is_set_ = true;
-    take(end + 1);
-    return (negated ? "\\P{" : "\\p{") + std::string(is_script ? "sc:" : "") + name + "}";
+    const std::string_view name = rest_.substr(0, end).substr(2);
+    refuse_if(
+        end == std::string_view::npos || !name.starts_with('{') || name.size() > 3 ||
+            !std::ranges::all_of(name.substr(1), [](unsigned char c) { return std::isalpha(c); }),
+        rest_.substr(0, end == std::string_view::npos ? 2 : end + 1));
+    return std::string(take(end + 1));
   }
 
-  /// Reads the code point of \x1F, \x{1F600} or \u1F60, and returns it in the form \x{1F600}.
-  std::string take_number() {
-    const bool braced = rest_.starts_with("\\x{");
-    const std::size_t begin = braced ? 3 : 2;
-    const std::size_t end = braced ? rest_.find('}') : rest_[1] == 'x' ? 4 : 6;
-    const std::string digits(rest_.substr(begin, end - begin));
-    // In Oniguruma two hexadecimal digits from 80 on are a byte and not a character.
-    refuse_if(end > rest_.size() || digits.empty() ||
-                  digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos ||
-                  (rest_[1] == 'x' && !braced && digits[0] >= '8'),
-              rest_.substr(0, 4));
-    take(end + (braced ? 1 : 0));
-    return "\\x{" + digits + "}";
-  }
-
-  /// Copies a character class such as [a-z]. Nested classes are united, as in Oniguruma.
+  /// Copies a character class such as [a-z].
   void copy_class() {
     copy(rest_.starts_with("[^") ? 2 : 1);
     refuse_if(rest_.starts_with(']'), "[]");
     bool ends_item = true;  // whether "-" is a literal here: after a set, and at the begin
-    for (int depth = 1; depth > 0;) {
+    while (!rest_.starts_with(']')) {
       TESSERA_CHECK(!rest_.empty(), "the tokenizer's pattern '", printable(whole_),
                     "' is not a regular expression (a class without its ])");
-      for (const char* construct : {"&&", "[^", "-["}) {
-        refuse_if(rest_.starts_with(construct), construct);
-      }
-      refuse_if(rest_.starts_with("[:"), rest_.substr(0, rest_.find(']') + 1));
+      refuse_if(rest_.starts_with('['), "[..[");
+      refuse_if(rest_.starts_with("&&"), "&&");
       const char next = rest_[0];
-      if (next == '[' || next == ']') {
-        take(1);
-        depth += next == '[' ? 1 : -1;
-        out_ += depth == 0 ? "]" : "";
-        refuse_if(next == '[' && rest_.starts_with(']'), "[]");
-        ends_item = true;
-      } else if (next == '-' && (ends_item || rest_.substr(1).starts_with(']'))) {
+      if (next == '-' && (ends_item || rest_.substr(1).starts_with(']'))) {
         take(1);
         out_ += "\\-";
         ends_item = false;
@@ -441,6 +294,7 @@ class Translation {
         ends_item = false;
       }
     }
+    copy(1);
   }
 
   std::string_view whole_;
@@ -457,12 +311,20 @@ std::size_t character_at(std::string_view text, std::size_t at) {
   return at;
 }
 
-pcre2_code* compile(std::string_view expression, bool literal) {
+pcre2_code* compile(std::string_view expression) {
   TESSERA_CHECK(expression.size() <= kMaxPatternBytes, "a pattern of ", expression.size(),
                 " bytes is longer than any tokenizer's; at most ", kMaxPatternBytes, " are read");
+  const std::string translated = Translation(expression).run();
+  const CompileContext context(pcre2_compile_context_create(nullptr));
+  TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
+  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at the begin and end of each
+  // line.
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
-  pcre2_code* code = try_compile(literal ? std::string(expression) : Translation(expression).run(),
-                                 literal, error);
+  PCRE2_SIZE place = 0;
+  pcre2_code* code =
+      pcre2_compile(bytes_of(translated), translated.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &place, context.get());
   TESSERA_CHECK(code != nullptr, "the tokenizer's pattern '", printable(expression),
                 "' is not a regular expression (", pcre2_message(error), ")");
   // If JIT compilation is not available on this machine, the interpreter runs the pattern.
@@ -476,8 +338,8 @@ void Pattern::Free::operator()(pcre2_real_code_8* code) const {
   pcre2_code_free(code);
 }
 
-Pattern::Pattern(std::string_view expression, bool literal)
-    : expression_(expression), code_(compile(expression, literal)) {}
+Pattern::Pattern(std::string_view expression)
+    : expression_(expression), code_(compile(expression)) {}
 
 void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
   const MatchContext context(pcre2_match_context_create(nullptr));

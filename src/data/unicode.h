@@ -30,8 +30,6 @@ Utf8Step first_character(std::string_view text);
 std::string_view last_character(std::string_view text);
 /// The code point of a valid character.
 char32_t code_point(std::string_view character);
-/// Appends a code point, which must not be a surrogate.
-void append_character(char32_t code, std::string& text);
 
 /// Returns `text` if it is valid UTF-8, else a copy in `storage` with U+FFFD for each invalid byte
 /// sequence.
@@ -41,30 +39,16 @@ std::size_t incomplete_suffix(std::string_view text);
 /// Replaces control characters by \xNN, so that a message stays on one line.
 std::string printable(std::string_view text);
 
-/// A Unicode normalization form (UAX #15).
-struct NormalizationForm {
-  bool compatible = false;  ///< whether this is a compatibility form: NFKC or NFKD
-  bool composed = false;    ///< whether this is a composed form: NFC or NFKC
-};
-/// Normalizes valid UTF-8.
-std::string normalized(std::string_view text, NormalizationForm form);
-/// Converts each character separately, as Rust's char::to_lowercase does.
-std::string lower_case(std::string_view text);
-
-/// Whether a code point is part of a word: \w of Rust's regex crate.
-bool is_word(char32_t code);
-/// The number of bytes of white space (White_Space) at the beginning of valid UTF-8.
-std::size_t leading_space(std::string_view text);
-/// The number of bytes of valid UTF-8 before the trailing white space.
-std::size_t without_trailing_space(std::string_view text);
+/// Returns the Unicode normalization form NFC (UAX #15) of valid UTF-8.
+std::string to_nfc(std::string_view text);
 
 /// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
 /// uses; PCRE2 executes it. The expression may be untrusted, so searches are limited in steps and
 /// memory. Immutable.
 class Pattern {
  public:
-  /// Throws Error for an invalid or unsupported expression. A `literal` matches exactly its text.
-  explicit Pattern(std::string_view expression, bool literal = false);
+  /// Throws Error for an invalid or unsupported expression.
+  explicit Pattern(std::string_view expression);
 
   using OnMatch = c10::function_ref<void(std::size_t begin, std::size_t end)>;
   /// Reports all matches in valid UTF-8 from left to right, including empty ones. Throws Error if

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "tessera/core/error.h"
-
 namespace tessera::nn {
 namespace {
 
@@ -73,154 +71,43 @@ bool matches_character(std::string_view token, char character) {
   return token == "?" || token.front() == character;
 }
 
-/// Matches `pattern` against `items`. Returns for each part of the pattern the index of the first
-/// item that the part matches, followed by the number of items; nullopt if there is no match. The
-/// part `star` matches any number of items. `matches_one` tells whether another part matches an
-/// item. The match is greedy: after a mismatch the last star matches one more item. Earlier stars
-/// need no change, because the parts between two stars were matched at the first possible place.
+/// Whether `pattern` matches all `items`. The part `star` matches any number of items.
+/// `matches_one` tells whether another part matches an item. The match is greedy: after a mismatch
+/// the last star matches one more item. Earlier stars need no change, because the parts between two
+/// stars were matched at the first possible place.
 template <class Items, class MatchesOne>
-std::optional<std::vector<std::size_t>> match_with_stars(const Texts& pattern, const Items& items,
-                                                         std::string_view star,
-                                                         const MatchesOne& matches_one) {
-  std::vector<std::size_t> begins(pattern.size() + 1, items.size());
+bool match_with_stars(const Texts& pattern, const Items& items, std::string_view star,
+                      const MatchesOne& matches_one) {
   std::size_t part = 0;
   std::size_t after_star = 0;  // index of the part after the last star; 0 if there was no star yet
   std::size_t resume = 0;      // index of the first item after the items that the last star matches
   for (std::size_t item = 0; item < items.size();) {
     if (part < pattern.size() && pattern[part] == star) {
-      begins[part] = item;
       after_star = ++part;
       resume = item;
     } else if (part < pattern.size() && matches_one(pattern[part], items[item])) {
-      begins[part] = item;
       ++part;
       ++item;
     } else if (after_star > 0) {
       part = after_star;
       item = ++resume;
     } else {
-      return std::nullopt;
+      return false;
     }
   }
   // All items are matched, so the rest of the pattern may contain only stars.
-  for (std::size_t i = part; i < pattern.size(); ++i) {
-    if (pattern[i] != star) {
-      return std::nullopt;
-    }
-    begins[i] = items.size();
-  }
-  return begins;
+  return std::all_of(pattern.begin() + static_cast<std::ptrdiff_t>(part), pattern.end(),
+                     [star](std::string_view rest) { return rest == star; });
 }
 
 bool matches_segment(std::string_view pattern, std::string_view name) {
-  return match_with_stars(split_into_tokens(pattern), name, "*", &matches_character).has_value();
-}
-
-auto match_segments(const Texts& pattern, const Texts& names) {
-  return match_with_stars(pattern, names, "**", &matches_segment);
-}
-
-bool is_wildcard(std::string_view token) {
-  return token == "*" || token == "?" || token.size() > 1;
-}
-
-Texts wildcards_of(std::string_view pattern) {
-  Texts wildcards;
-  for (const std::string_view segment : split_at_dots(pattern)) {
-    if (segment == "**") {
-      wildcards.push_back(segment);
-      continue;
-    }
-    for (const std::string_view token : split_into_tokens(segment)) {
-      if (is_wildcard(token)) {
-        wildcards.push_back(token);
-      }
-    }
-  }
-  return wildcards;
-}
-
-std::string joined(const Texts& names, std::size_t begin, std::size_t end) {
-  std::string text;
-  for (std::size_t i = begin; i < end; ++i) {
-    text += (i == begin ? "" : ".") + std::string(names[i]);
-  }
-  return text;
-}
-
-/// Appends the text that each wildcard of `pattern` matches in the segment `name`. The pattern must
-/// match the segment.
-void add_captures(std::string_view pattern, std::string_view name,
-                  std::vector<std::string>& captures) {
-  const Texts tokens = split_into_tokens(pattern);
-  const auto begins = *match_with_stars(tokens, name, "*", &matches_character);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (is_wildcard(tokens[i])) {
-      captures.emplace_back(name.substr(begins[i], begins[i + 1] - begins[i]));
-    }
-  }
-}
-
-std::optional<std::vector<std::string>> captures_of(std::string_view pattern,
-                                                    std::string_view fqn) {
-  const Texts segments = split_at_dots(pattern);
-  const Texts names = split_at_dots(fqn);
-  const auto begins = match_segments(segments, names);
-  if (!begins) {
-    return std::nullopt;
-  }
-  std::vector<std::string> captures;
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    if (segments[i] == "**") {
-      captures.push_back(joined(names, (*begins)[i], (*begins)[i + 1]));
-    } else {
-      add_captures(segments[i], names[(*begins)[i]], captures);
-    }
-  }
-  return captures;
-}
-
-/// Replaces the wildcards of a pattern by the given texts. A "**" with an empty text is removed
-/// together with its dot.
-std::string filled_in(std::string_view pattern, const std::vector<std::string>& captures) {
-  std::string name;
-  auto next = captures.begin();
-  for (const std::string_view segment : split_at_dots(pattern)) {
-    std::string filled;
-    if (segment == "**") {
-      filled = *next++;
-    } else {
-      for (const std::string_view token : split_into_tokens(segment)) {
-        filled += is_wildcard(token) ? *next++ : std::string(token);
-      }
-    }
-    if (!filled.empty()) {
-      name += (name.empty() ? "" : ".") + filled;
-    }
-  }
-  return name;
-}
-
-void check_pair(std::string_view from, std::string_view to) {
-  const Texts asked = wildcards_of(from), given = wildcards_of(to);
-  TESSERA_CHECK(
-      given.size() <= asked.size() && std::equal(given.begin(), given.end(), asked.begin()),
-      "the names of '", from, "' were to become '", to,
-      "', but its wildcards are not those of the first, in their order: write each as it ",
-      "is there");
+  return match_with_stars(split_into_tokens(pattern), name, "*", &matches_character);
 }
 
 }  // namespace
 
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
-  return match_segments(split_at_dots(pattern), split_at_dots(fqn)).has_value();
-}
-
-std::optional<std::string> detail::renamed_fqn(std::string_view from, std::string_view to,
-                                               std::string_view fqn) {
-  check_pair(from, to);
-  const auto captures = captures_of(from, fqn);
-  return captures ? std::optional(filled_in(to, *captures)) : std::nullopt;
+  return match_with_stars(split_at_dots(pattern), split_at_dots(fqn), "**", &matches_segment);
 }
 
 }  // namespace tessera::nn

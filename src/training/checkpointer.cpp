@@ -18,6 +18,7 @@
 #include <system_error>
 #include <utility>
 
+#include "tessera/checkpoint/detail/run_folder.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/worlds.h"
@@ -146,7 +147,7 @@ void Checkpointer::check_options() const {
 void Checkpointer::find_source() {
   const std::string dir = options_.folder.string();
   const std::optional<std::int64_t> newest = checkpoint::newest_step(*world_, dir);
-  const std::optional<std::int64_t> last = checkpoint::last_step(*world_, dir);
+  const std::optional<std::int64_t> last = checkpoint::detail::last_step(*world_, dir);
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
@@ -176,10 +177,10 @@ void Checkpointer::find_source() {
 void Checkpointer::begin_run() {
   std::optional<std::string> before;
   if (options_.resume == Resume::kAuto) {
-    before = checkpoint::unfinished_run(*world_, options_.folder);
+    before = checkpoint::detail::unfinished_run(*world_, options_.folder);
   }
   run_id_ = before ? *before : checkpoint::new_run_id(*world_);
-  checkpoint::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
+  checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
 /// Sets the step to continue from. Later steps are withdrawn (marked as unfinished), because
@@ -189,7 +190,7 @@ void Checkpointer::go_on_from(std::int64_t step) {
   source_ = folder(step);
   run_id_ = checkpoint::run_of_step(*world_, options_.folder, step);
   if (options_.resume_step < 0 || options_.steps > step) {
-    damaged_ = checkpoint::steps_to_withdraw(*world_, options_.folder, step, run_id_);
+    damaged_ = checkpoint::detail::steps_to_withdraw(*world_, options_.folder, step, run_id_);
   }
 }
 
@@ -241,7 +242,7 @@ bool Checkpointer::excludes(const char* part) const {
 }
 
 Json Checkpointer::peek(const TrainState& state) {
-  return load_whole_step({state.model}, {.exclude = {"**"}, .partial = true}).entries;
+  return load_whole_step({state.model}, {.exclude = {"**"}, .partial = {"**"}}).entries;
 }
 
 checkpoint::LoadReport Checkpointer::load(TrainState& state) {
@@ -322,7 +323,7 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {
-      checkpoint::withdraw_step(options_.folder, step, run_id_);
+      checkpoint::detail::withdraw_step(options_.folder, step, run_id_);
     }
   }
 }
@@ -421,7 +422,7 @@ std::exception_ptr Checkpointer::finish(const TrainState& state, const Json& ent
 }
 
 std::filesystem::path Checkpointer::folder(std::int64_t step) const {
-  return options_.folder / checkpoint::step_folder_name(step);
+  return options_.folder / checkpoint::detail::step_folder_name(step);
 }
 
 }  // namespace tessera::training

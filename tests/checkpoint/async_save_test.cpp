@@ -1,6 +1,4 @@
-// Saves in the background, slow disks, and several blocks of one tensor on a rank.
-
-#include <pthread.h>
+// Saves in the background, and buffers of an adopted model.
 
 #include <csignal>
 #include <cstdlib>
@@ -10,10 +8,7 @@
 #include "faults/system_calls.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
-#include "tessera/optim/adamw.h"
-#include "tessera/tensor_parallel/parallelize.h"
 #include "testing/files.h"
 #include "testing/models.h"
 #include "testing/module_values.h"
@@ -50,7 +45,6 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     }
     pending.wait();
     EXPECT_TRUE(pending.done());
-    EXPECT_GT(pending.stall_seconds(), 0.0);
   });
   EXPECT_EQ(ExpectLoads(dir.path(), 3), 1);
 }
@@ -87,19 +81,6 @@ TEST(AsyncSave, EachWaitsForTheOneBefore) {
   EXPECT_EQ(ExpectLoads(dir.path(), 4), 4);
   ExpectLoads(dir / "step-00000002", 2);
   EXPECT_FALSE(std::filesystem::exists(dir / "step-00000001"));
-}
-
-TEST(AsyncSave, RefusesAFaultyStateAtTheCall) {
-  const TemporaryFolder dir;
-  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
-    SavedState state(rank, {2, 1});
-    if (rank.rank() == 1) {
-      state.net.head->slot("weight")->set_initialized(false);
-    }
-    static_cast<void>(async_save(*rank.world(), dir.path(), 1, state.dict()));
-  });
-  EXPECT_CONTAINS(errors, "parameter 'head.weight' was never filled");
-  EXPECT_TRUE(dir.files().empty());
 }
 
 TEST(AsyncSave, ThrowsItsErrorFromTheNextSaveOnAllRanks) {
@@ -216,52 +197,6 @@ struct Process {
   std::filesystem::path dir = std::getenv("TEST_DIR");
 };
 
-TEST(DISABLED_AsyncSave, SaveToAFolderWithADamagedStep) {
-  Process self;
-  SavedState state(self.rank, {1, 1}, 1);
-  save(*self.world, self.dir, 1, state.dict());
-  WriteFile(self.dir / "step-00000001/manifest.json", "{}");
-  async_save(*self.world, self.dir, 2, state.dict(), {.keep = 2}).wait();
-}
-
-// libtorch's own form of a warning is "[W1123 10:15:09.123456789 step_folder.cpp:120] ...".
-TEST(AsyncSave, WarnsAsTheRestOfTheJobDoes) {
-  const TemporaryFolder dir;
-  const auto ended = run_with(dir, 1, "SaveToAFolderWithADamagedStep");
-  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
-  EXPECT_CONTAINS(ended[0].output, "tessera: warning: ", "the manifest ");
-  EXPECT_EQ(ended[0].output.find("[W"), std::string::npos) << ended[0].output;
-}
-
-/// Sets a default stack size that is larger than the address space.
-void allow_no_more_threads() {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, std::size_t{1} << 47), 0);
-  ASSERT_EQ(pthread_setattr_default_np(&attributes), 0);
-}
-
-TEST(DISABLED_AsyncSave, SaveWhereARankHasNoThread) {
-  Process self;
-  SavedState state(self.rank, {2, 1}, 1);
-  save(*self.world, self.dir, 1, state.dict());
-  if (self.world->rank() == 1) {
-    allow_no_more_threads();
-  }
-  EXPECT_ERROR(static_cast<void>(async_save(*self.world, self.dir, 2, state.dict())), "thread",
-               "save at once");
-  save(*self.world, self.dir, 3, state.dict());
-}
-
-TEST(AsyncSave, ARankWithoutAThreadIsAnErrorOnAll) {
-  const TemporaryFolder dir;
-  for (const auto& ended : run_with(dir, 2, "SaveWhereARankHasNoThread")) {
-    EXPECT_EQ(ended.exit_code, 0) << ended.output;
-  }
-  EXPECT_FALSE(std::filesystem::exists(dir / "step-00000002"));
-  EXPECT_EQ(ExpectLoads(dir.path(), 1), 3);
-}
-
 TEST(DISABLED_AsyncSave, SaveWhereARankIsKilled) {
   Process self;
   SavedState state(self.rank, {2, 1}, 1);
@@ -280,18 +215,6 @@ TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
 }
 
-using testing::RanksOptions;
-
-/// A time-out of 600 ms.
-RanksOptions short_time_out() {
-  return {.world = {.timeout = std::chrono::milliseconds(600),
-                    .watchdog = std::chrono::milliseconds(0)}};
-}
-
-std::string file_of_rank_1(const TemporaryFolder& dir, const std::string& prefix) {
-  return dir.path().string() + "/step-00000001/" + prefix + "shard-00001";
-}
-
 TEST(SlowDisk, IsWrittenToInPieces) {
   const TemporaryFolder dir;
   const SystemCallFault count(dir.path(), "");
@@ -300,96 +223,8 @@ TEST(SlowDisk, IsWrittenToInPieces) {
   EXPECT_GE(SystemCallFault::calls("fsync"), 3);
 }
 
-void save_known_model(Rank& rank, const std::filesystem::path& dir) {
-  SavedState state(rank, {2, 1}, 1);
-  save(*rank.world(), dir, 1, state.dict());
-}
-
-TEST(SlowDisk, EndsTheSaveAtTheTimeOutIfItHangs) {
-  const TemporaryFolder dir;
-  const SystemCallFault fault(file_of_rank_1(dir, "."), "pwrite:3:stall");
-  const auto errors =
-      ErrorsOfRanks(2, [&](Rank& rank) { save_known_model(rank, dir.path()); }, short_time_out());
-  EXPECT_CONTAINS(errors[0], "rank(s) 1 did not arrive within 600 ms");
-}
-
-namespace held_parts {
-
-constexpr std::int64_t kRows = 6, kTokens = 3, kDim = 8;
-
-using Layer = nn::Hooked<torch::nn::TransformerEncoderLayer>;
-
-torch::nn::TransformerEncoderLayerOptions options() {
-  return torch::nn::TransformerEncoderLayerOptions(kDim, 2).dim_feedforward(10).dropout(0);
-}
-
-/// (tokens, rows, dim) -> a loss.
-struct Encoder : nn::Module<Encoder> {
-  at::Tensor forward(const at::Tensor& x) { return second(first(x)).sin().mean(); }
-  nn::Child<Layer> first{*this, "first", options()};
-  nn::Child<Layer> second{*this, "second", options()};
-};
-
-/// Splits the encoder by FSDP over the first mesh dimension and by a tensor-parallel plan over the
-/// second.
-void split(Encoder& model, const DeviceMesh& mesh) {
-  using namespace tensor_parallel;
-  testing::fill(model);
-  parallelize_module(
-      model, mesh["tp"],
-      {{"*.linear1", place_parameters({.placements = {{"weight", Shard{0}}, {"bias", Shard{0}}}})},
-       {"*.linear2", place_parameters({.placements = {{"weight", Shard{1}}}})}});
-  fsdp::fully_shard(*model.first, mesh["dp"]);
-  fsdp::fully_shard(model, mesh["dp"]);
-}
-
-void train(Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
-  const std::int64_t rows = kRows / mesh.size("dp");
-  const at::Tensor x = testing::uniform_values({kTokens, kRows, kDim}, 0.4);
-  model(x.narrow(1, mesh.local_rank("dp") * rows, rows)).backward();
-  optimizer.step();
-  optimizer.zero_grad();
-}
-
-/// Runs `body` with an untrained model on a mesh of these sizes.
-void on_mesh(const std::vector<std::int64_t>& sizes,
-             const std::function<void(Rank&, Encoder&, optim::Sgd&, const DeviceMesh&)>& body) {
-  RunOnMesh(sizes, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Encoder model;
-    split(model, mesh);
-    optim::Sgd optimizer(model, {.lr = 0.1, .momentum = 0.9});
-    body(rank, model, optimizer, mesh);
-  });
-}
-
-TEST(HeldPartsCheckpoint, ContinuesOnAnyMesh) {
-  const testing::TemporaryFolder dir;
-  at::Tensor trained, further;
-  on_mesh({3, 1}, [&](Rank& rank, Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
-    train(model, optimizer, mesh);
-    save(*rank.world(), dir.path(), 1, {model, optim::named_state(optimizer, model)});
-    const at::Tensor saved = testing::parameter_values(model);
-    train(model, optimizer, mesh);
-    const at::Tensor next = testing::parameter_values(model);
-    if (rank.rank() == 0) {
-      trained = saved;
-      further = next;
-    }
-  });
-  for (const auto& sizes : std::vector<std::vector<std::int64_t>>{{1, 1}, {2, 2}, {1, 3}, {6, 1}}) {
-    on_mesh(sizes, [&](Rank& rank, Encoder& model, optim::Sgd& optimizer, const DeviceMesh& mesh) {
-      const LoadReport report =
-          load(*rank.world(), dir.path(), {model, optim::named_state(optimizer, model)});
-      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
-      EXPECT_TRUE(testing::parameter_values(model).equal(trained));
-      train(model, optimizer, mesh);
-      EXPECT_TRUE(testing::parameter_values(model).allclose(further, 1e-4, 1e-5));
-    });
-  }
-}
-
 /// The statistics of a norm in an adopted model, and a buffer of the adopted class.
-TEST(HeldPartsCheckpoint, HasBuffersUnderTheirNamesInLibtorch) {
+TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());
     testing::fill(*model);
@@ -420,6 +255,5 @@ TEST(HeldPartsCheckpoint, HasBuffersUnderTheirNamesInLibtorch) {
   });
 }
 
-}  // namespace held_parts
 }  // namespace
 }  // namespace tessera::checkpoint

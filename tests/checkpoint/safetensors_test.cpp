@@ -1,10 +1,6 @@
 // Safetensors files: what the writer writes, what the reader refuses and reads.
 
 #include <ATen/ATen.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "checkpoint/format.h"
 #include "safetensors_bytes.h"
@@ -49,31 +45,27 @@ TEST(SafetensorsWriter, RoundTrips) {
   TemporaryFolder folder;
   const auto strided = at::arange(12, at::kFloat).view({3, 4}).t();
   const auto scalar = at::full({}, 7, at::kLong);
+  const auto whole = at::arange(35, at::kFloat).view({5, 7});
   SafetensorsWriter writer(folder / "m", {{"strided", at::kFloat, {4, 3}},
+                                          {"blocks", at::kFloat, {5, 7}},
                                           {"scalar", at::kLong, {}},
                                           {"empty", at::kBFloat16, {0, 4}}});
+  for (const std::int64_t row : {0, 2}) {
+    for (const std::int64_t column : {3, 0}) {
+      const std::int64_t rows = row == 0 ? 2 : 3, columns = column == 0 ? 3 : 4;
+      writer.write("blocks", Sizes{row, column},
+                   whole.narrow(0, row, rows).narrow(1, column, columns));
+    }
+  }
   writer.write("empty", at::empty({0, 4}, at::kBFloat16));
   writer.write("strided", strided);
   writer.write("scalar", scalar);
   writer.finish();
   const SafetensorsFile file(folder / "m");
   EXPECT_TRUE(at::equal(file.read("strided"), strided));
+  EXPECT_TRUE(at::equal(file.read("blocks"), whole));
   EXPECT_TRUE(at::equal(file.read("scalar"), scalar));
   EXPECT_EQ(file.read("empty").sizes(), (Sizes{0, 4}));
-}
-
-TEST(SafetensorsWriter, AssemblesBlocks) {
-  TemporaryFolder folder;
-  const auto whole = at::arange(35, at::kFloat).view({5, 7});
-  SafetensorsWriter writer(folder / "m", {{"w", at::kFloat, {5, 7}}});
-  for (const std::int64_t row : {0, 2}) {
-    for (const std::int64_t column : {3, 0}) {
-      const std::int64_t rows = row == 0 ? 2 : 3, columns = column == 0 ? 3 : 4;
-      writer.write("w", Sizes{row, column}, whole.narrow(0, row, rows).narrow(1, column, columns));
-    }
-  }
-  writer.finish();
-  EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), whole));
 }
 
 TEST(SafetensorsWriter, ReplacesAnOlderFileAtTheEndOnly) {
@@ -88,31 +80,6 @@ TEST(SafetensorsWriter, ReplacesAnOlderFileAtTheEndOnly) {
   EXPECT_EQ(folder.files(), Names{"m"});
   { SafetensorsWriter(folder / "unfinished", kOneItem).write("w", kOnes); }
   EXPECT_EQ(folder.files(), Names{"m"});
-}
-
-TEST(SafetensorsWriter, RemovesWhatAKilledWriterLeft) {
-  TemporaryFolder folder;
-  const pid_t child = fork();
-  if (child == 0) {
-    SafetensorsWriter writer(folder / "m", kOneItem);
-    raise(SIGKILL);
-  }
-  ASSERT_EQ(waitpid(child, nullptr, 0), child);
-  ASSERT_EQ(folder.files().size(), 1u);
-  SafetensorsWriter writer(folder / "m", kOneItem);
-  writer.write("w", kOnes);
-  writer.finish();
-  EXPECT_EQ(folder.files(), Names{"m"});
-}
-
-TEST(SafetensorsWriter, LeavesALiveWriterAlone) {
-  TemporaryFolder folder;
-  SafetensorsWriter first(folder / "m", kOneItem), second(folder / "m", kOneItem);
-  first.write("w", kOnes);
-  second.write("w", kOnes + 1);
-  first.finish();
-  second.finish();
-  EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), kOnes + 1));
 }
 
 TEST(SafetensorsWriter, RefusesTensorsThatAreNotTheAnnouncedOnes) {
@@ -179,7 +146,6 @@ TEST_F(SafetensorsReject, FilesOfOtherForm) {
            {"1234567", "only 7 bytes"},
            {SafetensorsBytes(""), "does not begin with '{'"},
            {SafetensorsBytes("{"), "bad JSON"},
-           {SafetensorsBytes("[]"), "does not begin with '{'"},
            {SafetensorsBytes(" {}"), "does not begin with '{'"},
            {SafetensorsBytes("\xef\xbb\xbf{}"), "byte order mark"},
            {SafetensorsBytes("{}", "", 100'000'001), "more than 100000000"},
@@ -197,8 +163,6 @@ TEST_F(SafetensorsReject, HeadersOfOtherForm) {
   };
   std::vector<Row> rows{
       {"{\"a\":}", "bad JSON"},
-      {"{} {}", "bad JSON"},
-      {"{},", "bad JSON"},
       {"{'a':1}", "bad JSON"},
       {"{/**/}", "bad JSON"},
       {"{" + good + "}" + std::string(3, '\0'), "NUL byte"},
@@ -237,30 +201,21 @@ TEST_F(SafetensorsReject, EntriesThatDoNotFit) {
   struct Row {
     std::string dtype, shape, offsets, part;
   };
-  std::vector<Row> rows{{"\"F31\"", "[4]", "[0,16]", "dtype \"F31\" is unknown"},
-                        {"\"f32\"", "[4]", "[0,16]", "dtype \"f32\" is unknown"},
+  std::vector<Row> rows{{"\"F4\"", "[4]", "[0,16]", "dtype \"F4\" is unknown"},
                         {"32", "[4]", "[0,16]", "not a string"},
                         {"\"U8\"", "16", "[0,16]", "not a list"},
                         {"\"U8\"", "[-16]", "[0,16]", "not a natural number"},
                         {"\"U8\"", "[9223372036854775808]", "[0,16]", "too large"},
-                        {"\"U8\"", "[18446744073709551616]", "[0,16]", "not a natural number"},
                         {"\"U8\"", "[4611686018427387904,4]", "[0,16]", "elements overflows"},
-                        {"\"U8\"", "[4294967296,4294967296]", "[0,0]", "elements overflows"},
                         {"\"U8\"", "[4294967296,4294967296,0]", "[0,0]", "elements overflows"},
                         {"\"F64\"", "[4611686018427387904]", "[0,16]", "bytes overflows"},
                         {"\"U8\"", "[16]", "[0]", "not two numbers"},
-                        {"\"U8\"", "[16]", "[0,16,16]", "not two numbers"},
-                        {"\"U8\"", "[16]", "{}", "not two numbers"},
                         {"\"U8\"", "[16]", "[0,16.0]", "not a natural number"},
-                        {"\"U8\"", "[16]", "[-16,0]", "not a natural number"},
                         {"\"U8\"", "[16]", "[16,0]", "before they begin"},
-                        {"\"U8\"", "[15]", "[0,16]", "its shape and dtype need 15"},
                         {"\"F32\"", "[16]", "[0,16]", "its shape and dtype need 64"},
                         {"\"U8\"", "[8]", "[8,16]", "begin at 8, but those before it end at 0"},
                         {"\"U8\"", "[17]", "[0,17]", "only 16 bytes of data"},
-                        {"\"U8\"", "[15]", "[0,15]", "end at 15, but the file has 16"},
-                        {"\"F4\"", "[33]", "[0,16]", "not a whole number of bytes"},
-                        {"\"F6_E2M3\"", "[21]", "[0,15]", "not a whole number of bytes"}};
+                        {"\"U8\"", "[15]", "[0,15]", "end at 15, but the file has 16"}};
   for (const std::string bad : {"-1", "-0", "16.0", "1e3", "\"16\"", "null", "true", "[16]"}) {
     rows.push_back({"\"U8\"", "[" + bad + "]", "[0,16]", ""});
   }
@@ -304,10 +259,7 @@ TEST_F(SafetensorsReject, MillionsOfEntriesOrValuesAndManyDimensions) {
 }
 
 TEST_F(SafetensorsReject, FilesThatAreNotRegular) {
-  ASSERT_EQ(mkfifo((folder_ / "pipe").c_str(), 0600), 0);
-  for (const auto& path : {folder_.path(), folder_ / "pipe", std::filesystem::path("/dev/zero")}) {
-    EXPECT_ERROR(SafetensorsFile(path), "not a regular file");
-  }
+  EXPECT_ERROR(SafetensorsFile("/dev/zero"), "not a regular file");
   EXPECT_ERROR(SafetensorsFile(folder_ / "missing"), "No such file");
   WriteFile(folder_ / "real", SafetensorsBytes("{}"));
   std::filesystem::create_symlink(folder_ / "real", folder_ / "link");
@@ -335,12 +287,11 @@ TEST_F(SafetensorsReject, NamesThatArePathsEmptyHugeOrHoldControlCharacters) {
   }
 }
 
-TEST_F(SafetensorsReject, ValuesAndTypesThatLibtorchLacksAndBlocksOutsideTheTensor) {
+TEST_F(SafetensorsReject, BoolsOfOtherValuesAndBlocksOutsideTheTensor) {
   const auto file_of = [&](const std::string& entry, const std::string& data) {
     WriteFile(folder_ / "m", SafetensorsBytes("{" + entry + "}", data));
     return SafetensorsFile(folder_ / "m");
   };
-  EXPECT_ERROR(file_of(Entry("\"F4\"", "[4]", "[0,2]"), "ab").read("w"), "F4", "libtorch lacks");
   const auto bools = file_of(Entry("\"BOOL\"", "[2]", "[0,2]"), {'\0', '\2'});
   const auto block = at::ones({2}, at::kBool);
   EXPECT_ERROR(bools.read("w"), "neither 0 nor 1");
@@ -406,28 +357,8 @@ TEST(SafetensorsFile, ReadsScalarsEmptyTensorsAndAFileWithoutTensors) {
   EXPECT_EQ(file.read("scalar").item<float>(), 3.5f);
   EXPECT_EQ(file.read("begin").sizes(), (Sizes{3, 0}));
   EXPECT_EQ(file.read("end").sizes(), (Sizes{0, 5}));
-  WriteFile(folder / "none", SafetensorsBytes("{}"));
-  EXPECT_TRUE(SafetensorsFile(folder / "none").tensors().empty());
-}
-
-TEST(SafetensorsFile, ReadsDataThatAreNotAligned) {
-  TemporaryFolder folder;
-  const auto values = at::arange(3, at::kDouble);
-  for (int spaces = 0; spaces < 8; ++spaces) {
-    const std::string header = "{" + Entry("\"F64\"", "[3]", "[0,24]") + "}";
-    WriteFile(folder / "m", SafetensorsBytes(header + std::string(spaces, ' '), BytesOf(values)));
-    EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w"), values));
-  }
-}
-
-TEST(SafetensorsFile, GivesMetadata) {
-  TemporaryFolder folder;
-  WriteFile(folder / "m", SafetensorsBytes(R"({"__metadata__":{"format":"pt","a":"\u00e9"}})"));
-  const SafetensorsFile file(folder / "m");
-  EXPECT_EQ(file.metadata().at("format"), "pt");
-  EXPECT_EQ(file.metadata().at("a"), "\xc3\xa9");
   WriteFile(folder / "none", SafetensorsBytes(R"({"__metadata__":null})"));
-  EXPECT_TRUE(SafetensorsFile(folder / "none").metadata().empty());
+  EXPECT_TRUE(SafetensorsFile(folder / "none").tensors().empty());
 }
 
 TEST(SafetensorsFile, ReadsEveryBlock) {

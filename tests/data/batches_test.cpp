@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
-#include <semaphore>
 #include <thread>
 #include <utility>
 
@@ -38,9 +37,6 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-}
-
-TEST(BatchLoader, CountsSamplesWithTheirLastTarget) {
   EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // the 4th lacks its last target
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
@@ -86,18 +82,6 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
     const BatchLoader seed = Loader(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/8);
     EXPECT_NE(FirstTokens(seed, 5, 0, samples), passes[0]);
   }
-}
-
-TEST(BatchLoader, ShufflesSamplesFarApart) {
-  const std::int64_t samples = 4096;
-  const BatchLoader loader = Loader(Positions(samples + 1), 1, 1, 5000, /*shuffle=*/1);
-  const auto order = FirstTokens(loader, 1, 0, samples);
-  double sum = 0;
-  for (std::size_t i = 1; i < order.size(); ++i) {
-    sum += std::abs(static_cast<double>(order[i] - order[i - 1]));
-  }
-  // The average distance is a third of the samples, as in a random order.
-  EXPECT_NEAR(sum / static_cast<double>(samples * samples), 1.0 / 3, 0.02);
 }
 
 /// Sources of samples of one token: number i of source k is token 1000 k + i.
@@ -236,11 +220,6 @@ class LateFault : public TokenSource {
   static constexpr std::int64_t kGood = std::int64_t{1} << 26;
 };
 
-TEST(BatchLoader, ChecksWhatLiesFarOutWhenItIsRead) {
-  const BatchLoader loader = Loader(std::make_shared<LateFault>(), 1, 8, 9);
-  EXPECT_ERROR(loader.load(LateFault::kGood / 8, {{0, 1}}), "token 50 at position 67108864");
-}
-
 TEST(PrefetchLoader, GivesTheBatchOfTheStepWhicheverIsAskedFor) {
   const auto loader = std::make_shared<BatchLoader>(Loader(Positions(100), 6, 4, 100));
   PrefetchLoader prefetch(loader, {{2, 5}});
@@ -258,31 +237,6 @@ TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
   EXPECT_TRUE(prefetch.load(0).inputs.eq(1).all().item<bool>());
 }
 
-/// All samples but the first block until the test opens the gate.
-class GatedTokens : public TokenSource {
- public:
-  std::int64_t size() const override { return 9; }
-  void read(std::int64_t begin, std::span<std::int64_t> out) const override {
-    std::ranges::fill(out, begin);
-    if (begin > 0) {
-      begun.release();
-      opened.wait();
-    }
-  }
-  mutable std::counting_semaphore<> begun{0};
-  std::promise<void> gate;
-  std::shared_future<void> opened = gate.get_future().share();
-};
-
-TEST(PrefetchLoader, LoadsTheNextStepBesideTheCaller) {
-  const auto tokens = std::make_shared<GatedTokens>();
-  PrefetchLoader prefetch(std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9)), {{0, 1}});
-  EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
-  tokens->begun.acquire();  // step 1 is read ahead without a request
-  tokens->gate.set_value();
-  EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
-}
-
 /// Records the reads and their threads.
 class WatchedTokens : public TokenSource {
  public:
@@ -294,16 +248,23 @@ class WatchedTokens : public TokenSource {
   mutable std::vector<std::pair<std::int64_t, std::thread::id>> reads;
 };
 
-TEST(PrefetchLoader, LoadsTheNextStepOnTheCallersThreadIfNotBesideIt) {
-  const auto tokens = std::make_shared<WatchedTokens>();
-  const auto loader = std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9));
-  PrefetchLoader prefetch(loader, {{0, 1}}, /*pinned=*/false, /*background=*/false);
-  tokens->reads.clear();
-  EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
-  const auto self = std::this_thread::get_id();
-  EXPECT_EQ(tokens->reads, (decltype(tokens->reads){{0, self}, {2, self}}));
-  EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
-  EXPECT_EQ(tokens->reads.size(), 3U);  // step 2 is read ahead
+TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
+  for (const bool background : {true, false}) {
+    const auto tokens = std::make_shared<WatchedTokens>();
+    const auto loader = std::make_shared<BatchLoader>(Loader(tokens, 1, 2, 9));
+    tokens->reads.clear();
+    {
+      PrefetchLoader prefetch(loader, {{0, 1}}, /*pinned=*/false, background);
+      EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
+      EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
+    }
+    ASSERT_EQ(tokens->reads.size(), 3U);  // step 2 is read ahead
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto& [begin, thread] = tokens->reads[i];
+      EXPECT_EQ(begin, static_cast<std::int64_t>(2 * i));
+      EXPECT_EQ(thread == std::this_thread::get_id(), !background);
+    }
+  }
 }
 
 using Tokens = std::vector<std::int64_t>;
@@ -327,8 +288,8 @@ class PairTokenizer final : public Tokenizer {
 /// The inputs and targets of a sample of 6 tokens, with the end token 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
   bool given = false;
-  const JsonLines lines = [&]() -> std::optional<JsonLine> {
-    return std::exchange(given, true) ? std::nullopt : std::optional(JsonLine{line, "p.jsonl:1"});
+  const JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {
+    return std::exchange(given, true) ? std::nullopt : std::optional(std::pair(line, "p.jsonl:1"));
   };
   const auto samples = prompt_completions(lines, PairTokenizer(), 6, options);
   std::pair<Tokens, Tokens> sample{Tokens(6), Tokens(6)};
@@ -365,6 +326,15 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
             {.truncate = true},
             {'a', 'b', 'c', 'd', 'e', 'f'},
             {-100, 'c', 'd', 'e', 'f', 'g'}},
+           // Prompt and completion are tokenized together, unless a token would cover both.
+           {R"({"prompt": "bb", "completion": "bb"})",
+            {},
+            {'b' + 256, 'b' + 256, 0, 0, 0, 0},
+            {'b' + 256, 0, -100, -100, -100, -100}},
+           {R"({"prompt": "b", "completion": "b"})",
+            {},
+            {'b', 'b', 0, 0, 0, 0},
+            {'b', 0, -100, -100, -100, -100}},
            // An empty prompt leaves the first token out of the targets.
            {R"({"prompt": "", "completion": "xy"})",
             {},
@@ -396,14 +366,6 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
            {R"({"prompt": [], "completion": []})", "the prompt has 0 of 0 tokens"}}) {
     EXPECT_ERROR(SampleOf(row.line, {.truncate = true}), "p.jsonl:1", row.words);
   }
-}
-
-TEST(PromptCompletions, AreTokenizedTogetherUnlessATokenReachesOver) {
-  EXPECT_EQ(SampleOf(R"({"prompt": "bb", "completion": "bb"})").first,
-            (Tokens{'b' + 256, 'b' + 256, 0, 0, 0, 0}));
-  // Tokenized together they would be one token.
-  EXPECT_EQ(SampleOf(R"({"prompt": "b", "completion": "b"})").first,
-            (Tokens{'b', 'b', 0, 0, 0, 0}));
 }
 
 TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {

@@ -1,9 +1,7 @@
 #include <malloc.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <numeric>
 #include <utility>
 
@@ -37,8 +35,8 @@ std::vector<std::int64_t> ReadAll(const TokenSource& source) {
 }
 
 void WriteShard(const std::string& path, const std::vector<std::int64_t>& tokens,
-                TokenWidth width = TokenWidth::kUint16) {
-  TokenShardWriter writer(path, width);
+                std::int64_t vocabulary = 65536) {
+  TokenShardWriter writer(path, vocabulary);
   writer.append(tokens);
   writer.finish();
 }
@@ -126,8 +124,6 @@ TEST(TokenShards, RefusesFilesOfAnotherForm) {
   using Token = std::uint16_t;
   TemporaryFolder folder;
   EXPECT_ERROR(open_token_shards({folder.path()}), "not a regular file");
-  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_ERROR(open_token_shards({folder / "pipe"}), "not a regular file");
   for (const auto& [bytes, word] : std::vector<std::pair<std::string, const char*>>{
            {ShardBytes<Token>(20240521, 1, 1, {1}), "magic is 20240521"},
            {ShardBytes<Token>(20240520, 2, 1, {1}), "version 2"},
@@ -141,21 +137,12 @@ TEST(TokenShards, RefusesFilesOfAnotherForm) {
   }
 }
 
-TEST(TokenShards, ShrinkingInUseIsAnError) {
-  TemporaryFolder folder;
-  WriteFile(folder / "a.bin", ShardBytes<std::uint16_t>(20240520, 1, 3, {1, 2, 3}));
-  const auto tokens = open_token_shards({folder / "a.bin"});
-  std::filesystem::resize_file(folder / "a.bin", 1024);
-  std::array<std::int64_t, 3> out{};
-  EXPECT_ERROR(tokens->read(0, out), "a.bin' became shorter while it was read");
-}
-
 TEST(WriteTokenShard, WritesTheBytesOfTheFormat) {
   TemporaryFolder folder;
   WriteShard(folder / "a.bin", Tokens{7, 0, 65535});
   EXPECT_EQ(testing::ReadFile(folder / "a.bin"),
             ShardBytes<std::uint16_t>(20240520, 1, 3, Uint16s{7, 0, 65535}));
-  WriteShard(folder / "b.bin", Tokens{128255}, TokenWidth::kUint32);
+  WriteShard(folder / "b.bin", Tokens{128255}, 65537);
   EXPECT_EQ(testing::ReadFile(folder / "b.bin"),
             ShardBytes<std::uint32_t>(20240801, 7, 1, Uint32s{128255}));
 }
@@ -188,46 +175,24 @@ FileFingerprint fingerprint(const std::string& path) {
   return fingerprints({path}).at(0);
 }
 
-/// Expects another fingerprint of a file of `size` bytes if a byte at one of `places` changes.
-void ExpectSeen(std::size_t size, const std::vector<std::size_t>& places) {
+TEST(Fingerprint, HasTheNameTheSizeAndASumOfBytesOfTheWholeFile) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.bin";
-  const std::string bytes(size, 'x');
-  WriteFile(path, bytes);
-  const FileFingerprint before = fingerprint(path);
-  EXPECT_EQ(before.name, "a.bin");
-  EXPECT_EQ(before.bytes, size);
-  for (const std::size_t i : places) {
-    std::string changed = bytes;
-    changed[i] = 'y';
-    WriteFile(path, changed);
-    EXPECT_NE(fingerprint(path).sum, before.sum) << i;
+  // Every byte of a small file counts, and the first and the last byte of a large file.
+  for (const auto& [size, places] : std::vector<std::pair<std::size_t, std::vector<std::size_t>>>{
+           {0, {}}, {10'000, {0, 4095, 4096, 9'999}}, {3'000'001, {0, 3'000'000}}}) {
+    const std::string bytes(size, 'x');
+    WriteFile(path, bytes);
+    const FileFingerprint before = fingerprint(path);
+    EXPECT_EQ(before.name, "a.bin");
+    EXPECT_EQ(before.bytes, size);
+    for (const std::size_t i : places) {
+      std::string changed = bytes;
+      changed[i] = 'y';
+      WriteFile(path, changed);
+      EXPECT_NE(fingerprint(path).sum, before.sum) << i;
+    }
   }
-}
-
-TEST(Fingerprint, ChangesWithEveryByteOfASmallFile) {
-  ExpectSeen(10'000, {0, 4095, 4096, 9'999});
-}
-
-TEST(Fingerprint, CoversTheFirstAndLastByteOfALargeFile) {
-  ExpectSeen(3'000'001, {0, 3'000'000});
-}
-
-TEST(Fingerprint, DoesNotDependOnTheFolder) {
-  const TemporaryFolder folder;
-  std::filesystem::create_directory(folder / "moved");
-  WriteFile(folder / "a.bin", "text");
-  WriteFile(folder / "moved/a.bin", "text");
-  EXPECT_EQ(fingerprint(folder / "a.bin"), fingerprint(folder / "moved/a.bin"));
-}
-
-TEST(Fingerprint, ExistsForAnEmptyFile) {
-  const TemporaryFolder folder;
-  WriteFile(folder / "a.bin", "");
-  EXPECT_EQ(fingerprint(folder / "a.bin"), (FileFingerprint{"a.bin", 0, 0}));
-}
-
-TEST(Fingerprint, NamesAFileThatCannotBeRead) {
   EXPECT_ERROR(fingerprint("/none/a.bin"), "/none/a.bin");
 }
 

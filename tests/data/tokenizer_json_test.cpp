@@ -12,35 +12,33 @@ using testing::ByteLevelJson;
 using testing::Open;
 using Json = nlohmann::json;
 
-Json Added(int id, const std::string& content, const std::string& option) {
-  Json token = {{"id", id}, {"content", content}, {"special", false}, {"normalized", false}};
-  token[option] = true;
-  return token;
+Json Added(int id, const std::string& content, bool normalized = false) {
+  return {{"id", id}, {"content", content}, {"special", false}, {"normalized", normalized}};
 }
 
-TEST(HuggingFaceTokenizer, MergesTheLowestRankFirst) {
+TEST(HuggingFaceTokenizer, EncodesAndDecodes) {
   const auto tokenizer = Open(ByteLevelJson());
   EXPECT_EQ(tokenizer->vocabulary(), 8);
   // The merge "b c" has a lower rank than "a b".
   EXPECT_EQ(tokenizer->encode("abc ab"), (Ids{0, 4, 3, 5}));
   EXPECT_EQ(tokenizer->decode({0, 4, 3, 5}), "abc ab");
   EXPECT_EQ(tokenizer->encode(""), Ids{});
-}
-
-TEST(HuggingFaceTokenizer, TakesAWordThatIsATokenWhereMergesAreIgnored) {
-  Json json = ByteLevelJson();
-  json["model"]["ignore_merges"] = true;
-  EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
-}
-
-TEST(HuggingFaceTokenizer, MergesLongWordsAsShortOnes) {
+  EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
+  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");  // a special token has no text
+  EXPECT_ERROR(tokenizer->encode("d"), "has no token for 'd'");
+  EXPECT_ERROR(tokenizer->decode({8}), "token 8 is outside");
+  EXPECT_ERROR(tokenizer->decode({-1}), "token -1 is outside");
   std::string text;
   Ids ids;
   for (int i = 0; i < 1000; ++i) {
     text += "abbc";
     ids.insert(ids.end(), {5, 4});
   }
-  EXPECT_EQ(Open(ByteLevelJson())->encode(text), ids);
+  EXPECT_EQ(tokenizer->encode(text), ids);
+  // A word that is a token is taken whole where merges are ignored.
+  Json json = ByteLevelJson();
+  json["model"]["ignore_merges"] = true;
+  EXPECT_EQ(Open(json)->encode("abc abc"), (Ids{6, 3, 0, 4}));
 }
 
 TEST(HuggingFaceTokenizer, FallsBackToBytes) {
@@ -48,9 +46,7 @@ TEST(HuggingFaceTokenizer, FallsBackToBytes) {
   // "é" is C3 A9.
   EXPECT_EQ(tokenizer->encode("a  aé"), (Ids{260, 257, 260, 1 + 0xc3, 1 + 0xa9}));
   EXPECT_EQ(tokenizer->decode({260, 257, 260, 1 + 0xc3, 1 + 0xa9}), "a  aé");
-}
-
-TEST(HuggingFaceTokenizer, JoinsUnknownCharacters) {
+  // Without bytes, unknown characters are joined.
   Json json = ByteFallbackJson();
   json["model"]["byte_fallback"] = false;
   EXPECT_EQ(Open(json)->encode("axyza"), (Ids{260, 0, 258}));
@@ -65,66 +61,18 @@ TEST(HuggingFaceTokenizer, ReadsBrokenBytesAsReplacementCharacters) {
                               "b\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"));
 }
 
-TEST(HuggingFaceTokenizer, FindsSpecialTokensAndGivesThemNoText) {
-  const auto tokenizer = Open(ByteLevelJson());
-  EXPECT_EQ(tokenizer->encode("a<s>b"), (Ids{0, 7, 1}));
-  EXPECT_EQ(tokenizer->decode({0, 7, 1}), "ab");
-}
-
-TEST(HuggingFaceTokenizer, TakesTheLongestAddedTokenAndWhiteSpaceBesideIt) {
+TEST(HuggingFaceTokenizer, TakesTheLongestAddedToken) {
   Json json = ByteLevelJson();
-  json["added_tokens"].push_back(Added(5, "ab", "lstrip"));
-  json["added_tokens"].push_back(Added(6, "abc", "rstrip"));
-  const auto tokenizer = Open(json);
-  EXPECT_EQ(tokenizer->encode("a  ab b"), (Ids{0, 5, 3, 1}));
-  EXPECT_EQ(tokenizer->encode("a abc  b"), (Ids{0, 3, 6, 1}));
-  json["added_tokens"].push_back(Added(8, "ac", "single_word"));
-  EXPECT_EQ(Open(json)->encode("cac ac"), (Ids{2, 0, 2, 3, 8}));
-}
-
-TEST(HuggingFaceTokenizer, TakesWhiteSpaceBesideAddedTokensOnce) {
-  Json json = ByteLevelJson();
-  json["added_tokens"].push_back(Added(8, "<r>", "rstrip"));
-  json["added_tokens"].push_back(Added(9, "\n", "lstrip"));
-  json["added_tokens"].back()["rstrip"] = true;
-  EXPECT_EQ(Open(json)->encode("a<r> \n b\n"), (Ids{0, 8, 1, 9}));
-  EXPECT_EQ(Open(json)->encode("a\n \n\n<r>\na"), (Ids{0, 9, 8, 0}));
-  // An added token that does not strip leaves the spaces next to it.
-  json["added_tokens"].back() = Added(9, "\n", "single_word");
-  EXPECT_EQ(Open(json)->encode("a<r>\n"), (Ids{0, 8, 9}));
-}
-
-TEST(HuggingFaceTokenizer, EnclosedLettersAreOfWords) {
-  Json json = ByteFallbackJson();
-  json["added_tokens"].push_back(Added(262, "ab", "single_word"));
-  const auto tokenizer = Open(json);
-  for (const char* letter : {"\u24b6", "\U0001f130", "\U0001f169", "\U0001f170"}) {
-    const Ids ids = tokenizer->encode(std::string("ab") + letter);
-    EXPECT_EQ(std::ranges::count(ids, 262), 0) << letter;
-  }
-  EXPECT_EQ(tokenizer->encode("ab"), (Ids{262}));
-}
-
-TEST(HuggingFaceTokenizer, EndsSoonInLongWhiteSpaceBesideAddedTokens) {
-  Json json = ByteLevelJson();
-  json["added_tokens"].push_back(Added(8, " ", "rstrip"));
-  const std::string spaces(300'000, ' ');
-  EXPECT_EQ(Open(json)->encode("a" + spaces + "a").size(), spaces.size() + 2);
-  json["added_tokens"].back() = Added(8, " ", "lstrip");
-  EXPECT_EQ(Open(json)->encode("a" + spaces + "a").size(), spaces.size() + 2);
+  json["added_tokens"].push_back(Added(5, "ab"));
+  json["added_tokens"].push_back(Added(6, "abc"));
+  EXPECT_EQ(Open(json)->encode("a  ab abcb"), (Ids{0, 3, 3, 5, 3, 6, 1}));
 }
 
 TEST(HuggingFaceTokenizer, LooksForNormalizedTokensInTheNormalizedText) {
   Json json = ByteLevelJson();
   json["normalizer"] = {{"type", "NFC"}};
-  json["added_tokens"].push_back(Added(8, "\u00e9", "normalized"));
+  json["added_tokens"].push_back(Added(8, "\u00e9", /*normalized=*/true));
   EXPECT_EQ(Open(json)->encode("ae\u0301"), (Ids{0, 8}));
-}
-
-TEST(HuggingFaceTokenizer, BeginsATextAsItsTemplateSays) {
-  EXPECT_EQ(Open(ByteLevelJson())->begin_tokens(), Ids{7});
-  EXPECT_EQ(Open(ByteLevelJson())->end_tokens(), Ids{});
-  EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
 }
 
 /// ByteLevelJson() with a template, which may use <t>: a name of two tokens.
@@ -150,6 +98,8 @@ TEST(HuggingFaceTokenizer, BeginsAndEndsATextWithSeveralTokens) {
   EXPECT_EQ(tokenizer->begin_tokens(), (Ids{7, 6, 5}));
   EXPECT_EQ(tokenizer->end_tokens(), (Ids{6, 5, 7}));
   EXPECT_EQ(tokenizer->begins_texts(), true);
+  EXPECT_EQ(Open(ByteLevelJson())->begin_tokens(), Ids{7});
+  EXPECT_EQ(Open(ByteFallbackJson())->begin_tokens(), Ids{});
   Json json = WithTemplate(Json::array({TextPiece()}));
   EXPECT_EQ(Open(json)->begins_texts(), false);
   // If a template adds nothing, the next processor applies.
@@ -215,7 +165,14 @@ TEST(HuggingFaceTokenizer, RefusesByNameWhatIsNotImplemented) {
       {"/pre_tokenizer/pretokenizers/0/behavior", "Random", R"(behavior" is "Random")"},
       {"/decoder/type", "WordPiece", R"("decoder.type" is "WordPiece")"},
       {"/post_processor/type", "BertProcessing", R"("post_processor.type" is "BertProcessing")"},
+      {"/pre_tokenizer/pretokenizers/0/pattern", {{"String", "a"}}, R"(pattern.String" is "a")"},
+      {"/normalizer",
+       {{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", ""}},
+       R"("normalizer.pattern.Regex" is "a")"},
       {"/added_tokens/0/lower", true, R"("added_tokens[0].lower" is true)"},
+      {"/added_tokens/0/single_word", true, R"("added_tokens[0].single_word" is true)"},
+      {"/added_tokens/0/lstrip", true, R"("added_tokens[0].lstrip" is true)"},
+      {"/added_tokens/0/rstrip", true, R"("added_tokens[0].rstrip" is true)"},
       {"/vocab_hash", 1, R"("vocab_hash" is 1)"},
       {"/vocab\nhash", 1, R"("vocab\nhash" is 1)"},
   });
@@ -231,21 +188,29 @@ TEST(HuggingFaceTokenizer, RefusesWhatDoesNotFitTogether) {
       {"/model/unk_token", "?", R"("model.unk_token" is "?"; it must be a token)"},
       {"/added_tokens/0/id", 3, R"("added_tokens[0]" is)"},
       {"/post_processor/special_tokens/<s>/ids/0", 8, "it must be a number below 8"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(a", "'(a' is not a regular expression"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\R+",
-       "has '\\R', which is not implemented"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\\p{InArrows}", "has '\\p{InArrows}'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a[b]", "a class without its ]"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a&&b]", "has '&&'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[a\\W]", R"(has '\W')"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "[[:alpha:]]", "has '[:alpha:]'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\n(a", R"(pattern '\x0a(a' is not)"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "a{2}?", "has '{}?'"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", R"(a\xC3)", R"(has '\xC3')"},
       {"/pre_tokenizer",
        {{"type", "Metaspace"}, {"replacement", "__"}},
        R"("pre_tokenizer.replacement" is "__"; it must be one character)"},
   });
+}
+
+TEST(HuggingFaceTokenizer, RefusesPatternsThatMayMeanSomethingElse) {
+  std::vector<WrongValue> values = {{"", "(a", "'(a' is not a regular expression"},
+                                    {"", "\\p{InArrows}", "has '\\p{InArrows}'"},
+                                    {"", "\\p{^L}", "has '\\p{^L}'"},
+                                    {"", "[a", "a class without its ]"},
+                                    {"", "[a[b]]", "has '[..['"},
+                                    {"", "[a&&b]", "has '&&'"},
+                                    {"", "[a\\w]", R"(has '\w')"},
+                                    {"", "\n(a", R"(pattern '\x0a(a' is not)"},
+                                    {"", "a{2}?", "has '{}?'"}};
+  for (const char* escape : {"\\R", "\\b", "\\d", "\\xC3"}) {
+    values.push_back({"", escape, "which is not implemented"});
+  }
+  for (WrongValue& wrong : values) {
+    wrong.place = "/pre_tokenizer/pretokenizers/0/pattern/Regex";
+  }
+  ExpectRefused(values);
 }
 
 TEST(HuggingFaceTokenizer, EndsAPatternThatTakesTooLong) {
@@ -283,29 +248,15 @@ TEST(HuggingFaceTokenizer, EndsANormalizerThatMakesTooMuch) {
   EXPECT_ERROR(Open(json)->encode("a"), "makes of a text of 1 bytes");
 }
 
-TEST(HuggingFaceTokenizer, NamesAByteWithoutToken) {
-  EXPECT_ERROR(Open(ByteLevelJson())->encode("d"), "has no token for 'd'");
-}
-
-TEST(HuggingFaceTokenizer, RefusesATokenOutsideItsVocabulary) {
-  EXPECT_ERROR(Open(ByteLevelJson())->decode({8}), "token 8 is outside");
-  EXPECT_ERROR(Open(ByteLevelJson())->decode({-1}), "token -1 is outside");
-}
-
 using nlohmann::json;
 
-TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevelThatMakeOtherCharacters) {
-  const auto open_with = [](const json& step) {
+TEST(HuggingFaceTokenizer, RefusesStepsBehindByteLevel) {
+  for (const char* type : {"Digits", "Metaspace", "ByteLevel"}) {
     json all = testing::ByteLevelJson();
-    all["pre_tokenizer"]["pretokenizers"].push_back(step);
-    return testing::Open(all);
-  };
-  EXPECT_ERROR(open_with({{"type", "Metaspace"}, {"replacement", "\u2581"}}),
-               R"("pre_tokenizer.pretokenizers[2]" is {"replacement":)",
-               "it must be before ByteLevel");
-  EXPECT_ERROR(open_with({{"type", "ByteLevel"}}),
-               R"("pre_tokenizer.pretokenizers[2]" is {"type":"ByteLevel"})",
-               "it must be the only ByteLevel");
+    all["pre_tokenizer"]["pretokenizers"].push_back({{"type", type}});
+    EXPECT_ERROR(Open(all), R"("pre_tokenizer.pretokenizers[2]" is {"type":")",
+                 "it must be before ByteLevel");
+  }
 }
 
 }  // namespace
@@ -335,15 +286,9 @@ class FilesBesideJson : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
-TEST_F(FilesBesideJson, AreOptional) {
-  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), true);
-  EXPECT_EQ(open_tokenizer(folder_.path())->begin_tokens(), Ids{7});
-  WithoutTemplate();
-  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);
-}
-
 TEST_F(FilesBesideJson, SayWhichTokensLlamasClassPutsAroundAText) {
   WithoutTemplate();
+  EXPECT_EQ(open_tokenizer(folder_.path())->begins_texts(), false);  // without other files
   const json llama = {{"tokenizer_class", "LlamaTokenizerFast"}, {"eos_token", "abc"}};
   json config = llama;
   EXPECT_EQ(OpenWith(config)->begins_texts(), true);
@@ -397,12 +342,12 @@ TEST_F(FilesBesideJson, HaveToAgreeWithTheSpaceBeforeAText) {
 
 TEST_F(FilesBesideJson, AddTokens) {
   const json config = {{"added_tokens_decoder",
-                        {{"8", {{"content", "<t>"}, {"special", true}, {"rstrip", true}}},
+                        {{"8", {{"content", "<t>"}, {"special", true}}},
                          {"6", {{"content", "abc"}, {"special", false}, {"normalized", false}}}}},
                        {"pad_token", "<pad>"}};
   const TokenizerPtr tokenizer = OpenWith(config);
   EXPECT_EQ(tokenizer->vocabulary(), 10);  // <pad> is the next
-  EXPECT_EQ(tokenizer->encode("a<t>  aabc<pad>"), (Ids{0, 8, 0, 6, 9}));
+  EXPECT_EQ(tokenizer->encode("a<t>aabc<pad>"), (Ids{0, 8, 0, 6, 9}));
   EXPECT_EQ(tokenizer->decode({0, 8, 6}), "aabc");
   // Older tokenizers have these files instead.
   testing::WriteFile(folder_ / "added_tokens.json", R"({"<u>": 8})");
@@ -412,14 +357,6 @@ TEST_F(FilesBesideJson, AddTokens) {
   EXPECT_EQ(OpenWith(json::object())->decode({8, 0}), "a");
   EXPECT_ERROR(OpenWith(config)->encode("<u>"),
                "has no token for '<'");  // added_tokens.json is then ignored
-}
-
-TEST_F(FilesBesideJson, AddExtraSpecialTokensInTheirOrder) {
-  testing::WriteFile(folder_ / "tokenizer_config.json",
-                     R"({"extra_special_tokens": {"z_token": "<x>", "a_token": "<y>"}})");
-  const TokenizerPtr tokenizer = open_tokenizer(folder_.path());
-  EXPECT_EQ(tokenizer->encode("a<y><x>"), (Ids{0, 9, 8}));
-  EXPECT_EQ(tokenizer->decode({0, 9, 8}), "a");
 }
 
 TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
@@ -442,12 +379,6 @@ TEST_F(FilesBesideJson, AreAmongTheFilesThatDecideOnIds) {
   EXPECT_EQ(names(), (Names{"tokenizer.json", "tokenizer_config.json"}));
 }
 
-TEST_F(FilesBesideJson, AreNotLinksToNothing) {
-  std::filesystem::create_symlink("gone", std::string(folder_ / "added_tokens.json"));
-  EXPECT_ERROR(open_tokenizer(folder_.path()), "added_tokens.json",
-               "a link to a file that is gone");
-}
-
 TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
   const auto with = [&](const char* id, const char* content) {
     return OpenWith({{"added_tokens_decoder", {{id, {{"content", content}}}}}});
@@ -458,8 +389,15 @@ TEST_F(FilesBesideJson, DoNotContradictTheTokenizer) {
                "give '<t>' the id 12, but it is a new token, and the next id is 8");
   EXPECT_ERROR(with("x", "<t>"), "\"added_tokens_decoder.x\"", "under the id of a token");
   EXPECT_ERROR(OpenWith({{"bos_token", 3}}), "tokenizer.json", "\"bos_token");
+  OpenWith({{"extra_special_tokens", json::object()}});
+  EXPECT_ERROR(OpenWith({{"extra_special_tokens", {{"x_token", "<x>"}}}}),
+               R"("extra_special_tokens.x_token" is "<x>", which is not implemented)");
   testing::WriteFile(folder_ / "tokenizer_config.json", "[");
   EXPECT_ERROR(open_tokenizer(folder_.path()), "tokenizer_config.json'", "JSON");
+  std::filesystem::remove(folder_ / "tokenizer_config.json");
+  std::filesystem::create_symlink("gone", std::string(folder_ / "added_tokens.json"));
+  EXPECT_ERROR(open_tokenizer(folder_.path()), "added_tokens.json",
+               "a link to a file that is gone");
 }
 
 }  // namespace

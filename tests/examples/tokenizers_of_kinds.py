@@ -3,7 +3,7 @@ import json
 import pathlib
 import random
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -127,45 +127,18 @@ def mistral(text):
     return Tokenizer.from_str(json.dumps(form))
 
 
-def words(text):
-    """No model's, but of patterns that mean something else to other libraries."""
-    normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip(left=False, right=True)])
-    tokenizer = byte_level(r"\w+\b|[^\w\s]{1,3}|\p{Han}|\p{^Greek}", ["<|eot|>"], text, normalizer)
-    form = json.loads(tokenizer.to_str())
-    form["pre_tokenizer"]["pretokenizers"][:0] = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in (r"\p{Katakana}", r"[\w\p{Hiragana}]", r"\W\B", r"\pL")]
-    form["pre_tokenizer"]["pretokenizers"][:0] = [{"type": "Punctuation", "behavior": "Contiguous"}]
-    return Tokenizer.from_str(json.dumps(form))
-
-
 def digits(text):
-    """No model's, but of the steps that the others lack."""
+    """Of the steps that the others lack, also DeepSeek's, and without tokens for bytes."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\t+"), " ")])
+    tokenizer.normalizer = normalizers.Replace("\t", " ")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=False),
-        pre_tokenizers.Split(",", "removed"), pre_tokenizers.Split(Regex(r"[.;]"), "merged_with_previous"),
-        pre_tokenizers.Split(Regex(r"\p{Lu}"), "merged_with_next"),
-        pre_tokenizers.Split(Regex(r"\p{P}"), "contiguous"),
+        pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Split(Regex("[\r\n]"), "isolated"),
+        pre_tokenizers.Split(Regex(r"\s?[\p{P}\p{S}]+"), "isolated"), pre_tokenizers.Split(Regex("[.;]"), "removed"),
+        pre_tokenizers.Split(Regex("[^,]+"), "removed", invert=True),
         pre_tokenizers.Metaspace(prepend_scheme="always")])
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     train(tokenizer, text, ["<unk>"], limit_alphabet=300)
-    tokenizer.add_tokens([AddedToken("don't", lstrip=True, rstrip=True),
-                          AddedToken("x", single_word=True, normalized=False)])
-    return tokenizer
-
-
-def behind_bytes(text):
-    """No model's, but of steps behind ByteLevel, which see the characters that stand for bytes."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)]),
-        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Split("\u0120", "merged_with_previous"),
-        pre_tokenizers.Split(Regex(r"[\u00e2\u010a]|\p{Lu}{3}"), "contiguous"), pre_tokenizers.Punctuation("isolated"),
-        pre_tokenizers.Split(Regex(r"\u010d+"), "removed")])
-    tokenizer.decoder = decoders.ByteLevel()
-    train(tokenizer, text, ["<|eot|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.add_tokens(["don't"])
     return tokenizer
 
 
@@ -178,8 +151,7 @@ def of_letters(single):
     return tokenizer
 
 
-KINDS = {"llama2": llama2, "llama3": llama3, "mistral": mistral, "qwen": qwen, "gpt2": gpt2, "digits": digits,
-         "words": words, "behind_bytes": behind_bytes}
+KINDS = {"llama2": llama2, "llama3": llama3, "mistral": mistral, "qwen": qwen, "gpt2": gpt2, "digits": digits}
 
 
 def save_all(folder, text):

@@ -716,28 +716,5 @@ TEST(FqnPattern, ManyStarsTakeNoTime) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
-TEST(FqnPattern, RenamesByWhatWildcardsStandFor) {
-  const auto renamed = [](const char* from, const char* to, const char* fqn) {
-    return detail::renamed_fqn(from, to, fqn).value_or("none");
-  };
-  EXPECT_EQ(renamed("blocks.*.norm[12].*", "layers.*.ln_[12].*", "blocks.10.norm2.bias"),
-            "layers.10.ln_2.bias");
-  EXPECT_EQ(renamed("model.**", "**", "model.a.b.weight"), "a.b.weight");
-  EXPECT_EQ(renamed("**.gamma", "**.weight", "gamma"), "weight");
-  EXPECT_EQ(renamed("**.gamma", "**.weight", "a.b.gamma"), "a.b.weight");
-  EXPECT_EQ(renamed("a.**.w.**", "b.**.v.**", "a.w.x.w.y"), "b.v.x.w.y");
-  EXPECT_EQ(renamed("l*_*.?", "m*-*.?", "l1_2_3.x"), "m1-2_3.x");
-  EXPECT_EQ(renamed("a.*.w", "b.*.w", "a.w"), "none");
-  EXPECT_EQ(renamed("head.*", "", "head.bias"), "");
-  EXPECT_EQ(renamed("plain", "other", "plain"), "other");
-}
-
-TEST(FqnPattern, RefusesToRenameToOtherWildcards) {
-  EXPECT_ERROR(detail::renamed_fqn("a.*", "b.**", "x"), "'a.*'", "'b.**'",
-               "wildcards are not those");
-  EXPECT_ERROR(detail::renamed_fqn("a", "b.*", "x"), "wildcards are not those");
-  EXPECT_ERROR(detail::renamed_fqn("a.[12].*", "b.*", "x"), "wildcards are not those");
-}
-
 }  // namespace
 }  // namespace tessera::nn

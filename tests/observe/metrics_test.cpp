@@ -407,7 +407,9 @@ struct Seen {
     range.update(rank);
     range.update(2.0 * rank);
   }
-  checkpoint::NamedRankStates named() { return {{"mean", &mean}, {"range", &range}}; }
+  std::vector<std::pair<std::string, checkpoint::RankState*>> named() {
+    return {{"mean", &mean}, {"range", &range}};
+  }
   MeanMetric mean;
   Range range;
 };

@@ -4,7 +4,6 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -37,16 +35,6 @@ struct Arguments {
   std::string other;  ///< the second step of `diff`
 };
 
-/// Returns a callback that shows progress on one line of a terminal; empty without a terminal.
-Progress shown_progress() {
-  if (isatty(STDERR_FILENO) == 0) {
-    return {};
-  }
-  return [](std::uint64_t done, std::uint64_t all) {
-    std::cerr << fmt::format("\r{} of {} MiB{}", done >> 20, all >> 20, done == all ? "\n" : "");
-  };
-}
-
 int info(const Arguments& arguments) {
   std::cout << describe_step(find_step(arguments.path));
   return 0;
@@ -54,7 +42,7 @@ int info(const Arguments& arguments) {
 
 int verify(const Arguments& arguments) {
   const fs::path folder = find_step(arguments.path);
-  const auto faults = verify_step(folder, shown_progress());
+  const auto faults = verify_step(folder);
   for (const std::string& fault : faults) {
     std::cout << fault << '\n';
   }
@@ -65,8 +53,7 @@ int verify(const Arguments& arguments) {
 }
 
 int diff(const Arguments& arguments) {
-  const auto differences =
-      compare_steps(find_step(arguments.path), find_step(arguments.other), shown_progress());
+  const auto differences = compare_steps(find_step(arguments.path), find_step(arguments.other));
   for (const std::string& difference : differences) {
     std::cout << difference << '\n';
   }
@@ -82,12 +69,12 @@ int run(int argc, char** argv) {
   CLI::App app("Describes, verifies and compares sharded checkpoints.", "tessera-ckpt");
   app.require_subcommand(1);
   Arguments arguments;
-  std::map<const CLI::App*, int (*)(const Arguments&)> commands;
+  int code = 0;
   const auto add = [&](const char* name, const char* help, int (*command)(const Arguments&)) {
     CLI::App* added = app.add_subcommand(name, help);
     added->add_option("STEP", arguments.path, "A step, or a folder of steps: then the newest")
         ->required();
-    commands.emplace(added, command);
+    added->callback([&arguments, &code, command] { code = command(arguments); });
     return added;
   };
   add("info", "What a step holds", info);
@@ -95,10 +82,7 @@ int run(int argc, char** argv) {
   add("diff", "Says in which tensors two steps differ", diff)
       ->add_option("OTHER", arguments.other, "The other step")
       ->required();
-  std::vector<std::string> names;
-  for (const auto& [command, unused] : commands) {
-    names.push_back(command->get_name());
-  }
+  const std::vector<std::string> names{"info", "verify", "diff"};
   const std::string first = argc > 1 ? argv[1] : "-";
   TESSERA_CHECK(first[0] == '-' || std::ranges::find(names, first) != names.end(),
                 "unknown subcommand '", first, "'; did you mean ", nearest(first, names),
@@ -108,7 +92,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  return commands.at(app.get_subcommands()[0])(arguments);
+  return code;
 }
 
 }  // namespace

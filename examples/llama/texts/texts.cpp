@@ -17,7 +17,6 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/data/text.h"
 
 namespace llama {
 namespace {
@@ -311,7 +310,7 @@ std::optional<Piece> DocumentReader::next_line() {
   while (const std::size_t bytes = find_line()) {
     Piece piece = take(bytes);
     ++place_.line;
-    if (!tessera::data::is_blank(piece.text)) {
+    if (piece.text.find_first_not_of(" \t\r\n") != std::string::npos) {
       piece.is_json = true;
       return piece;
     }

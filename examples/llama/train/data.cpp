@@ -121,14 +121,13 @@ data::SampleSourcePtr open_prompts(const TrainOptions& options, const EdgeTokens
                                    const data::TokenizerPtr& tokenizer) {
   const std::vector<std::string> files = list_files("--jsonl", options.jsonl);
   DocumentReader reader(files, /*all_json=*/true);
-  const data::JsonLines lines = [&]() -> std::optional<data::JsonLine> {
+  const data::JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {
     std::optional<Piece> line = reader.next();
     if (!line) {
       return std::nullopt;
     }
     const PiecePlace& place = line->place;
-    return data::JsonLine{std::move(line->text),
-                          files[place.file] + ":" + std::to_string(place.line)};
+    return std::pair(std::move(line->text), files[place.file] + ":" + std::to_string(place.line));
   };
   return data::prompt_completions(lines, *tokenizer, options.seq,
                                   {.prompt_field = options.prompt_field,

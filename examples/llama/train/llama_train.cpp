@@ -125,19 +125,19 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
 
 /// Returns the files that --save-hf copies next to the weights: the files of --model, but with the
 /// tokenizer of --tokenizer. nullopt without both flags: other files in the folder stay unchanged.
-std::optional<checkpoint::FilesBesideWeights> copied_files(const TrainOptions& o) {
+std::optional<std::map<std::string, std::filesystem::path>> copied_files(const TrainOptions& o) {
   if (o.model.empty() && o.tokenizer.empty()) {
     return std::nullopt;
   }
-  checkpoint::FilesBesideWeights files;
+  std::map<std::string, std::filesystem::path> files;
   if (!o.model.empty()) {
-    files = checkpoint::files_beside_weights(o.model);
+    files = checkpoint::other_files(o.model);
   }
   if (o.tokenizer.empty()) {
     return files;
   }
   const std::filesystem::path tokenizer(o.tokenizer);
-  checkpoint::FilesBesideWeights chosen = checkpoint::files_beside_weights(
+  std::map<std::string, std::filesystem::path> chosen = checkpoint::other_files(
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
@@ -165,7 +165,7 @@ void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
     checkpoint::check_save_hugging_face(*run.model, options.save_hf, run.config.json,
                                         scalar_type(options.save_hf_dtype));
     if (const auto files = copied_files(options)) {
-      checkpoint::check_beside_weights(*files, options.save_hf);
+      checkpoint::check_other_files(*files, options.save_hf);
     }
   }
   if (!options.save_lora.empty()) {
@@ -270,7 +270,7 @@ void export_weights(LlamaRun& run) {
   }
   if (!options.save_hf.empty()) {
     if (const auto files = copied_files(options); run.is_main() && files) {
-      checkpoint::copy_beside_weights(*files, options.save_hf);
+      checkpoint::copy_other_files(*files, options.save_hf);
     }
     checkpoint::save_hugging_face(*run.model, *run.world, options.save_hf, run.config.json,
                                   scalar_type(options.save_hf_dtype));

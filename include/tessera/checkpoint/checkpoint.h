@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,9 +34,6 @@ class Stateful {
   virtual void load_state_dict(const nlohmann::json& state) = 0;
 };
 
-/// Stateful objects by name, for StateDict.
-using NamedStateful = std::vector<std::pair<std::string, Stateful*>>;
-
 /// An object whose JSON state differs between ranks, for example how much data a rank has read. A
 /// save stores the state of each rank. A load on the same number of ranks restores the state of
 /// each rank. On a different number of ranks, rank 0 gets merged() of all states and the other
@@ -56,51 +52,6 @@ class RankState {
   /// persistent.
   virtual bool persistent() const { return true; }
 };
-
-/// RankState objects by name, for StateDict.
-using NamedRankStates = std::vector<std::pair<std::string, RankState*>>;
-
-/// A value that differs between ranks and that checkpoints save for each rank. T is a type that
-/// nlohmann::json can convert.
-///
-///   checkpoint::PerRank<std::int64_t> tokens(0, checkpoint::sum_of<std::int64_t>);
-///   tokens.value += batch.numel();
-template <class T>
-class PerRank final : public RankState {
- public:
-  /// Merges the values of several ranks, in rank order, into one value.
-  using Merge = std::function<T(const std::vector<T>& of_ranks)>;
-
-  PerRank(T initial, Merge merge)
-      : value(initial), initial_(std::move(initial)), merge_(std::move(merge)) {}
-
-  nlohmann::json state_dict() const override { return value; }
-  void load_state_dict(const nlohmann::json& state) override { value = state.get<T>(); }
-  nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override {
-    std::vector<T> values;
-    for (const nlohmann::json& state : of_ranks) {
-      values.push_back(state.get<T>());
-    }
-    return merge_(values);
-  }
-  void reset() override { value = initial_; }
-
-  T value;
-
- private:
-  T initial_;
-  Merge merge_;
-};
-
-/// A PerRank::Merge function for counts: returns the sum over the ranks.
-template <class T>
-T sum_of(const std::vector<T>& of_ranks) {
-  T sum{};
-  for (const T& value : of_ranks) {
-    sum += value;
-  }
-  return sum;
-}
 
 // Sharded checkpoints: every rank writes its part of the tensors, and reads the parts that it needs
 // on any mesh. The files have the format of PyTorch's HuggingFaceStorageWriter. A step folder
@@ -122,10 +73,10 @@ struct StateDict {
   nlohmann::json entries = nlohmann::json::object();
   /// Objects whose state is equal on all ranks. The state of rank 0 is saved; a load sets this
   /// state on all ranks.
-  NamedStateful stateful = {};
+  std::vector<std::pair<std::string, Stateful*>> stateful = {};
   /// Objects whose state differs between ranks, such as metrics. A name may appear only once in
   /// `stateful` and `rank_states` together.
-  NamedRankStates rank_states = {};
+  std::vector<std::pair<std::string, RankState*>> rank_states = {};
 };
 
 /// Options of save() and async_save().
@@ -137,9 +88,6 @@ struct SaveOptions {
   /// at least 2, or 0 to keep all steps.
   int keep = 0;
 };
-
-/// The folder name of a step inside the run's folder: "step-00000100".
-std::string step_folder_name(std::int64_t step);
 
 /// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
 /// have the same part of a tensor, it is written once; the writing is spread over these ranks. Rank
@@ -172,23 +120,19 @@ struct LoadOptions {
   /// "optimizer.**". load() throws Error for a pattern that matches no name in the step or in the
   /// state, except for "optimizer.**".
   std::vector<std::string> exclude = {};
-  /// Whether to load only the names that are in both the state and the checkpoint and whose sizes
-  /// and types fit. LoadReport lists the names that were left unchanged.
-  bool partial = false;
-  /// Like `partial`, but only for names that match these patterns. All other names must be present,
-  /// and their sizes and types must fit. Example: a run that continues with a frozen backbone has
-  /// no optimizer state for the backbone, and passes {"optimizer.state.backbone.**"}.
-  std::vector<std::string> partial_names = {};
+  /// Patterns of names that are loaded only if they are in both the state and the checkpoint, with
+  /// sizes and types that fit. LoadReport lists the names that were left unchanged. All other names
+  /// must be present and fit. Example: a run that continues with a frozen backbone has no optimizer
+  /// state for the backbone, and passes {"optimizer.state.backbone.**"}.
+  std::vector<std::string> partial = {};
 };
 
 /// Lists what load() loaded, and where the state and the checkpoint differed.
 struct LoadReport {
   std::int64_t step = 0;
-  std::string run_id;
   nlohmann::json entries;               ///< StateDict::entries as it was saved
   std::vector<std::string> missing;     ///< names in the state but not in the checkpoint
   std::vector<std::string> unexpected;  ///< names in the checkpoint but not in the state
-  std::vector<std::string> cast;        ///< names converted between floating-point types
   /// Names that were not loaded because of a different size or an inconvertible type.
   std::vector<std::string> reshaped;
 };
@@ -223,26 +167,19 @@ class SaveFuture {
   bool done() const;
   /// Waits until the step is complete. Throws the errors of save().
   void wait();
-  /// Seconds that async_save() blocked training: the wait for the previous save, the checks and the
-  /// copy.
-  double stall_seconds() const { return stall_seconds_; }
 
  private:
   friend SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                std::int64_t step, const StateDict& state,
                                const SaveOptions& options);
-  SaveFuture(std::shared_ptr<BackgroundSave> save, double stall_seconds);
+  explicit SaveFuture(std::shared_ptr<BackgroundSave> save);
 
   std::shared_ptr<BackgroundSave> save_;
-  double stall_seconds_ = 0;
 };
 
 /// Like save(), but returns after the state has been copied to host memory (page-locked if there is
 /// a GPU). The copy needs as much memory as this rank writes. A background thread writes the copy
 /// while training continues, and communicates over a separate CPU process group.
-///
-///   pending = checkpoint::async_save(*world, "run", step, state);
-///   stall = pending.stall_seconds();
 ///
 /// Collective over `world`. save() and async_save() first wait for the previous save. If the
 /// previous save failed and wait() has not thrown its error on every rank, both functions throw

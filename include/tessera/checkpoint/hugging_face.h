@@ -4,13 +4,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "tessera/checkpoint/inspect.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -23,22 +21,15 @@ class ModuleBase;
 
 namespace tessera::checkpoint {
 
-/// Options of load_hugging_face().
-struct HuggingFaceOptions {
-  /// Pairs {pattern of names in the files, name in the model}, for files with other parameter
-  /// names. nn::renamed_fqn describes how wildcards are substituted. An empty model name skips the
-  /// matching tensors. A name that no pair matches is used unchanged. Throws Error for a tensor
-  /// that two pairs match, for two tensors with the same new name, and for a pair that matches no
-  /// tensor.
-  std::vector<std::pair<std::string, std::string>> names{};
-};
-
 /// Fills every parameter of `module` (plain, distributed or FSDP-sharded), by FQN, from a Hugging
 /// Face folder: model.safetensors, or model.safetensors.index.json and its shards. Each rank reads
 /// only the bytes of its shards; floating-point types are converted. For a tied parameter, the
 /// files need only one of its FQNs. A fused parameter (nn::FusedLinear) is read from the tensors of
 /// its parts. Persistent buffers are filled if the files have them; all other buffers keep their
 /// values (see nn::init_buffers).
+///
+/// `model_name`: for files with other names, a function that returns the model's name for a tensor
+/// of the files, or "" to skip the tensor. Throws Error for two tensors with the same name.
 ///
 /// Collective over `world`: a failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed:
@@ -49,21 +40,21 @@ struct HuggingFaceOptions {
 /// If reading fails later, all parameters count as uninitialized, so that no forward runs with
 /// partly loaded weights.
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
-                       const std::filesystem::path& folder, const HuggingFaceOptions& options = {});
+                       const std::filesystem::path& folder,
+                       const std::function<std::string(const std::string&)>& model_name = {});
 /// Fills the parameters of `module` from a folder on this rank alone, for single-rank programs;
 /// otherwise like load_hugging_face() with `world`. Not collective.
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
-                       const HuggingFaceOptions& options = {});
+                       const std::function<std::string(const std::string&)>& model_name = {});
 
 /// Writes a folder that `transformers` can load. All parameters and persistent buffers are written
 /// unsharded, to model.safetensors or, beyond `max_shard_bytes` bytes, to
 /// model-0000k-of-0000n.safetensors with an index. `config_json` is written as config.json:
 /// "torch_dtype" or "dtype" is set to the weights' type; if `config_json` has neither,
-/// "torch_dtype" is added for types other than fp32. A missing "model_type" is set to "llama" if
-/// the weights have a Llama's names. Floating-point values are written in `dtype` (fp32, bf16, fp16
-/// or fp64). Without `dtype`, fp64 values are written in fp64 and all others in fp32. A tied
-/// parameter is written once, under its first FQN; a fused parameter is written as the tensors of
-/// its parts.
+/// "torch_dtype" is added for types other than fp32. Floating-point values are written in `dtype`
+/// (fp32, bf16, fp16 or fp64). Without `dtype`, fp64 values are written in fp64 and all others in
+/// fp32. A tied parameter is written once, under its first FQN; a fused parameter is written as the
+/// tensors of its parts.
 ///
 /// Collective over `world`. Rank 0 writes. Rank 0 receives one tensor at a time, large tensors in
 /// blocks; the other ranks receive none. The folder is created if missing. A model in the folder is
@@ -85,26 +76,26 @@ void check_save_hugging_face(const nn::ModuleBase& module, const std::filesystem
                              const std::string& config_json,
                              std::optional<c10::ScalarType> dtype = {});
 
-/// The files of a model folder other than the weights and config.json, by file name: the
-/// tokenizer's files, chat templates, and generation_config.json.
-using FilesBesideWeights = std::map<std::string, std::filesystem::path>;
-/// Returns the files other than weights and config.json in a model folder. Throws Error for a
-/// broken symbolic link.
-FilesBesideWeights files_beside_weights(const std::filesystem::path& model);
-/// Copies `files` (see files_beside_weights) into `folder`. Each file appears completely or not at
-/// all. To be called on one rank before the weights are exported, so that an exported model always
-/// has its tokenizer. Files with equal bytes are left unchanged. Throws Error, before anything is
+/// Returns the files of a model folder other than the weights and config.json, by file name: the
+/// tokenizer's files, chat templates, and generation_config.json. Throws Error for a broken
+/// symbolic link.
+std::map<std::string, std::filesystem::path> other_files(const std::filesystem::path& model);
+/// Copies the results of other_files() into `folder`. Each file appears completely or not at all.
+/// To be called on one rank before the weights are exported, so that an exported model always has
+/// its tokenizer. Files with equal bytes are left unchanged. Throws Error, before anything is
 /// written, if the folder has different or additional files of this kind, because they could not be
 /// replaced together with the weights.
-void copy_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
-/// Throws the errors of copy_beside_weights() without writing anything, to be called before a long
+void copy_other_files(const std::map<std::string, std::filesystem::path>& files,
+                      const std::filesystem::path& folder);
+/// Throws the errors of copy_other_files() without writing anything, to be called before a long
 /// training. Not collective.
-void check_beside_weights(const FilesBesideWeights& files, const std::filesystem::path& folder);
+void check_other_files(const std::map<std::string, std::filesystem::path>& files,
+                       const std::filesystem::path& folder);
 
-/// Compares two model configurations, both JSON objects. Returns the first key whose value changes
-/// the computation, as `"key" is 1 instead of 2`, or "" if there is none. Ignores weight types,
-/// library versions, and the tokens that begin and end texts. A missing or null key has the default
-/// that `transformers` gives to Llama, Mistral and Qwen.
+/// Compares two model configurations, both JSON objects. Returns the first key whose value differs
+/// and may change the computation, as `"key" is 1 instead of 2`, or "" if there is none. A missing
+/// key counts as null. Ignores weight types, library versions, and the tokens that begin and end
+/// texts.
 std::string config_change(const std::string& before, const std::string& now);
 
 /// Writes the adapters of a model (nn::apply_lora) in PEFT's format, for

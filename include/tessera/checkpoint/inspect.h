@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,25 +25,19 @@ std::filesystem::path find_step(const std::filesystem::path& path);
 /// invalid manifest.
 std::string describe_step(const std::filesystem::path& step);
 
-/// Progress callback: the number of bytes read so far, and the total.
-using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
-
 /// Reads every byte of a step, 1 MiB at a time, and verifies the manifest's checksums. Returns one
 /// line per fault, with the file, the offset and the tensors at this offset. Throws Error for an
 /// invalid manifest.
-std::vector<std::string> verify_step(const std::filesystem::path& step,
-                                     const Progress& progress = {});
+std::vector<std::string> verify_step(const std::filesystem::path& step);
 
 /// Lists the differences between the tensors of two steps, one line each: names, sizes, types, and
 /// the largest absolute and relative difference. Reads both steps, at most 8 MiB at a time. The
 /// steps may have been saved on different meshes. Throws Error for an invalid step, and for bytes
 /// that do not match their checksum.
 std::vector<std::string> compare_steps(const std::filesystem::path& step,
-                                       const std::filesystem::path& other,
-                                       const Progress& progress = {});
+                                       const std::filesystem::path& other);
 
-// The functions below find the steps in a folder: the step from which a training run continues, and
-// the steps that it must remove first.
+// The functions below find the step from which a training run continues.
 
 /// Draws a new unique run_id on rank 0 and broadcasts it. Collective over `world`.
 std::string new_run_id(comm::World& world);
@@ -54,31 +47,10 @@ std::string new_run_id(comm::World& world);
 /// steps and broadcasts the result. Collective over `world`.
 std::string run_of_step(comm::World& world, const std::filesystem::path& dir, std::int64_t step);
 
-/// Returns the run_id of the newest unfinished save in `dir`, or nullopt if there is none. Rank 0
-/// reads the folder and broadcasts the result. Collective over `world`.
-std::optional<std::string> unfinished_run(comm::World& world, const std::filesystem::path& dir);
-
 /// Returns the highest complete step in `dir` below `before`, or nullopt if there is none. Rank 0
 /// reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> newest_step(comm::World& world, const std::filesystem::path& dir,
                                         std::optional<std::int64_t> before = std::nullopt);
-
-/// Returns the highest step in `dir`, complete or damaged, or nullopt if there is none. Unfinished
-/// saves do not count. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
-std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
-
-/// Returns the steps above `after`, including damaged steps. A run that continues from `after` must
-/// pass them to withdraw_step() before it saves them again; a new run passes -1. Throws Error if
-/// one of these steps, or an unfinished save, belongs to another run, has another format version,
-/// or cannot be read. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
-std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
-                                            std::int64_t after, const std::string& run_id);
-
-/// Withdraws a damaged step: removes its manifest, so that the folder counts as an unfinished save
-/// of this run. The run's next complete save deletes the folder; a save of the same step reuses it.
-/// Throws Error if the step belongs to another run. A damaged manifest does not name its run, so
-/// make sure that the folder belongs to this run. To be called on one rank.
-void withdraw_step(const std::filesystem::path& dir, std::int64_t step, const std::string& run_id);
 
 }  // namespace tessera::checkpoint
 TESSERA_API_END

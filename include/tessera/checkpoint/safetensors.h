@@ -23,7 +23,7 @@ namespace tessera::checkpoint {
 /// The header entry of one tensor in a safetensors file.
 struct TensorEntry {
   std::string dtype_name;  ///< the type's name in the file: "F32", "BF16", ...
-  c10::ScalarType dtype;   ///< Undefined for formats that libtorch lacks (F4, F6_*)
+  c10::ScalarType dtype;
   std::vector<std::int64_t> sizes;
   std::uint64_t offset = 0;  ///< offset of the tensor's first byte from the start of the file
   std::uint64_t bytes = 0;
@@ -65,8 +65,8 @@ class SafetensorsFile {
                  const at::Tensor& block) const;
 
  private:
-  /// Returns the entry of tensor `name`. Throws Error if its type is unknown or if the block
-  /// [offset, offset + sizes) is not inside the tensor.
+  /// Returns the entry of tensor `name`. Throws Error if the block [offset, offset + sizes) is not
+  /// inside the tensor.
   const TensorEntry& entry_with(const std::string& name, std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes) const;
   /// Reads the block at `offset` into the contiguous memory of `out`.

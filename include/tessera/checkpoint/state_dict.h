@@ -25,8 +25,6 @@ namespace tessera::checkpoint {
 /// Tensors by name. A tied parameter appears under each of its FQNs; a fused parameter
 /// (nn::FusedLinear) appears under its own FQN, not as its parts.
 using TensorDict = std::map<std::string, at::Tensor>;
-/// The result type of optim::named_state().
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// The options of PyTorch's class StateDictOptions.
 struct StateDictOptions {
@@ -69,14 +67,16 @@ IncompatibleKeys set_model_state_dict(comm::World& world, nn::ModuleBase& model,
 
 /// Returns the optimizer state, which optim::named_state() returns, under names such as
 /// "FQN.exp_avg"; otherwise like get_model_state_dict().
-TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
-                                    const NamedTensors& named_state,
-                                    const StateDictOptions& options = {});
+TensorDict get_optimizer_state_dict(
+    comm::World& world, const nn::ModuleBase& model,
+    const std::vector<std::pair<std::string, at::Tensor>>& named_state,
+    const StateDictOptions& options = {});
 /// Copies the values of `state` into the optimizer state that optim::named_state() returns;
 /// otherwise like set_model_state_dict().
-IncompatibleKeys set_optimizer_state_dict(comm::World& world, const nn::ModuleBase& model,
-                                          const NamedTensors& named_state, const TensorDict& state,
-                                          const StateDictOptions& options = {});
+IncompatibleKeys set_optimizer_state_dict(
+    comm::World& world, const nn::ModuleBase& model,
+    const std::vector<std::pair<std::string, at::Tensor>>& named_state, const TensorDict& state,
+    const StateDictOptions& options = {});
 
 }  // namespace tessera::checkpoint
 TESSERA_API_END

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/data/token_shards.h"
@@ -56,14 +57,9 @@ struct PromptOptions {
   bool truncate = false;
 };
 
-/// One line of a JSON Lines file.
-struct JsonLine {
-  std::string text;
-  std::string origin;  ///< file and line number of the text, for messages
-};
-
-/// A function that returns the next line of a JSON Lines file, or nullopt at the end.
-using JsonLines = std::function<std::optional<JsonLine>()>;
+/// A function that returns the next line of a JSON Lines file, and the file and line number for
+/// messages; nullopt at the end. Blank lines must be left out.
+using JsonLines = std::function<std::optional<std::pair<std::string, std::string>>()>;
 
 /// Makes one sample from each object in JSON Lines. A sample is the tokens of `begin`, the prompt,
 /// the completion and `end`, padded to `sequence` tokens with the last token of `end`. Only the
@@ -76,8 +72,8 @@ using JsonLines = std::function<std::optional<JsonLine>()>;
 /// `end` are not added. All completions are targets. A token that covers the end of one text and
 /// the start of the next belongs to the next text.
 ///
-/// Reads and tokenizes all lines at construction, and stores each token in 4 bytes. Blank lines are
-/// ignored. Throws Error, with file and line:
+/// Reads and tokenizes all lines at construction, and stores each token in 4 bytes. Throws Error,
+/// with file and line:
 /// - for lines that json_text_lists() rejects;
 /// - without `truncate`, for samples of more than `sequence` + 1 tokens and for prompts that leave
 ///   no room for a target;

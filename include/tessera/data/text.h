@@ -25,16 +25,12 @@ std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);
 
-/// Whether the line is empty or only white space.
-bool is_blank(std::string_view line);
-
 /// Identifies a file without reading all of it.
 struct FileFingerprint {
   std::string name;  ///< the file's name without its folder, because data may be moved
   std::uint64_t bytes = 0;
   /// CRC-32C of up to 64 blocks of 4 KiB, which are spread evenly over the file.
   std::uint32_t sum = 0;
-  friend bool operator==(const FileFingerprint&, const FileFingerprint&) = default;
 };
 
 /// Returns the fingerprint of each file, in order. Throws Error if a file cannot be read.

@@ -24,10 +24,6 @@ class TokenSource {
   /// Writes tokens [begin, begin + out.size()) to `out`. Throws Error for a range outside [0,
   /// size()).
   virtual void read(std::int64_t begin, std::span<std::int64_t> out) const = 0;
-
- protected:
-  /// Throws Error unless [begin, begin + count) is inside [0, size()).
-  void check_range(std::int64_t begin, std::int64_t count) const;
 };
 /// A shared pointer to a sequence of token ids.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
@@ -43,14 +39,12 @@ TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 /// but a regular file.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
-/// The type of the tokens in a shard.
-enum class TokenWidth { kUint16, kUint32 };
-
 /// Writes one llm.c shard in parts. The file appears when finish() is called. Not thread safe. All
 /// calls throw Error if the file cannot be written.
 class TokenShardWriter {
  public:
-  TokenShardWriter(const std::filesystem::path& path, TokenWidth width);
+  /// Tokens have 16 bits for a `vocabulary` of up to 65,536, else 32 bits.
+  TokenShardWriter(const std::filesystem::path& path, std::int64_t vocabulary);
   ~TokenShardWriter();
   /// Appends tokens to the shard. Throws Error for a token that does not fit the width, and for
   /// more than 2^31 - 1 tokens in total.
@@ -63,7 +57,7 @@ class TokenShardWriter {
 
  private:
   std::unique_ptr<tessera::files::AtomicFile> file_;
-  TokenWidth width_;
+  bool wide_;
   std::int64_t size_ = 0;
 };
 

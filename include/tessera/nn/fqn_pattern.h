@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,17 +33,6 @@ namespace detail {
 
 /// The FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
 std::string join_fqn(const std::string& parent, const std::string& name);
-
-/// Renames `fqn` by the pair of patterns {from, to}. Returns nullopt if `fqn` does not match
-/// `from`. Otherwise returns `to`, with each wildcard replaced by the text that the same wildcard
-/// in `from` matched. If several matches are possible, each wildcard but the last matches as little
-/// as possible.
-///   {"blocks.*.mlp.fc[12].*", "layers.*.fc[12].*"}   "blocks.3.mlp.fc1.bias" ->
-///   "layers.3.fc1.bias"
-/// Throws Error unless both patterns have the same wildcards in the same order; `from` may have
-/// additional wildcards at the end. Thread safe.
-std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
-                                       std::string_view fqn);
 
 }  // namespace detail
 

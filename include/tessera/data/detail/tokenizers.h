@@ -22,16 +22,10 @@ TokenizerPtr sentencepiece_tokenizer(const std::string& path);
 /// package. Throws Error if the file cannot be read, and for processing steps that are not
 /// implemented (docs/data.md).
 TokenizerPtr hugging_face_tokenizer(const std::string& path);
-/// The models whose tokenizer.model has the format of the `tiktoken` package.
-enum class TiktokenModel {
-  kLlama3,  ///< Llama 3, 3.1, 3.2 and 3.3
-  kLlama4,
-};
-/// Opens Meta's tokenizer.model of Llama 3 or 4. The file lacks the splitting pattern and the
-/// special tokens, which depend on `model`. Without `model`, the number of tokens determines it.
-/// Throws Error if the file cannot be read or belongs to another model.
-TokenizerPtr tiktoken_tokenizer(const std::string& path,
-                                std::optional<TiktokenModel> model = std::nullopt);
+/// Opens Meta's tokenizer.model of Llama 3 to 3.3, in the format of the `tiktoken` package. The
+/// file lacks the splitting pattern and the special tokens. Throws Error if the file cannot be read
+/// or, unless `any_size` is true, has another number of tokens than Llama 3's file.
+TokenizerPtr tiktoken_tokenizer(const std::string& path, bool any_size = false);
 
 }  // namespace tessera::data
 TESSERA_API_END
