@@ -284,10 +284,8 @@ void write_record(const LlamaRun& run) {
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
     return;  // metrics that go to a pipe have no folder for run.json
   }
-  observe::write_run_record({.title = "llama_train on " + to_string(run.mesh),
-                             .configuration = run.options.listing,
-                             .sharding = observe::sharding_table(*run.model)},
-                            record_file(run.options));
+  observe::write_run_record("llama_train on " + to_string(run.mesh), run.options.listing,
+                            *run.model, record_file(run.options));
 }
 
 // ---- Checkpoints.

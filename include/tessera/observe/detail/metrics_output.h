@@ -57,8 +57,5 @@ std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& met
                                                           int world_size,
                                                           const std::string& device_type);
 
-/// Peak resident memory of this process, in bytes.
-std::int64_t peak_resident_bytes();
-
 }  // namespace tessera::observe
 TESSERA_API_END
