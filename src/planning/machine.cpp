@@ -2,13 +2,12 @@
 
 #include "tessera/planning/machine.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <toml++/toml.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -22,7 +21,7 @@ namespace {
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
     const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
-                        double bandwidth, double link, double network, double multiprocessors) {
+                        double bandwidth, double link, double network) {
       return Machine{.name = name,
                      .memory_bytes = memory,
                      .flops_half = half,
@@ -30,24 +29,22 @@ const std::vector<Machine>& presets() {
                      .memory_bandwidth = bandwidth,
                      .link_bandwidth = link,
                      .network_bandwidth = network,
-                     .flops_fp8 = fp8,
-                     .multiprocessors = multiprocessors};
+                     .flops_fp8 = fp8};
     };
     return std::vector<Machine>{
         // NVIDIA A100 80GB SXM; DGX A100: 200 Gb/s per GPU.
-        gpu("a100", 80e9, 0, 312e12, 19.5e12, 2.039e12, 300e9, 25e9, 108),
+        gpu("a100", 80e9, 0, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
         // NVIDIA H100 SXM; DGX H100: 400 Gb/s per GPU.
-        gpu("h100", 80e9, 1979e12, 989e12, 67e12, 3.35e12, 450e9, 50e9, 132),
+        gpu("h100", 80e9, 1979e12, 989e12, 67e12, 3.35e12, 450e9, 50e9),
         // NVIDIA H200 SXM; DGX H200: 400 Gb/s per GPU.
-        gpu("h200", 141e9, 1979e12, 989e12, 67e12, 4.8e12, 450e9, 50e9, 132),
+        gpu("h200", 141e9, 1979e12, 989e12, 67e12, 4.8e12, 450e9, 50e9),
         // NVIDIA DGX B200 (eight GPUs have 1,440 GB, 64 TB/s, and 14.4 TB/s of NVLink), 400 Gb/s
         // per GPU.
-        gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9, 148),
+        gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9),
         // NVIDIA L40S: PCIe 4.0 x16, no NVLink; 200 Gb/s per GPU.
-        gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9, 142),
-        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s per GPU; compute units instead of
-        // multiprocessors.
-        gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9, 304)};
+        gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
+        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s per GPU.
+        gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9)};
   }();
   return list;
 }
@@ -61,39 +58,37 @@ struct Field {
   const char* name;
   double Machine::*value;
 };
-constexpr std::array kFields{
-    Field{"memory_bytes", &Machine::memory_bytes},
-    Field{"reserved_bytes", &Machine::reserved_bytes},
-    Field{"flops_half", &Machine::flops_half},
-    Field{"flops_fp32", &Machine::flops_fp32},
-    Field{"product_share", &Machine::product_share},
-    Field{"attention_share", &Machine::attention_share},
-    Field{"attention_share_64", &Machine::attention_share_64},
-    Field{"memory_bandwidth", &Machine::memory_bandwidth},
-    Field{"memory_share", &Machine::memory_share},
-    Field{"operator_latency_s", &Machine::operator_latency_s},
-    Field{"link_bandwidth", &Machine::link_bandwidth},
-    Field{"network_bandwidth", &Machine::network_bandwidth},
-    Field{"network_share", &Machine::network_share},
-    Field{"link_latency_s", &Machine::link_latency_s},
-    Field{"network_latency_s", &Machine::network_latency_s},
-    Field{"flops_fp8", &Machine::flops_fp8},
-    Field{"fp8_share", &Machine::fp8_share},
-    Field{"multiprocessors", &Machine::multiprocessors},
-    Field{"collective_multiprocessors", &Machine::collective_multiprocessors}};
+constexpr std::array kFields{Field{"memory_bytes", &Machine::memory_bytes},
+                             Field{"reserved_bytes", &Machine::reserved_bytes},
+                             Field{"flops_half", &Machine::flops_half},
+                             Field{"flops_fp32", &Machine::flops_fp32},
+                             Field{"product_share", &Machine::product_share},
+                             Field{"attention_share", &Machine::attention_share},
+                             Field{"attention_share_64", &Machine::attention_share_64},
+                             Field{"memory_bandwidth", &Machine::memory_bandwidth},
+                             Field{"memory_share", &Machine::memory_share},
+                             Field{"operator_latency_s", &Machine::operator_latency_s},
+                             Field{"link_bandwidth", &Machine::link_bandwidth},
+                             Field{"network_bandwidth", &Machine::network_bandwidth},
+                             Field{"network_share", &Machine::network_share},
+                             Field{"link_latency_s", &Machine::link_latency_s},
+                             Field{"network_latency_s", &Machine::network_latency_s},
+                             Field{"flops_fp8", &Machine::flops_fp8},
+                             Field{"fp8_share", &Machine::fp8_share}};
 /// Fields of Machine for which 0 is a valid value. Latencies may be 0, too.
-constexpr std::array<std::string_view, 5> kMayBeZero{
-    "reserved_bytes", "flops_fp8", "fp8_share", "multiprocessors", "collective_multiprocessors"};
+constexpr std::array<std::string_view, 3> kMayBeZero{"reserved_bytes", "flops_fp8", "fp8_share"};
 
 const Machine* preset(const std::string& name) {
   const auto found = std::ranges::find(presets(), name, &Machine::name);
   return found == presets().end() ? nullptr : &*found;
 }
 
-[[noreturn]] void unknown_machine(const std::string& name, const std::string& asked) {
-  fail(asked, " ", name, " is not known; pass ",
-       fmt::format("{}", fmt::join(machine_names(), ", ")),
-       ", or a file NAME.toml with a machine's numbers");
+std::string known_names() {
+  std::string names;
+  for (const Machine& machine : presets()) {
+    names += (names.empty() ? "" : ", ") + machine.name;
+  }
+  return names;
 }
 
 bool is_share(std::string_view key) {
@@ -165,11 +160,6 @@ void check_complete(const Machine& machine, const std::string& file) {
   TESSERA_CHECK(machine.room() > 0, file, ": \"memory_bytes\" is ", machine.memory_bytes,
                 ", and \"reserved_bytes\" leaves nothing of it: ", machine.reserved_bytes,
                 "; give more of the one or less of the other");
-  TESSERA_CHECK(
-      machine.multiprocessors == 0 || machine.collective_multiprocessors < machine.multiprocessors,
-      file, ": \"collective_multiprocessors\" is ", machine.collective_multiprocessors,
-      ", and leaves none of the ", machine.multiprocessors,
-      " \"multiprocessors\" to compute; give fewer");
 }
 
 Machine read_machine(const std::string& file, const std::string& asked) {
@@ -178,7 +168,7 @@ Machine read_machine(const std::string& file, const std::string& asked) {
   if (const auto like = table["like"].value<std::string>()) {
     const Machine* known = preset(*like);
     TESSERA_CHECK(known != nullptr, file, ": like = \"", *like, "\" is not known; write one of ",
-                  fmt::format("{}", fmt::join(machine_names(), ", ")));
+                  known_names());
     machine = *known;
   }
   machine.name = table["name"].value_or(file);
@@ -210,21 +200,12 @@ double Machine::attention_flops(c10::ScalarType type, std::int64_t head_size) co
   return peak_flops(type) * (head_size <= 64 ? attention_share_64 : attention_share);
 }
 
-std::vector<std::string> machine_names() {
-  std::vector<std::string> names;
-  for (const Machine& machine : presets()) {
-    names.push_back(machine.name);
-  }
-  return names;
-}
-
 Machine machine_of(const std::string& name, const std::string& asked) {
   if (const Machine* known = preset(name)) {
     return *known;
   }
-  if (!name.ends_with(".toml")) {
-    unknown_machine(name, asked);
-  }
+  TESSERA_CHECK(name.ends_with(".toml"), asked, " ", name, " is not known; pass ", known_names(),
+                ", or a file NAME.toml with a machine's numbers");
   return read_machine(name, asked);
 }
 

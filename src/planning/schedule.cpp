@@ -102,6 +102,10 @@ const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
 
+bool is_attention(std::string_view name) {
+  return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
+}
+
 /// The FLOP/s of a matrix product or of attention. The second input of attention is the key in
 /// forward and the query in backward, with sizes (batch, heads, tokens, head size).
 double flops_rate(const Machine& machine, const FakeCall& call) {
@@ -110,18 +114,8 @@ double flops_rate(const Machine& machine, const FakeCall& call) {
                                  : machine.product_flops(type);
 }
 
-}  // namespace
-
-bool is_attention(std::string_view name) {
-  return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
-}
-
-bool is_product(std::string_view name) {
-  return name == "aten::mm" || name == "aten::bmm" || name == "aten::addmm" ||
-         name == "aten::addmm_" || name == "aten::_scaled_mm" || name == "aten::convolution" ||
-         name == "aten::convolution_backward";
-}
-
+/// FLOPs of a matrix product, a convolution or attention (half of them if attention has a mask); 0
+/// for other operators.
 double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;
   if (adds_product(name) || name == "aten::mm" || name == "aten::bmm" ||
@@ -150,6 +144,8 @@ double product_flops(const FakeCall& call) {
   }
   return 0;
 }
+
+}  // namespace
 
 struct Schedule::Event final : comm::StreamEvent {
   explicit Event(Moment at) : moment(std::move(at)) {}
@@ -186,9 +182,6 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   double& now = lane(current_).time;
   if (flops > 0) {
     seconds = std::max(seconds, flops / flops_rate(*machine_, call));
-    if (has_lanes_ && current_ == Lane::kCompute) {
-      seconds += lost_to_collectives(now, seconds);
-    }
     step_.flops += flops;
   }
   OperatorUse& use = step_.operators[name_on(has_lanes_, call.name)];
@@ -201,23 +194,6 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
     add_span("operators", to_string(phase), now, now + seconds);
   }
   now += seconds;
-}
-
-/// The seconds by which an operator is slower because collectives run at the same time. Collectives
-/// that ended before `begin` are erased, because later operators begin later.
-double Schedule::lost_to_collectives(double begin, double seconds) {
-  const double taken = machine_->collective_multiprocessors;
-  if (machine_->multiprocessors <= taken) {  // the number of multiprocessors is unknown
-    return 0;
-  }
-  std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
-  double overlap = 0, covered = begin;
-  for (const auto& [from, to] : transfers_) {
-    const double first = std::max(from, covered), last = std::min(to, begin + seconds);
-    overlap += std::max(last - first, 0.0);
-    covered = std::max(covered, last);
-  }
-  return overlap * taken / (machine_->multiprocessors - taken);
 }
 
 double Schedule::duration(const FakeCollective& call) const {
@@ -242,9 +218,6 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   network = std::max(network, lane(current_).time) + seconds;
   step_.communication[call.group] += seconds;
   add_span(call.group, call.collective, network - seconds, network);
-  if (has_lanes_) {
-    transfers_.emplace(network - seconds, network);
-  }
   const Moment end{network, call.group};
   if (!has_lanes_) {
     wait(current_, end);  // On a CPU, the caller transfers the bytes itself.
@@ -252,7 +225,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   return std::make_shared<Transfer>(*this, end);
 }
 
-comm::StreamEventPtr Schedule::record(Lane which) const {
+comm::StreamEventPtr Schedule::record(Lane which) {
   return has_lanes_ ? std::make_shared<Event>(lanes_[static_cast<std::size_t>(which)]) : nullptr;
 }
 
