@@ -103,9 +103,9 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   const Roots roots = roots_of(parameters);
   for (const DeviceMesh& root : roots.meshes) {
     if (!options.over && root.size() > 1 && root.contains_this_rank()) {
-      nn::detail::check_copies(
-          tessera::detail::peers_of(root), gradients_of(parameters, root, root == roots.largest),
-          {.what = what, .distinct_along = options.distinct_along, .root = root});
+      nn::detail::check_copies(tessera::detail::peers_of(root),
+                               gradients_of(parameters, root, root == roots.largest),
+                               {.what = what, .root = root});
     }
   }
   if (lists != nullptr) {
