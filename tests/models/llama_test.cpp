@@ -132,7 +132,7 @@ TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
 constexpr Shape kSplitShape{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
-        "attention_bias": true, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+        "attention_bias": true, "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
         "max_position_embeddings": 16})",
     6, 24};
 
@@ -149,9 +149,6 @@ struct SplitMesh {
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
   LlamaConfig config = detail::parse_config(kSplitShape.config, "test");
   config.sliding_window = c.window;
-  if (c.documents) {
-    config.rope.scaling = {};
-  }
   const auto model = std::make_shared<Llama>(config, kSplitShape.sequence);
   nn::init_weights(*model, 7);
   model->to(c10::kDouble);
