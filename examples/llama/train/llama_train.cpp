@@ -513,17 +513,10 @@ training::CheckpointOptions checkpoint_options(const TrainOptions& o) {
           .names = kNames};
 }
 
-training::StepRange step_range(const std::string& text) {
-  if (text.empty()) {
-    return {};
-  }
-  const auto [first, last] = parse_step_range(text);
-  return {first, last};
-}
-
 training::RecordingOptions recording_options(const TrainOptions& o) {
   return {.profile = o.profile,
-          .profile_steps = step_range(o.profile_steps),
+          .profile_steps = o.profile_steps.empty() ? std::pair<std::int64_t, std::int64_t>{}
+                                                   : parse_step_range(o.profile_steps),
           .steps = o.steps,
           .device = o.device,
           .names = kNames};
@@ -572,9 +565,9 @@ void evaluate(RunParts& parts) {
 /// Returns false if a signal stopped the evaluation.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
-  const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
+  const std::int64_t every = options.eval_every;
   parts.held_out.reset();
-  if (!due.is_due(metrics.step)) {
+  if (every == 0 || (metrics.step % every != 0 && metrics.step != options.steps)) {
     return true;
   }
   evaluate(parts);
