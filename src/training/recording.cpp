@@ -46,7 +46,6 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
   }
   print(metrics);
   world_->set_step(metrics.step);
-  last_ = std::move(metrics);
 }
 
 void MetricLog::print(const observe::StepMetrics& metrics) {
@@ -65,17 +64,6 @@ void MetricLog::print(const observe::StepMetrics& metrics) {
 
 void MetricLog::stalled(std::optional<double> seconds) {
   stall_s_ = seconds;
-}
-
-void MetricLog::end() {
-  if (!is_main() || !stall_s_ || !last_) {
-    return;
-  }
-  std::optional<double>& stall = last_->checkpoint_stall_s;
-  stall = stall.value_or(0) + *std::exchange(stall_s_, std::nullopt);
-  if (writer_) {
-    writer_->write_again(*last_);
-  }
 }
 
 void MetricLog::line(const std::string& text) {

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <future>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -93,13 +92,6 @@ TEST(MetricsWriter, CutsTheRecordsOfLaterStepsInAResumedRun) {
   metrics.step = 3;
   writer.write(metrics);
   EXPECT_EQ(ReadFile(file), first_two + to_json(metrics) + "\n");
-}
-
-TEST(MetricsWriter, RefusesToResumeAFileOfOtherText) {
-  const TemporaryFolder folder;
-  WriteFile(folder / "notes", "dear diary\n");
-  EXPECT_ERROR(MetricsWriter(folder / "notes", 2), "notes' has a line that is no record");
-  EXPECT_EQ(ReadFile(folder / "notes"), "dear diary\n");
 }
 
 TEST(ToJson, HasWhatIsKnownAndNullForWhatIsUnknownOrNotFinite) {
@@ -200,28 +192,9 @@ TEST(MetricsWriter, WritesALineAStepAtOnceAndMakesTheFolder) {
   WriteFile(folder / "file", "");
   EXPECT_ERROR(MetricsWriter(folder / "file/m.jsonl"), "cannot write the metrics file");
   EXPECT_ERROR(MetricsWriter("/dev/full").write(Sample()), "has room");
-}
-
-TEST(MetricsWriter, WritesTheLastRecordAgainInItsPlace) {
-  const testing::TemporaryFolder folder;
-  MetricsWriter writer(folder / "m.jsonl");
-  StepMetrics metrics = Sample();
-  writer.write(metrics);
-  ++metrics.step;
-  writer.write(metrics);
-  metrics.checkpoint_stall_s = 0.5;
-  writer.write_again(metrics);
-  ++metrics.step;
-  writer.write(metrics);
-  std::istringstream lines(ReadFile(folder / "m.jsonl"));
-  std::vector<ordered_json> records;
-  for (std::string line; std::getline(lines, line);) {
-    records.push_back(ordered_json::parse(line));
-  }
-  ASSERT_EQ(records.size(), 3U);
-  EXPECT_FALSE(records[0].contains("checkpoint_stall_s"));
-  EXPECT_EQ(records[1]["checkpoint_stall_s"], 0.5);
-  EXPECT_EQ(records[2]["step"], metrics.step);
+  WriteFile(folder / "notes", "dear diary\n");
+  EXPECT_ERROR(MetricsWriter(folder / "notes", 2), "notes' has a line that is no record");
+  EXPECT_EQ(ReadFile(folder / "notes"), "dear diary\n");
 }
 
 TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
@@ -230,11 +203,7 @@ TEST(MetricsWriter, WritesToAPipeAndReadsNothingFromIt) {
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   for (const std::int64_t resumed : {0, 5}) {
     std::future<std::string> read = std::async(std::launch::async, [&] { return ReadFile(pipe); });
-    {
-      MetricsWriter writer(pipe, resumed);
-      writer.write(Sample());
-      writer.write_again(Sample());
-    }
+    MetricsWriter(pipe, resumed).write(Sample());
     EXPECT_EQ(read.get(), to_json(Sample()) + "\n");
   }
 }

@@ -312,29 +312,6 @@ TEST(ScaledStep, OfMuonAnAverageAndAListToo) {
       at::kFloat);
 }
 
-/// An optimizer that knows nothing of factors on a device.
-class Plain final : public Optimizer {
- public:
-  explicit Plain(std::vector<nn::SlotPtr> slots) : slots_(std::move(slots)) {}
-  const std::vector<nn::SlotPtr>& parameters() const override { return slots_; }
-  void scale_lr(double) override {}
-  std::vector<StateTensor> state() override { return {}; }
-
- private:
-  void update(double factor) override {
-    const at::NoGradGuard no_grad;
-    for (const nn::SlotPtr& slot : slots_) {
-      slot->get().detach().sub_(slot->get().grad() * factor);
-    }
-  }
-  std::vector<nn::SlotPtr> slots_;
-};
-
-TEST(ScaledStep, OfAnotherOptimizerMultipliesBefore) {
-  expect_same_bits([](auto slots) { return std::make_unique<Plain>(std::move(slots)); },
-                   at::kFloat);
-}
-
 TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   const std::vector<nn::SlotPtr> slots = slots_of_type(at::kFloat);
   set_grads(slots, 0);

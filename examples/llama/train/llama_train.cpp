@@ -603,7 +603,6 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
     stopped = stopped || stop_if_asked(parts);
     save_if_due(parts, stopped);
   }
-  parts.log.end();
   return !stopped;
 }
 

@@ -42,9 +42,6 @@ class MetricLog {
   void write(observe::StepMetrics metrics, std::int64_t tokens);
   /// Adds the seconds that training waited for a checkpoint to the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// Ends the log; to be called after the last step. If training waited for a checkpoint after the
-  /// last write(), adds the wait to the metrics of the last step.
-  void end();
   /// Prints a line on the console.
   void line(const std::string& text);
 
@@ -57,7 +54,6 @@ class MetricLog {
   std::unique_ptr<observe::MetricsWriter> writer_;
   std::unique_ptr<observe::TensorBoardWriter> tensorboard_;
   std::optional<double> stall_s_;
-  std::optional<observe::StepMetrics> last_;  ///< the metrics that were written last
 };
 
 /// Options of Recording: which steps of a run are profiled.
