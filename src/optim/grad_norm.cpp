@@ -69,8 +69,11 @@ class Counting {
   static bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) {
     const DeviceMesh base = mesh.root();
     const int front = base.ranks().front();
-    if (!base.contains_this_rank() || !distinct || distinct.root() != base) {
+    if (!base.contains_this_rank() || !distinct) {
       return contains(mesh, front);
+    }
+    if (distinct.root() != base) {
+      return contains(mesh, front) || contains(distinct, front);
     }
     std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
     const std::vector<bool> own = nn::detail::dims_in_root(mesh);
