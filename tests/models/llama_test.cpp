@@ -280,21 +280,19 @@ TEST_F(Generation, CachedLogitsEqualThoseOfTheWholeSequence) {
   EXPECT_ERROR(model_(tokens.slice(1, 0, 1), &cache), "position 13 was asked for, but the cache");
 }
 
-TEST_F(Generation, RefusesPositionsBeyondItsTables) {
-  EXPECT_ERROR(model_(at::randint(61, {1, 33}, c10::kLong)), "position 33 was asked for");
-}
-
-TEST_F(Generation, RefusesSeveralTokensAfterThePrompt) {
-  KvCache cache = model_.new_cache(8);
-  model_(at::randint(61, {1, 4}, c10::kLong), &cache);
-  EXPECT_ERROR(model_(at::randint(61, {1, 2}, c10::kLong), &cache),
-               "2 tokens were given to a filled cache");
-}
-
-TEST_F(Generation, RefusesAnotherNumberOfTextsThanTheCacheIsFor) {
-  KvCache cache = model_.new_cache(8, {0, 2});
-  EXPECT_ERROR(model_(at::randint(61, {3, 4}, c10::kLong), &cache),
-               "tokens of 3 texts were given to a cache for 2");
+TEST_F(Generation, Refusals) {
+  const auto tokens = [](std::int64_t texts, std::int64_t count) {
+    return at::randint(61, {texts, count}, c10::kLong);
+  };
+  KvCache filled = model_.new_cache(8), of_two = model_.new_cache(8, {0, 2});
+  model_(tokens(1, 4), &filled);
+  testing::expect_refusals({
+      {"positions", [&] { model_(tokens(1, 33)); }, {"position 33 was asked for"}},
+      {"tokens", [&] { model_(tokens(1, 2), &filled); }, {"2 tokens were given to a filled cache"}},
+      {"texts",
+       [&] { model_(tokens(3, 4), &of_two); },
+       {"tokens of 3 texts were given to a cache for 2"}},
+  });
 }
 
 class BatchedGeneration : public ::testing::TestWithParam<std::int64_t> {};
