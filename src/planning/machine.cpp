@@ -21,7 +21,7 @@ namespace {
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
     const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
-                        double bandwidth, double link, double network) {
+                        double bandwidth, double link, double network, double multiprocessors) {
       return Machine{.name = name,
                      .memory_bytes = memory,
                      .flops_half = half,
@@ -29,22 +29,24 @@ const std::vector<Machine>& presets() {
                      .memory_bandwidth = bandwidth,
                      .link_bandwidth = link,
                      .network_bandwidth = network,
-                     .flops_fp8 = fp8};
+                     .flops_fp8 = fp8,
+                     .multiprocessors = multiprocessors};
     };
     return std::vector<Machine>{
         // NVIDIA A100 80GB SXM; DGX A100: 200 Gb/s per GPU.
-        gpu("a100", 80e9, 0, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
+        gpu("a100", 80e9, 0, 312e12, 19.5e12, 2.039e12, 300e9, 25e9, 108),
         // NVIDIA H100 SXM; DGX H100: 400 Gb/s per GPU.
-        gpu("h100", 80e9, 1979e12, 989e12, 67e12, 3.35e12, 450e9, 50e9),
+        gpu("h100", 80e9, 1979e12, 989e12, 67e12, 3.35e12, 450e9, 50e9, 132),
         // NVIDIA H200 SXM; DGX H200: 400 Gb/s per GPU.
-        gpu("h200", 141e9, 1979e12, 989e12, 67e12, 4.8e12, 450e9, 50e9),
+        gpu("h200", 141e9, 1979e12, 989e12, 67e12, 4.8e12, 450e9, 50e9, 132),
         // NVIDIA DGX B200 (eight GPUs have 1,440 GB, 64 TB/s, and 14.4 TB/s of NVLink), 400 Gb/s
         // per GPU.
-        gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9),
+        gpu("b200", 180e9, 4500e12, 2250e12, 75e12, 8e12, 900e9, 50e9, 148),
         // NVIDIA L40S: PCIe 4.0 x16, no NVLink; 200 Gb/s per GPU.
-        gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
-        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s per GPU.
-        gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9)};
+        gpu("l40s", 48e9, 733e12, 362e12, 91.6e12, 0.864e12, 32e9, 25e9, 142),
+        // AMD Instinct MI300X: seven links of 64 GB/s; 400 Gb/s per GPU; compute units instead of
+        // multiprocessors.
+        gpu("mi300x", 192e9, 2615e12, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9, 304)};
   }();
   return list;
 }
@@ -58,25 +60,29 @@ struct Field {
   const char* name;
   double Machine::*value;
 };
-constexpr std::array kFields{Field{"memory_bytes", &Machine::memory_bytes},
-                             Field{"reserved_bytes", &Machine::reserved_bytes},
-                             Field{"flops_half", &Machine::flops_half},
-                             Field{"flops_fp32", &Machine::flops_fp32},
-                             Field{"product_share", &Machine::product_share},
-                             Field{"attention_share", &Machine::attention_share},
-                             Field{"attention_share_64", &Machine::attention_share_64},
-                             Field{"memory_bandwidth", &Machine::memory_bandwidth},
-                             Field{"memory_share", &Machine::memory_share},
-                             Field{"operator_latency_s", &Machine::operator_latency_s},
-                             Field{"link_bandwidth", &Machine::link_bandwidth},
-                             Field{"network_bandwidth", &Machine::network_bandwidth},
-                             Field{"network_share", &Machine::network_share},
-                             Field{"link_latency_s", &Machine::link_latency_s},
-                             Field{"network_latency_s", &Machine::network_latency_s},
-                             Field{"flops_fp8", &Machine::flops_fp8},
-                             Field{"fp8_share", &Machine::fp8_share}};
+constexpr std::array kFields{
+    Field{"memory_bytes", &Machine::memory_bytes},
+    Field{"reserved_bytes", &Machine::reserved_bytes},
+    Field{"flops_half", &Machine::flops_half},
+    Field{"flops_fp32", &Machine::flops_fp32},
+    Field{"product_share", &Machine::product_share},
+    Field{"attention_share", &Machine::attention_share},
+    Field{"attention_share_64", &Machine::attention_share_64},
+    Field{"memory_bandwidth", &Machine::memory_bandwidth},
+    Field{"memory_share", &Machine::memory_share},
+    Field{"operator_latency_s", &Machine::operator_latency_s},
+    Field{"link_bandwidth", &Machine::link_bandwidth},
+    Field{"network_bandwidth", &Machine::network_bandwidth},
+    Field{"network_share", &Machine::network_share},
+    Field{"link_latency_s", &Machine::link_latency_s},
+    Field{"network_latency_s", &Machine::network_latency_s},
+    Field{"flops_fp8", &Machine::flops_fp8},
+    Field{"fp8_share", &Machine::fp8_share},
+    Field{"multiprocessors", &Machine::multiprocessors},
+    Field{"collective_multiprocessors", &Machine::collective_multiprocessors}};
 /// Fields of Machine for which 0 is a valid value. Latencies may be 0, too.
-constexpr std::array<std::string_view, 3> kMayBeZero{"reserved_bytes", "flops_fp8", "fp8_share"};
+constexpr std::array<std::string_view, 5> kMayBeZero{
+    "reserved_bytes", "flops_fp8", "fp8_share", "multiprocessors", "collective_multiprocessors"};
 
 const Machine* preset(const std::string& name) {
   const auto found = std::ranges::find(presets(), name, &Machine::name);
@@ -160,6 +166,11 @@ void check_complete(const Machine& machine, const std::string& file) {
   TESSERA_CHECK(machine.room() > 0, file, ": \"memory_bytes\" is ", machine.memory_bytes,
                 ", and \"reserved_bytes\" leaves nothing of it: ", machine.reserved_bytes,
                 "; give more of the one or less of the other");
+  TESSERA_CHECK(
+      machine.multiprocessors == 0 || machine.collective_multiprocessors < machine.multiprocessors,
+      file, ": \"collective_multiprocessors\" is ", machine.collective_multiprocessors,
+      ", and leaves none of the ", machine.multiprocessors,
+      " \"multiprocessors\" to compute; give fewer");
 }
 
 Machine read_machine(const std::string& file, const std::string& asked) {

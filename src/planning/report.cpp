@@ -297,12 +297,17 @@ std::string sources_text(const Machine& machine) {
   const std::string fp8 = machine.flops_fp8 > 0 && machine.fp8_share == 0
                               ? ", products in 8 bits (planned as fast as in 16 bits)"
                               : "";
+  const std::string taken =
+      machine.multiprocessors > 0
+          ? fmt::format(" (which take {:.0f} of {:.0f} multiprocessors from products that overlap)",
+                        machine.collective_multiprocessors, machine.multiprocessors)
+          : "";
   return fmt::format(
       "These shares of products, attention with heads of 64 and other operators were measured on: "
-      "{}. Not measured: attention with larger heads{}, collectives. A plan leaves out the time "
+      "{}. Not measured: attention with larger heads{}, collectives{}. A plan leaves out the time "
       "for which ranks wait for the slowest rank, so a step on several GPUs or nodes takes longer "
       "than planned.\n",
-      machine.shares_from, fp8);
+      machine.shares_from, fp8, taken);
 }
 
 /// Says on which assumptions the predicted times are based.

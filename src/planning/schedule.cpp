@@ -182,6 +182,9 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   double& now = lane(current_).time;
   if (flops > 0) {
     seconds = std::max(seconds, flops / flops_rate(*machine_, call));
+    if (has_lanes_ && current_ == Lane::kCompute) {
+      seconds += lost_to_collectives(now, seconds);
+    }
     step_.flops += flops;
   }
   OperatorUse& use = step_.operators[name_on(has_lanes_, call.name)];
@@ -194,6 +197,23 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
     add_span("operators", to_string(phase), now, now + seconds);
   }
   now += seconds;
+}
+
+/// The seconds by which an operator is slower because collectives run at the same time. Collectives
+/// that ended before `begin` are erased, because later operators begin later.
+double Schedule::lost_to_collectives(double begin, double seconds) {
+  const double taken = machine_->collective_multiprocessors;
+  if (machine_->multiprocessors <= taken) {  // the number of multiprocessors is unknown
+    return 0;
+  }
+  std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
+  double overlap = 0, covered = begin;
+  for (const auto& [from, to] : transfers_) {
+    const double first = std::max(from, covered), last = std::min(to, begin + seconds);
+    overlap += std::max(last - first, 0.0);
+    covered = std::max(covered, last);
+  }
+  return overlap * taken / (machine_->multiprocessors - taken);
 }
 
 double Schedule::duration(const FakeCollective& call) const {
@@ -218,6 +238,9 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   network = std::max(network, lane(current_).time) + seconds;
   step_.communication[call.group] += seconds;
   add_span(call.group, call.collective, network - seconds, network);
+  if (has_lanes_) {
+    transfers_.emplace(network - seconds, network);
+  }
   const Moment end{network, call.group};
   if (!has_lanes_) {
     wait(current_, end);  // On a CPU, the caller transfers the bytes itself.

@@ -23,7 +23,9 @@ namespace tessera::planning {
 /// Computes the times of a step's operators and collectives. The CPU is assumed to run ahead of the
 /// GPU, as for large models. An operator takes the time for its FLOPs or its bytes at the machine's
 /// rates, whichever is longer. A collective takes the time for its bytes on the slowest link of a
-/// ring. Collectives overlap with everything except collectives of the same process group.
+/// ring. Collectives overlap with everything except collectives of the same process group. On a
+/// GPU, a collective takes multiprocessors from matrix products and attention that run at the same
+/// time.
 class Schedule final : public comm::Streams {
  public:
   /// Without a machine, no times are computed. `lanes`: whether the device has several streams. If
@@ -61,12 +63,15 @@ class Schedule final : public comm::Streams {
   void wait(comm::Lane which, const Moment& moment);
   void add_span(const std::string& row, const std::string& what, double begin, double end);
   double duration(const comm::FakeCollective& call) const;
+  double lost_to_collectives(double begin, double seconds);
 
   std::optional<Machine> machine_;
   bool has_lanes_;
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
   std::map<std::string, double> networks_;  ///< when the network of each process group becomes free
+  /// Begin and end of collectives that may overlap with later operators, sorted by begin.
+  std::multimap<double, double> transfers_;
   double began_ = 0;
   StepTime step_;
 };

@@ -85,6 +85,17 @@ TEST(Exposed, IsLittleWhereLayersAreGatheredWhileOthersCompute) {
   EXPECT_NEAR(time.total, time.compute + sum_of(time.exposed), 1e-9);
 }
 
+TEST(Overlap, ProductsAreSlowerWhileACollectiveTakesMultiprocessors) {
+  planning::PlanOptions options = on_h100s();
+  const auto compute = [&](double taken, std::int64_t ranks) {
+    options.machine->collective_multiprocessors = taken;
+    return plan_first({.dp = ranks}, options).time->compute;
+  };
+  EXPECT_GT(compute(66, kRanks), compute(0, kRanks));
+  EXPECT_LT(compute(66, kRanks), 2 * compute(0, kRanks));
+  EXPECT_EQ(compute(66, 1), compute(0, 1));
+}
+
 TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
   for (const TrainingLayout& layout :
        {TrainingLayout{.dp = 4, .tp = 1}, TrainingLayout{.dp = 2, .tp = 2},

@@ -42,6 +42,11 @@ TEST(Machine, AFileBeginsFromAKnownOneAndNamesTheSourceOfItsShares) {
   EXPECT_ERROR(planning::machine_of("h201", "--gpu"), "--gpu h201 is not known");
 }
 
+TEST(Machine, ACollectiveMustLeaveMultiprocessors) {
+  EXPECT_ERROR(read_machine("h100", "collective_multiprocessors = 132\n"),
+               "\"collective_multiprocessors\" is 132");
+}
+
 TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   planning::Machine machine = planning::machine_of("h200");
   const auto type = c10::ScalarType::Float8_e4m3fn;

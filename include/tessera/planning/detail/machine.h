@@ -39,6 +39,10 @@ struct Machine {
   /// Fraction of flops_fp8 that 8-bit matrix products reach. 0: not measured; 8-bit matrix products
   /// are then assumed to be as fast as 16-bit ones.
   double fp8_share = 0;
+  double multiprocessors = 0;  ///< multiprocessors (SMs) of a device; 0: unknown
+  /// Multiprocessors that a collective takes from matrix products and attention that run at the
+  /// same time. The default is that of NCCL_MAX_CTAS=16 (docs/programs/launching.md).
+  double collective_multiprocessors = 16;
   /// The source of the `..._share` values, for messages: a device and libtorch version, or a file.
   std::string shares_from = "one H200, libtorch 2.11";
 
