@@ -374,9 +374,9 @@ void plan(const Options& o) {
   };
   const auto make = [&](const comm::WorldPtr& world) -> planning::Run {
     const auto run = std::make_shared<Run>(o, world);
-    return {run->model, run->mesh, [run] { run->step(); }, sizes};
+    return {run->model, run->mesh, [run] { run->step(); }};
   };
-  planning::PlanOptions options{.tokens = o.batch};
+  planning::PlanOptions options{.tokens = o.batch, .sizes = sizes};
   if (!o.gpu.empty()) {
     options.machine = planning::machine_of(o.gpu, "--gpu");
     options.device = "cuda";

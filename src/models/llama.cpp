@@ -28,19 +28,9 @@ namespace tessera::models {
 namespace {
 
 /// Returns the unscaled rotary frequencies theta^(-2i / head_dim), a tensor of size (head_dim / 2).
-at::Tensor plain_frequencies(double theta, std::int64_t head_dim, c10::Device device) {
-  const auto fp32 = at::TensorOptions().dtype(c10::kFloat).device(device);
-  return 1.0 / at::pow(theta, at::arange(0, head_dim, 2, fp32) / static_cast<double>(head_dim));
-}
-
-/// Increases theta so that the lowest frequency rotates as far over `length` tokens as the unscaled
-/// frequency does over the original context.
-double dynamic_theta(const Rope& rope, std::int64_t head_dim, std::int64_t length) {
-  const auto original = static_cast<double>(rope.scaling.original_positions);
-  const double stretch = std::max(static_cast<double>(length), original) / original;
-  const auto dim = static_cast<double>(head_dim);
-  const double base = rope.scaling.factor * stretch - (rope.scaling.factor - 1);
-  return rope.theta * std::pow(base, dim / (dim - 2));
+at::Tensor plain_frequencies(double theta, std::int64_t head_dim) {
+  return 1.0 /
+         at::pow(theta, at::arange(0, head_dim, 2, at::kFloat) / static_cast<double>(head_dim));
 }
 
 /// Divides the rotary frequencies with fewer than low_freq_factor rotations in the original
@@ -79,16 +69,13 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
   return plain / s.factor * divided + plain * (1 - divided);
 }
 
-at::Tensor frequencies(const Rope& rope, std::int64_t head_dim, std::int64_t length,
-                       c10::Device device) {
-  at::Tensor plain = plain_frequencies(rope.theta, head_dim, device);
+at::Tensor frequencies(const Rope& rope, std::int64_t head_dim) {
+  at::Tensor plain = plain_frequencies(rope.theta, head_dim);
   switch (rope.scaling.kind) {
     case RopeScaling::Kind::kNone:
       return plain;
     case RopeScaling::Kind::kLinear:
       return plain / rope.scaling.factor;
-    case RopeScaling::Kind::kDynamic:
-      return plain_frequencies(dynamic_theta(rope, head_dim, length), head_dim, device);
     case RopeScaling::Kind::kLlama3:
       return llama3_frequencies(rope.scaling, plain);
     case RopeScaling::Kind::kYarn:
@@ -100,10 +87,9 @@ at::Tensor frequencies(const Rope& rope, std::int64_t head_dim, std::int64_t len
 }  // namespace
 
 std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
-                                              std::int64_t first, std::int64_t last,
-                                              std::int64_t length, c10::Device device) {
-  const at::Tensor frequency = frequencies(rope, head_dim, length, device);
-  const at::Tensor half = at::outer(at::arange(first, last, frequency.options()), frequency);
+                                              std::int64_t positions) {
+  const at::Tensor frequency = frequencies(rope, head_dim);
+  const at::Tensor half = at::outer(at::arange(positions, frequency.options()), frequency);
   const at::Tensor angle = at::cat({half, half}, 1);
   const double factor = rope.scaling.attention_factor;
   return {angle.cos() * factor, angle.sin() * factor};
@@ -204,10 +190,6 @@ namespace {
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
 
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
-  const LlamaConfig& c = parts.config;
-  if (c.rope.depends_on_length(last)) {
-    return rope_tables(c.rope, c.head_dim, first, last, last, parts.cos.device());
-  }
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
 }
 
@@ -279,7 +261,6 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
 
 void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                      const at::Tensor& positions, const KvCache* cache) {
-  const LlamaConfig& c = parts.config;
   const nn::ContextParallelPtr& split = parts.context_parallel;
   const std::int64_t ranks = split ? split->mesh().size() : 1;
   TESSERA_CHECK(cache == nullptr && positions.size(0) == tokens.size(0) &&
@@ -287,11 +268,6 @@ void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                 "positions of sizes ", positions.sizes(), " were given with tokens of ",
                 tokens.sizes(), cache != nullptr ? " and a cache" : "",
                 "; give one for each token of the sequences, and no cache");
-  const std::int64_t sequence = positions.size(1);
-  TESSERA_CHECK(!c.rope.depends_on_length(sequence), "documents in sequences of ", sequence,
-                " tokens were given, but the model's dynamic rope scaling turns by the length of "
-                "each text beyond ",
-                c.rope.scaling.original_positions, " tokens; take shorter sequences");
 }
 
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
@@ -513,8 +489,7 @@ void Llama::reset_parameters(const nn::InitContext& init) {
     table.emplace_back("lm_head.weight", normal(std));
   }
   init.fill(*this, table);
-  const auto [cos, sin] =
-      rope_tables(config_.rope, config_.head_dim, 0, max_sequence_, /*length=*/0, c10::kCPU);
+  const auto [cos, sin] = rope_tables(config_.rope, config_.head_dim, max_sequence_);
   init.set_buffer(cos_, cos);
   init.set_buffer(sin_, sin);
 }

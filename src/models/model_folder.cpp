@@ -218,38 +218,26 @@ RopeScaling::Kind scaling_kind(const ConfigReader& rope, const char* key) {
   using Kind = RopeScaling::Kind;
   static const std::map<std::string, Kind> kinds{{"default", Kind::kNone},
                                                  {"linear", Kind::kLinear},
-                                                 {"dynamic", Kind::kDynamic},
                                                  {"llama3", Kind::kLlama3},
                                                  {"yarn", Kind::kYarn}};
   const std::string type = rope.has(key) ? rope.text(key) : "default";
   const auto found = kinds.find(type);
   TESSERA_CHECK(found != kinds.end(), rope.origin(), ": rope scaling is of type \"", type,
-                "\", but only default, linear, dynamic, llama3 and yarn are implemented; use a "
+                "\", but only default, linear, llama3 and yarn are implemented; use a "
                 "model with one of these");
   return found->second;
 }
 
 /// The factor on attention scores for a context that is `scale` times as long (YaRN, equation 22).
-double yarn_scale(double scale, double weight) {
-  return scale <= 1 ? 1 : 0.1 * weight * std::log(scale) + 1;
-}
-
-double yarn_attention_factor(const ConfigReader& rope, double factor) {
-  if (rope.has("mscale") && rope.has("mscale_all_dim")) {
-    factor = yarn_scale(factor, rope.number_or("mscale", 1)) /
-             yarn_scale(factor, rope.number_or("mscale_all_dim", 1));
-  } else {
-    factor = yarn_scale(factor, 1);
-  }
-  return rope.number_or("attention_factor", factor);
+double yarn_scale(double scale) {
+  return scale <= 1 ? 1 : 0.1 * std::log(scale) + 1;
 }
 
 /// Throws Error unless the model's and the scaling's original positions agree, because versions of
 /// `transformers` differ in which of these numbers they use.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
-  const bool takes =
-      scaling.kind == RopeScaling::Kind::kLlama3 || scaling.kind == RopeScaling::Kind::kYarn;
+  const bool takes = scaling.original_positions > 0;
   const std::int64_t said = file.positive_or(kKey, scaling.original_positions);
   TESSERA_CHECK(!takes || said == scaling.original_positions, file.origin(), ": \"", kKey, "\" is ",
                 said, ", but the rope scaling is of ", scaling.original_positions,
@@ -276,10 +264,7 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   if (s.kind == Kind::kLinear) {
     return s;
   }
-  // `transformers` does not read the original positions of a dynamic scaling.
-  s.original_positions = s.kind == Kind::kDynamic
-                             ? positions
-                             : rope.positive_or("original_max_position_embeddings", positions);
+  s.original_positions = rope.positive_or("original_max_position_embeddings", positions);
   TESSERA_CHECK(s.original_positions > 0, rope.origin(),
                 ": the rope scaling needs \"max_position_embeddings\", the context it is for");
   if (s.kind == Kind::kLlama3) {
@@ -294,7 +279,9 @@ RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
     s.beta_slow = rope.number_or("beta_slow", s.beta_slow);
     // As in `transformers`, a "truncate" that is explicitly null means no truncation.
     s.truncate = rope.flag_or("truncate", !rope.names("truncate"));
-    s.attention_factor = yarn_attention_factor(rope, s.factor);
+    rope.only("mscale", {}, "mscale of YaRN is");
+    rope.only("mscale_all_dim", {}, "mscale_all_dim of YaRN is");
+    s.attention_factor = rope.number_or("attention_factor", yarn_scale(s.factor));
   }
   return s;
 }

@@ -37,10 +37,6 @@ std::int64_t hash_of(std::string_view text) {
   return static_cast<std::int64_t>(std::hash<std::string_view>{}(text));
 }
 
-bool has_dim(const DeviceMesh& mesh, const std::string& name) {
-  return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
-}
-
 /// Two numbers that represent a tensor's values: the norm, and the dot product with a fixed vector.
 /// Rounding errors change both numbers little.
 struct Sketch {
@@ -161,19 +157,10 @@ class Comparison {
   /// Returns for each dimension of the root mesh whether ranks along it have different parts of the
   /// parameter.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
-    std::vector<bool> distinct(static_cast<std::size_t>(root.ndim()), false);
-    for (const std::string& name : check_.distinct_along) {
-      if (has_dim(root, name)) {
-        distinct[static_cast<std::size_t>(root.shape().dim(name))] = true;
-      }
-    }
-    if (const DeviceMesh& mesh = distinct_of(tensor); mesh && mesh.root() == root) {
-      const std::vector<bool> dims = dims_in_root(mesh);
-      for (std::size_t d = 0; d < dims.size(); ++d) {
-        distinct[d] = distinct[d] || dims[d];
-      }
-    }
-    return distinct;
+    const DeviceMesh& mesh = distinct_of(tensor);
+    return mesh && mesh.root() == root
+               ? dims_in_root(mesh)
+               : std::vector<bool>(static_cast<std::size_t>(root.ndim()), false);
   }
 
   static DeviceMesh root_of(const CopiedTensor& tensor, const CopyCheck& check) {

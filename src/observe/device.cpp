@@ -95,15 +95,11 @@ MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
     return take_cuda_memory();
   }
-  return {peak_resident_bytes(), take_peak_tensor_bytes(),
-          sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
-}
-
-std::int64_t peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   // Linux reports ru_maxrss in KiB.
-  return usage.ru_maxrss * 1024;
+  return {usage.ru_maxrss * 1024, take_peak_tensor_bytes(),
+          sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
 }
 
 namespace {

@@ -169,30 +169,10 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
-  const std::string line = to_json(metrics) + '\n';
   // The file is flushed after each step, so that a killed run leaves all its steps.
-  out_ << line << std::flush;
+  out_ << to_json(metrics) << '\n' << std::flush;
   TESSERA_CHECK(out_, "writing the metrics file '", path_.string(),
                 "' failed: check that the disk has room");
-  last_bytes_ = line.size();
-}
-
-void MetricsWriter::write_again(const StepMetrics& metrics) {
-  if (!std::filesystem::is_regular_file(path_)) {
-    return;
-  }
-  std::string line = to_json(metrics);
-  line.resize(std::max(line.size() + 1, last_bytes_), ' ');
-  line.back() = '\n';
-  // The record is replaced with a single write, so that a killed run leaves either the old record
-  // or the new one.
-  std::fstream file(path_, std::ios::in | std::ios::out);
-  file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) - last_bytes_));
-  file << line << std::flush;
-  TESSERA_CHECK(file, "writing the metrics file '", path_.string(),
-                "' again failed: check that the disk has room, and that nobody else writes it");
-  last_bytes_ = line.size();
-  out_.seekp(0, std::ios::end);
 }
 
 namespace {

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <nlohmann/json.hpp>
-
 #include "tessera/core/detail/layout.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -37,39 +35,33 @@ std::string placements_text(const at::Tensor& tensor) {
   }
 }
 
-/// The ShardingRow of one parameter. A plain parameter has the placements "-" and is wholly local.
-ShardingRow row_of(const std::string& name, const at::Tensor& tensor) {
-  const auto& local = local_tensor(tensor);
-  return {name, tensor.sizes().vec(),
-          tessera::is_distributed(tensor) ? placements_text(tensor) : "-", local.sizes().vec(),
-          static_cast<std::int64_t>(local.nbytes())};
-}
-
 }  // namespace
 
-std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module) {
-  std::vector<ShardingRow> table;
+nlohmann::ordered_json sharding_table(const nn::ModuleBase& module) {
+  nlohmann::ordered_json table = nlohmann::ordered_json::array();
   for (const auto& [name, slot] : module.named_slots()) {
     // The entry describes the persistent tensor, which is FSDP's shard, because the unsharded
     // tensor is temporary.
-    table.push_back(row_of(name, slot->persistent()));
+    const at::Tensor& tensor = slot->persistent();
+    const at::Tensor& local = local_tensor(tensor);
+    table.push_back(
+        {{"name", name},
+         {"sizes", tensor.sizes().vec()},
+         {"placements", tessera::is_distributed(tensor) ? placements_text(tensor) : "-"},
+         {"local_sizes", local.sizes().vec()},
+         {"local_bytes", local.nbytes()}});
   }
   return table;
 }
 
-void write_run_record(const RunRecord& record, const std::filesystem::path& path) {
-  nlohmann::ordered_json json = {{"title", record.title},
+void write_run_record(const std::string& title,
+                      const std::vector<std::pair<std::string, std::string>>& configuration,
+                      const nn::ModuleBase& model, const std::filesystem::path& path) {
+  nlohmann::ordered_json json = {{"title", title},
                                  {"configuration", nlohmann::ordered_json::object()},
-                                 {"sharding", nlohmann::ordered_json::array()}};
-  for (const auto& [name, value] : record.configuration) {
+                                 {"sharding", sharding_table(model)}};
+  for (const auto& [name, value] : configuration) {
     json["configuration"][name] = value;
-  }
-  for (const ShardingRow& row : record.sharding) {
-    json["sharding"].push_back({{"name", row.name},
-                                {"sizes", row.sizes},
-                                {"placements", row.placements},
-                                {"local_sizes", row.local_sizes},
-                                {"local_bytes", row.local_bytes}});
   }
   // Invalid UTF-8, which a command-line value may contain, is replaced.
   files::write_file(

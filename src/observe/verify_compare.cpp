@@ -473,34 +473,27 @@ std::string describe_ranks(const std::vector<int>& ranks) {
   return fmt::format("on rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-std::string describe(const Finding& worst, const VerifyDifference& difference) {
-  const std::string ranks = describe_ranks(difference.ranks);
-  if (worst.at.empty() && worst.value.empty()) {
-    return fmt::format("{}, {} {}", worst.name, worst.layout, ranks);
-  }
-  return fmt::format(
-      "{}, {}, is not one rank's: at [{}] it is {}, one rank has {} (off by {:.3g} of values up to "
-      "{:.3g}; rounding makes up to {:.2g}), {}",
-      worst.name, worst.layout, fmt::join(worst.at, ", "), worst.value, worst.expected,
-      worst.distance, worst.largest, difference.allowed, ranks);
-}
-
 VerifyDifference difference_of(const OfRanks& tensor, double allowed) {
-  VerifyDifference difference;
-  difference.allowed = allowed;
+  std::vector<int> ranks;
   const Finding* worst = &tensor.first();
   for (const auto& [rank, finding] : tensor.findings) {
     if (finding.distance > allowed) {
-      difference.ranks.push_back(rank);
+      ranks.push_back(rank);
     }
     if (finding.distance > worst->distance) {
       worst = &finding;
     }
   }
-  difference.fqn = worst->fqn;
-  difference.difference = worst->distance;
-  difference.text = describe(*worst, difference);
-  return difference;
+  if (worst->at.empty() && worst->value.empty()) {
+    return {worst->fqn,
+            fmt::format("{}, {} {}", worst->name, worst->layout, describe_ranks(ranks))};
+  }
+  return {worst->fqn,
+          fmt::format("{}, {}, is not one rank's: at [{}] it is {}, one rank has {} (off by {:.3g} "
+                      "of values up to {:.3g}; rounding makes up to {:.2g}), {}",
+                      worst->name, worst->layout, fmt::join(worst->at, ", "), worst->value,
+                      worst->expected, worst->distance, worst->largest, allowed,
+                      describe_ranks(ranks))};
 }
 
 std::string quoted(const std::string& fqn) {

@@ -19,6 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
 
 namespace tessera::optim {
@@ -35,43 +36,12 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
          std::ranges::all_of(part.ranks(), [&](int rank) { return contains(mesh, rank); });
 }
 
-bool has_dim(const DeviceMesh& mesh, const std::string& name) {
-  return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
-}
-
 /// Decides which rank includes a local gradient in the norm. A parameter on a submesh may have
 /// copies on parallel submeshes (data parallelism over a TP submesh), which must not be counted
 /// again. Or those submeshes have different parameters (experts, pipeline stages), which must be
 /// counted.
 class Counting {
  public:
-  explicit Counting(const NormOptions& options) : options_(options) {}
-
-  /// Throws Error for a dimension in distinct_along that neither `over` nor a root mesh has. If a
-  /// misspelt name were ignored, different parameters would count as copies, and the norm would be
-  /// too small.
-  void check(const std::vector<nn::SlotPtr>& parameters) const {
-    std::vector<DeviceMesh> meshes;
-    if (options_.over) {
-      meshes = {options_.over, options_.over.root()};
-    }
-    for (const nn::SlotPtr& slot : parameters) {
-      if (tessera::is_distributed(slot->persistent())) {
-        const DeviceMesh root = sharding_spec(slot->persistent()).mesh.root();
-        if (std::ranges::find(meshes, root) == meshes.end()) {
-          meshes.push_back(root);
-        }
-      }
-    }
-    for (const std::string& name : options_.distinct_along) {
-      const bool known =
-          std::ranges::any_of(meshes, [&](auto& mesh) { return has_dim(mesh, name); });
-      TESSERA_CHECK(meshes.empty() || known, "the norm of gradients that differ along '", name,
-                    "' cannot be computed: ", to_string(meshes.front()), " has no such dimension",
-                    "; name dimensions of the mesh that the parameters' meshes are slices of");
-    }
-  }
-
   /// Whether this rank includes its local tensor in the norm: this rank must be the first along
   /// each mesh dimension that replicates the tensor, and the tensor's submesh must be the first of
   /// the submeshes with copies.
@@ -96,18 +66,17 @@ class Counting {
   }
 
  private:
-  bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) const {
-    const DeviceMesh base = base_of(mesh);
-    // If this rank has no coordinate in the base mesh, only the mesh that contains the first rank
-    // of the root mesh is included in the norm.
-    if (!base.contains_this_rank()) {
-      return contains(mesh, mesh.root().ranks().front());
+  static bool is_first(const DeviceMesh& mesh, const DeviceMesh& distinct) {
+    const DeviceMesh base = mesh.root();
+    const int front = base.ranks().front();
+    if (!base.contains_this_rank() || !distinct) {
+      return contains(mesh, front);
     }
-    if (!distinct) {
-      return contains(mesh, first_rank(base, {}));
+    if (distinct.root() != base) {
+      return contains(mesh, front) || contains(distinct, front);
     }
-    std::vector<bool> skipped = varied(base, distinct);
-    const std::vector<bool> own = varied(base, mesh);
+    std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
+    const std::vector<bool> own = nn::detail::dims_in_root(mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
       // Along the dimensions of `mesh` itself, first_rank() uses coordinate 0, not this rank's
       // coordinate.
@@ -115,50 +84,19 @@ class Counting {
     }
     // The second condition is for dimensions of `base` along which `mesh` has only some of the
     // coordinates.
-    return contains(mesh, first_rank(base, skipped)) || contains(distinct, first_rank(base, {}));
+    return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
-  /// Returns the mesh whose dimensions show whether tensors on two submeshes are copies or
-  /// different parameters.
-  DeviceMesh base_of(const DeviceMesh& mesh) const {
-    const std::vector<std::string>& names = options_.distinct_along;
-    const bool over_says =
-        options_.over && !names.empty() && std::ranges::all_of(names, [&](const std::string& name) {
-          return has_dim(options_.over, name);
-        });
-    return over_says ? options_.over : mesh.root();
-  }
-
-  /// Returns the rank of `base` with coordinate 0, except along the dimensions in distinct_along or
-  /// `skipped`, where it has this rank's coordinate. Ranks of a mesh are numbered in row-major
-  /// order.
-  int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) const {
+  /// Returns the rank of `base` with coordinate 0, except along the `skipped` dimensions, where it
+  /// has this rank's coordinate. Ranks of a mesh are numbered in row-major order.
+  static int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
-      const auto at = static_cast<std::size_t>(d);
-      const bool stays = (at < skipped.size() && skipped[at]) ||
-                         std::ranges::any_of(options_.distinct_along, [&](const std::string& name) {
-                           return has_dim(base, name) && base.shape().dim(name) == d;
-                         });
+      const bool stays = skipped[static_cast<std::size_t>(d)];
       index = index * static_cast<std::size_t>(base.size(d)) +
               static_cast<std::size_t>(stays ? base.local_rank(d) : 0);
     }
     return base.ranks()[index];
-  }
-
-  /// For each dimension of `base`, whether the ranks of `mesh` have different coordinates along
-  /// this dimension.
-  static std::vector<bool> varied(const DeviceMesh& base, const DeviceMesh& mesh) {
-    std::vector<bool> differs(static_cast<std::size_t>(base.ndim()), false);
-    for (const int rank : mesh.ranks()) {
-      auto index = std::ranges::find(base.ranks(), rank) - base.ranks().begin();
-      for (int d = base.ndim(); d-- > 0; index /= base.size(d)) {
-        if (index % base.size(d) != base.local_rank(d)) {
-          differs[static_cast<std::size_t>(d)] = true;
-        }
-      }
-    }
-    return differs;
   }
 
   struct MeshHash {
@@ -167,7 +105,6 @@ class Counting {
     }
   };
 
-  const NormOptions& options_;
   std::unordered_map<std::pair<DeviceMesh, DeviceMesh>, bool, MeshHash> found_;
 };
 
@@ -190,8 +127,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
                 "such as those of slots_of(model)");
-  Counting counting(options);
-  counting.check(parameters);
+  Counting counting;
   GradTerms terms;
   terms.joint = options.over;
   // Every rank takes part in the reduction of pending sums, with or without gradients.

@@ -45,14 +45,11 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
-                    options.backoff_factor < 1.0 && options.growth_interval > 0 &&
-                    options.min_scale >= 0.0 && options.tolerance >= 0.0 &&
-                    options.tolerance <= 1.0,
+                    options.backoff_factor < 1.0 && options.growth_interval > 0,
                 "a GradScaler with initial scale ", options.init_scale, ", growth ",
                 options.growth_factor, " every ", options.growth_interval, " steps, backoff ",
-                options.backoff_factor, ", least scale ", options.min_scale, ", tolerance ",
-                options.tolerance, " is invalid; the scale and the interval must be above 0, ",
-                "growth at least 1, backoff in (0, 1), the tolerance in [0, 1]");
+                options.backoff_factor, " is invalid; the scale and the interval must be above 0, ",
+                "growth at least 1, backoff in (0, 1)");
   state_.scale = options.init_scale;
 }
 
@@ -140,24 +137,24 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
   return checked.finite;
 }
 
-GradScaler::ClippedStep GradScaler::clip_and_step(
+std::pair<at::Tensor, bool> GradScaler::clip_and_step(
     Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
-    const NormOptions& options, const std::function<void(const at::Tensor& norm)>& before_step) {
+    const std::function<void(const at::Tensor& norm)>& before_step) {
   if (enabled()) {
-    const at::Tensor norm = clip_grad_norm_(parameters, max_norm, options);
+    const at::Tensor norm = clip_grad_norm_(parameters, max_norm);
     // The result of clipping is removed while before_step() runs, because before_step() may throw.
     const std::optional<Checked> checked = std::exchange(checked_, std::nullopt);
     if (checked->finite && before_step) {
       before_step(norm);
     }
     checked_ = checked;
-    return {norm, step(optimizer, options)};
+    return {norm, step(optimizer)};
   }
   check_covers(parameters, optimizer);
   ClipFactor clip;
   {
     RECORD_USER_SCOPE("clip_grad_norm_");
-    clip = clip_factor(parameters, max_norm, options);
+    clip = clip_factor(parameters, max_norm);
   }
   if (before_step) {
     before_step(clip.norm);
@@ -171,36 +168,23 @@ GradScaler::ClippedStep GradScaler::clip_and_step(
 /// Sets the next scale. All ranks have the same norm, so their scales stay equal without
 /// communication.
 void GradScaler::adjust(bool finite) {
-  ++state_.steps_since_change;
-  if (!finite) {
-    back_off();
-  } else if (++state_.steps_since_overflow % options_.growth_interval == 0) {
+  if (finite) {
     const double grown = state_.scale * options_.growth_factor;
     // A scale above the largest fp32 number would make the scaled loss infinite.
-    if (grown <= static_cast<double>(std::numeric_limits<float>::max())) {
+    if (++state_.steps_since_overflow % options_.growth_interval == 0 &&
+        grown <= static_cast<double>(std::numeric_limits<float>::max())) {
       state_.scale = grown;
     }
-    state_.steps_since_change = state_.overflows_since_change = 0;
-  }
-}
-
-/// Lowers the scale if the fraction of overflows since the last change is large enough, as in
-/// fairseq. Rare overflows only skip steps.
-void GradScaler::back_off() {
-  state_.steps_since_overflow = 0;
-  ++state_.overflows_since_change;
-  const double share = static_cast<double>(state_.overflows_since_change) /
-                       static_cast<double>(state_.steps_since_change);
-  if (share < options_.tolerance) {
     return;
   }
+  constexpr double kLeast = 1e-4;
+  state_.steps_since_overflow = 0;
   const double next = state_.scale * options_.backoff_factor;
-  TESSERA_CHECK(next >= options_.min_scale, "the gradients overflowed at a loss scale of ",
-                state_.scale, ", and the next one, ", next, ", is below the least one, ",
-                options_.min_scale, ": the loss is probably exploding; lower the learning rate, ",
-                "clip gradients, enlarge the batch or train in bf16");
+  TESSERA_CHECK(next >= kLeast, "the gradients overflowed at a loss scale of ", state_.scale,
+                ", and the next one, ", next, ", is below the least one, ", kLeast,
+                ": the loss is probably exploding; lower the learning rate, clip gradients, ",
+                "enlarge the batch or train in bf16");
   state_.scale = next;
-  state_.steps_since_change = state_.overflows_since_change = 0;
 }
 
 void GradScaler::load_state(const State& state) {

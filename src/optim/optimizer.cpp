@@ -103,9 +103,9 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   const Roots roots = roots_of(parameters);
   for (const DeviceMesh& root : roots.meshes) {
     if (!options.over && root.size() > 1 && root.contains_this_rank()) {
-      nn::detail::check_copies(
-          tessera::detail::peers_of(root), gradients_of(parameters, root, root == roots.largest),
-          {.what = what, .distinct_along = options.distinct_along, .root = root});
+      nn::detail::check_copies(tessera::detail::peers_of(root),
+                               gradients_of(parameters, root, root == roots.largest),
+                               {.what = what, .root = root});
     }
   }
   if (lists != nullptr) {
@@ -127,18 +127,27 @@ void Optimizer::zero_grad() {
   }
 }
 
-void Optimizer::update_scaled(const at::Tensor& gradient_factor) {
-  const c10::AutoGradMode no_grad(false);
-  std::vector<at::Tensor> gradients;
-  for (const nn::SlotPtr& slot : parameters()) {
-    const at::Tensor gradient = slot_gradient(*slot);
-    if (gradient.defined()) {
-      gradients.push_back(local_tensor(gradient));
-    }
-  }
-  scale_by(gradients, gradient_factor);
-  update(1.0);
+void Optimizer::step(double gradient_factor) {
+  check_copies();
+  update({.number = gradient_factor});
 }
+
+void Optimizer::step(const at::Tensor& gradient_factor) {
+  check_copies();
+  update({.tensor = gradient_factor});
+}
+
+namespace {
+
+void step_inner(Optimizer& optimizer, const GradientFactor& factor) {
+  if (factor.tensor.defined()) {
+    optimizer.step(factor.tensor);
+  } else {
+    optimizer.step(factor.number);
+  }
+}
+
+}  // namespace
 
 /// Parameter slots are returned, not tensors, because FSDP and tensor parallelism replace the
 /// tensors.
@@ -184,15 +193,9 @@ OptimizerList::OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers)
   }
 }
 
-void OptimizerList::update(double gradient_factor) {
+void OptimizerList::update(const GradientFactor& factor) {
   for (const auto& optimizer : optimizers_) {
-    optimizer->step(gradient_factor);
-  }
-}
-
-void OptimizerList::update_scaled(const at::Tensor& gradient_factor) {
-  for (const auto& optimizer : optimizers_) {
-    optimizer->step(gradient_factor);
+    step_inner(*optimizer, factor);
   }
 }
 
@@ -264,21 +267,12 @@ void Ema::begin_averages() {
   }
 }
 
-template <class Factor>
-void Ema::step_inner(const Factor& gradient_factor) {
+void Ema::update(const GradientFactor& factor) {
   check_not_swapped();
   const c10::AutoGradMode no_grad(false);
   begin_averages();
-  inner_->step(gradient_factor);
+  step_inner(*inner_, factor);
   average();
-}
-
-void Ema::update(double gradient_factor) {
-  step_inner(gradient_factor);
-}
-
-void Ema::update_scaled(const at::Tensor& gradient_factor) {
-  step_inner(gradient_factor);
 }
 
 void Ema::average() {

@@ -106,17 +106,10 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
   return update_type(parameter);
 }
 
-void SlotOptimizer::update(double gradient_factor) {
-  make_step({.number = gradient_factor});
-}
-
-void SlotOptimizer::update_scaled(const at::Tensor& gradient_factor) {
-  make_step({.tensor = gradient_factor});
-}
-
 /// Updates the parameters with a factor. On a CPU the host reads the factor and decides whether to
 /// step. On a GPU the kernels decide, so that the host does not wait.
-void SlotOptimizer::make_step(GradientFactor factor) {
+void SlotOptimizer::update(const GradientFactor& given) {
+  GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
   const c10::AutoGradMode no_grad(false);
   const std::vector<ShardUpdate> shards = begin_step();

@@ -2,13 +2,12 @@
 
 #include "tessera/planning/machine.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <toml++/toml.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -90,10 +89,12 @@ const Machine* preset(const std::string& name) {
   return found == presets().end() ? nullptr : &*found;
 }
 
-[[noreturn]] void unknown_machine(const std::string& name, const std::string& asked) {
-  fail(asked, " ", name, " is not known; pass ",
-       fmt::format("{}", fmt::join(machine_names(), ", ")),
-       ", or a file NAME.toml with a machine's numbers");
+std::string known_names() {
+  std::string names;
+  for (const Machine& machine : presets()) {
+    names += (names.empty() ? "" : ", ") + machine.name;
+  }
+  return names;
 }
 
 bool is_share(std::string_view key) {
@@ -178,7 +179,7 @@ Machine read_machine(const std::string& file, const std::string& asked) {
   if (const auto like = table["like"].value<std::string>()) {
     const Machine* known = preset(*like);
     TESSERA_CHECK(known != nullptr, file, ": like = \"", *like, "\" is not known; write one of ",
-                  fmt::format("{}", fmt::join(machine_names(), ", ")));
+                  known_names());
     machine = *known;
   }
   machine.name = table["name"].value_or(file);
@@ -210,21 +211,12 @@ double Machine::attention_flops(c10::ScalarType type, std::int64_t head_size) co
   return peak_flops(type) * (head_size <= 64 ? attention_share_64 : attention_share);
 }
 
-std::vector<std::string> machine_names() {
-  std::vector<std::string> names;
-  for (const Machine& machine : presets()) {
-    names.push_back(machine.name);
-  }
-  return names;
-}
-
 Machine machine_of(const std::string& name, const std::string& asked) {
   if (const Machine* known = preset(name)) {
     return *known;
   }
-  if (!name.ends_with(".toml")) {
-    unknown_machine(name, asked);
-  }
+  TESSERA_CHECK(name.ends_with(".toml"), asked, " ", name, " is not known; pass ", known_names(),
+                ", or a file NAME.toml with a machine's numbers");
   return read_machine(name, asked);
 }
 

@@ -4,6 +4,7 @@
 #include "tessera/observe/detail/memory.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -106,17 +107,17 @@ std::vector<Place> places_of(const Run& run) {
   return places;
 }
 
-/// Groups ranks by the sizes of their shards and by Run::sizes. Kinds are sorted by their first
-/// rank.
-std::vector<RankKind> kinds_of(const Run& run) {
+/// Groups ranks by the sizes of their shards and by PlanOptions::sizes. Kinds are sorted by their
+/// first rank.
+std::vector<RankKind> kinds_of(const Run& run, const PlanOptions& options) {
   std::map<std::vector<std::int64_t>, RankKind> by_sizes;
   const MeshShape& root = run.mesh.shape();
   const std::vector<Place> places = places_of(run);
   for (int rank = 0; rank < root.numel(); ++rank) {
     const Coordinate coordinate = root.coordinate(rank);
     std::vector<std::int64_t> sizes;
-    if (run.sizes) {
-      sizes = run.sizes(coordinate);
+    if (options.sizes) {
+      sizes = options.sizes(coordinate);
     }
     for (const Place& place : places) {
       sizes.push_back(local_numel(*place.spec->layout, place.sizes, place.submesh.of(coordinate)));
@@ -137,49 +138,6 @@ std::vector<RankKind> kinds_of(const Run& run) {
 /// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// Streams that pass all calls to the Schedule, which simulates them.
-class PlannedStreams final : public comm::Streams {
- public:
-  explicit PlannedStreams(Schedule& schedule) : schedule_(schedule) {}
-  comm::StreamEventPtr record(comm::Lane lane) override { return schedule_.record(lane); }
-  void wait(comm::Lane lane, const comm::StreamEventPtr& event) override {
-    schedule_.wait(lane, event);
-  }
-  void synchronize(const comm::StreamEventPtr& event) override {
-    schedule_.wait(comm::Lane::kCompute, event);
-  }
-
- private:
-  void enter(comm::Lane lane) override { schedule_.enter(lane); }
-  void leave() override { schedule_.leave(); }
-
-  Schedule& schedule_;
-};
-
-/// While this object exists, make_streams() returns the given streams for the CPU.
-class HostStreamsScope {
- public:
-  explicit HostStreamsScope(comm::StreamsPtr streams) {
-    comm::set_host_streams(std::move(streams));
-  }
-  HostStreamsScope(const HostStreamsScope&) = delete;
-  HostStreamsScope& operator=(const HostStreamsScope&) = delete;
-  ~HostStreamsScope() { comm::set_host_streams(nullptr); }
-};
-
-/// While this object exists, libtorch uses one thread: in a FakeMode only small integer operators
-/// are really computed.
-class OneThread {
- public:
-  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-  ~OneThread() { at::set_num_threads(before_); }
-
- private:
-  int before_;
-};
-
 /// Tells `log` which memory is of parameters, so that it is not counted as activations.
 void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
   for (const auto& [name, slot] : model.named_slots()) {
@@ -192,26 +150,26 @@ struct PlannedRank {
   RankPlan plan;
   std::vector<RankKind> kinds;
   MeshShape mesh;
-  bool knows_sizes = false;  ///< whether Run::sizes or PlanOptions::sizes was given
 };
 
 PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,
                      bool with_kinds) {
-  const OneThread threads;
+  // One thread is enough: in a FakeMode only small integer operators are really computed.
+  const auto restore =
+      c10::make_scope_exit([before = at::get_num_threads()] { at::set_num_threads(before); });
+  at::set_num_threads(1);
   const bool on_gpu = options.device == "cuda";
-  Schedule schedule(options.machine, /*lanes=*/on_gpu);
+  const auto schedule = std::make_shared<Schedule>(options.machine, /*lanes=*/on_gpu);
   observe::MemoryLog log({.reserve_only = true, .granularity = on_gpu ? kGpuGranularity : 1});
-  const HostStreamsScope streams(log.memory_lanes(std::make_shared<PlannedStreams>(schedule)));
+  comm::set_host_streams(log.memory_lanes(schedule));
+  const auto streams = c10::make_scope_exit([] { comm::set_host_streams(nullptr); });
   const kernels::FakeMode fake(
       on_gpu ? c10::DeviceType::CUDA : c10::DeviceType::CPU,
-      [&](const kernels::FakeCall& call) { schedule.run(call, log.phase()); },
+      [&](const kernels::FakeCall& call) { schedule->run(call, log.phase()); },
       options.data_dependent);
-  const auto start = [&](const comm::FakeCollective& call) { return schedule.start(call); };
+  const auto start = [&](const comm::FakeCollective& call) { return schedule->start(call); };
   const comm::WorldPtr world = comm::fake_world(rank, static_cast<int>(ranks), start);
-  Run run = make(world);
-  if (!run.sizes) {
-    run.sizes = options.sizes;
-  }
+  const Run run = make(world);
   const fsdp::ActiveUnits units(*run.model);
   const auto where = [&] { return units.text(); };
   // The first step allocates the optimizer's state, so only the second step is representative.
@@ -219,19 +177,19 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   run.step();
   assign_parameters(log, *run.model);
   log.begin_step(where, /*moments=*/true);
-  schedule.begin_step();
+  schedule->begin_step();
   const comm::TrafficTable before = world->traffic().table();
   run.step();
   RankPlan plan{.coordinate = run.mesh.coordinate()};
   plan.metrics.comm = world->traffic().since(before);
   plan.memory = log.use(/*on_host=*/on_gpu && options.offload);
   if (options.machine) {
-    plan.time = schedule.time();
+    plan.time = schedule->time();
     plan.metrics.step_time_s = plan.time->total;
     set_speed(plan.metrics, ranks, plan.time->flops, options);
   }
-  return {std::move(plan), with_kinds ? kinds_of(run) : std::vector<RankKind>{}, run.mesh.shape(),
-          run.sizes != nullptr};
+  return {std::move(plan), with_kinds ? kinds_of(run, options) : std::vector<RankKind>{},
+          run.mesh.shape()};
 }
 
 }  // namespace
@@ -265,7 +223,8 @@ void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double product
                           options.machine->peak_flops(options.type));
 }
 
-RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options) {
+RankPlan detail::plan_rank(const MakeRun& make, std::int64_t ranks, int rank,
+                           const PlanOptions& options) {
   return plan_one(make, ranks, rank, options, /*with_kinds=*/false).plan;
 }
 
@@ -284,8 +243,7 @@ void check_kind(const RankPlan& plan, const RankPlan& last) {
                 "planning: ranks ", plan.kind.first, " and ", plan.kind.last,
                 " have shards of equal sizes, but their steps differ: ", text(plan), " on rank ",
                 plan.kind.first, ", ", text(last), " on rank ", plan.kind.last,
-                "; give PlanOptions::sizes (or Run::sizes) what differs, such as the rows of a "
-                "rank's batch");
+                "; give PlanOptions::sizes what differs, such as the rows of a rank's batch");
 }
 
 }  // namespace
@@ -297,10 +255,10 @@ RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& opt
   RunPlan plan{.options = options, .mesh = first.mesh, .ranks = {}};
   for (const RankKind& kind : first.kinds) {
     plan.ranks.push_back(kind.first == 0 ? std::move(first.plan)
-                                         : plan_rank(make, ranks, kind.first, options));
+                                         : detail::plan_rank(make, ranks, kind.first, options));
     plan.ranks.back().kind = kind;
-    if (!first.knows_sizes && kind.last > kind.first) {
-      check_kind(plan.ranks.back(), plan_rank(make, ranks, kind.last, options));
+    if (!options.sizes && kind.last > kind.first) {
+      check_kind(plan.ranks.back(), detail::plan_rank(make, ranks, kind.last, options));
     }
   }
   return plan;

@@ -30,11 +30,7 @@ std::string seconds_text(double seconds) {
                                        : fmt::format("{:.3f} s", seconds);
 }
 
-}  // namespace
-
 using Json = nlohmann::ordered_json;
-
-namespace {
 
 /// Formats the cell of a column that is shown only if a layout needs the column; "" if not `shown`.
 std::string column(bool shown, const std::string& text) {
@@ -93,12 +89,15 @@ Json json_of(const FoundLayout& found) {
 
 std::string to_text(const Search& search) {
   std::string text = heading(search);
+  const bool has_cp =
+      std::ranges::any_of(search.found, [](const FoundLayout& each) { return each.layout.cp > 1; });
+  const bool has_accumulation = std::ranges::any_of(
+      search.found, [](const FoundLayout& each) { return each.layout.accumulate > 1; });
   text += fmt::format("  {:>5} {:>4}{}  {:<12} {:>4}{} {:>12} {:>11} {:>11} {:>7} {:>13}\n", "dp",
-                      "tp", column(search.has_cp(), "cp"), "ac", "zero",
-                      column(search.has_accumulation(), "acc."), "peak", "step", "exposed", "MFU",
-                      "tokens/s");
+                      "tp", column(has_cp, "cp"), "ac", "zero", column(has_accumulation, "acc."),
+                      "peak", "step", "exposed", "MFU", "tokens/s");
   for (const FoundLayout& found : search.found) {
-    text += row(found, search.has_cp(), search.has_accumulation());
+    text += row(found, has_cp, has_accumulation);
   }
   if (search.best().fits) {
     text += "* of those that fit, none takes less memory and no more time\n";
@@ -106,10 +105,9 @@ std::string to_text(const Search& search) {
   if (search.skipped > 0) {
     text += fmt::format("{} more take more memory than one that is too large\n", search.skipped);
   }
-  for (const RefusedLayout& refused : search.refused) {
-    text += fmt::format("left out: dp {}, tp {}{}: {}\n", refused.layout.dp, refused.layout.tp,
-                        refused.layout.cp > 1 ? fmt::format(", cp {}", refused.layout.cp) : "",
-                        refused.reason);
+  for (const auto& [layout, reason] : search.refused) {
+    text += fmt::format("left out: dp {}, tp {}{}: {}\n", layout.dp, layout.tp,
+                        layout.cp > 1 ? fmt::format(", cp {}", layout.cp) : "", reason);
   }
   return text;
 }
@@ -124,9 +122,9 @@ Json json_of(const Search& search) {
   for (const FoundLayout& found : search.found) {
     json["layouts"].push_back(json_of(found));
   }
-  for (const RefusedLayout& refused : search.refused) {
-    Json entry = json_of(refused.layout);
-    entry["reason"] = refused.reason;
+  for (const auto& [layout, reason] : search.refused) {
+    Json entry = json_of(layout);
+    entry["reason"] = reason;
     json["refused"].push_back(std::move(entry));
   }
   return json;

@@ -102,6 +102,10 @@ const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
 
+bool is_attention(std::string_view name) {
+  return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
+}
+
 /// The FLOP/s of a matrix product or of attention. The second input of attention is the key in
 /// forward and the query in backward, with sizes (batch, heads, tokens, head size).
 double flops_rate(const Machine& machine, const FakeCall& call) {
@@ -110,18 +114,8 @@ double flops_rate(const Machine& machine, const FakeCall& call) {
                                  : machine.product_flops(type);
 }
 
-}  // namespace
-
-bool is_attention(std::string_view name) {
-  return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
-}
-
-bool is_product(std::string_view name) {
-  return name == "aten::mm" || name == "aten::bmm" || name == "aten::addmm" ||
-         name == "aten::addmm_" || name == "aten::_scaled_mm" || name == "aten::convolution" ||
-         name == "aten::convolution_backward";
-}
-
+/// FLOPs of a matrix product, a convolution or attention (half of them if attention has a mask); 0
+/// for other operators.
 double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;
   if (adds_product(name) || name == "aten::mm" || name == "aten::bmm" ||
@@ -150,6 +144,8 @@ double product_flops(const FakeCall& call) {
   }
   return 0;
 }
+
+}  // namespace
 
 struct Schedule::Event final : comm::StreamEvent {
   explicit Event(Moment at) : moment(std::move(at)) {}
@@ -252,7 +248,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   return std::make_shared<Transfer>(*this, end);
 }
 
-comm::StreamEventPtr Schedule::record(Lane which) const {
+comm::StreamEventPtr Schedule::record(Lane which) {
   return has_lanes_ ? std::make_shared<Event>(lanes_[static_cast<std::size_t>(which)]) : nullptr;
 }
 

@@ -8,7 +8,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/worlds.h"
@@ -27,7 +26,7 @@ namespace tessera::planning {
 /// ring. Collectives overlap with everything except collectives of the same process group. On a
 /// GPU, a collective takes multiprocessors from matrix products and attention that run at the same
 /// time.
-class Schedule {
+class Schedule final : public comm::Streams {
  public:
   /// Without a machine, no times are computed. `lanes`: whether the device has several streams. If
   /// not, as on a CPU, all work, including collectives, runs in the order of issue.
@@ -41,11 +40,11 @@ class Schedule {
   void begin_step();
   StepTime time() const;
 
-  // The methods below are like those of comm::Streams.
-  void enter(comm::Lane lane) { current_ = lane; }
-  void leave() { current_ = comm::Lane::kCompute; }
-  comm::StreamEventPtr record(comm::Lane which) const;
-  void wait(comm::Lane which, const comm::StreamEventPtr& event);
+  comm::StreamEventPtr record(comm::Lane which) override;
+  void wait(comm::Lane which, const comm::StreamEventPtr& event) override;
+  void synchronize(const comm::StreamEventPtr& event) override {
+    wait(comm::Lane::kCompute, event);
+  }
 
  private:
   /// A point in time, and the mesh dimension of the last collective that was waited for before.
@@ -56,6 +55,8 @@ class Schedule {
   struct Event;
   class Transfer;
 
+  void enter(comm::Lane lane) override { current_ = lane; }
+  void leave() override { current_ = comm::Lane::kCompute; }
   Moment& lane(comm::Lane which) {
     return lanes_[has_lanes_ ? static_cast<std::size_t>(which) : 0];
   }
@@ -75,11 +76,9 @@ class Schedule {
   StepTime step_;
 };
 
-/// FLOPs of a matrix product, a convolution or attention (half of them if attention has a mask); 0
-/// for other operators.
-double product_flops(const kernels::FakeCall& call);
-bool is_attention(std::string_view name);
-/// Whether the operator is a matrix product or a convolution.
-bool is_product(std::string_view name);
+/// Computes tokens_per_s, tflops and mfu from step_time_s. `products`: the FLOPs of one rank's
+/// matrix products, used if `options` has no model FLOPs.
+void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
+               const PlanOptions& options);
 
 }  // namespace tessera::planning

@@ -1,6 +1,5 @@
 // Tries training layouts by increasing memory; skips layouts larger than one that does not fit.
 #include "tessera/planning/search.h"
-#include "tessera/observe/detail/memory.h"
 
 #include <fmt/format.h>
 
@@ -8,10 +7,8 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <cstdlib>
 #include <limits>
 #include <map>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -69,8 +66,8 @@ class MeshSearch {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
     if (s.batch % parts != 0) {
-      search_.refused.push_back({mesh_, fmt::format("{} {} is not a multiple of {} micro-batches",
-                                                    s.batch_name, s.batch, parts)});
+      search_.refused.emplace_back(
+          mesh_, fmt::format("batch {} is not a multiple of {} micro-batches", s.batch, parts));
       return too_large_;
     }
     first_ = std::ssize(search_.found);
@@ -109,7 +106,7 @@ class MeshSearch {
       }
       search_.found.push_back(std::move(found));
     } catch (const Error& error) {
-      search_.refused.push_back({layout, error.what()});
+      search_.refused.emplace_back(layout, error.what());
     }
   }
 
@@ -200,15 +197,6 @@ std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of
   return static_cast<std::int64_t>(std::clamp(count, 1.0, static_cast<double>(blocks)));
 }
 
-bool Search::has_cp() const {
-  return std::ranges::any_of(found, [](const FoundLayout& each) { return each.layout.cp > 1; });
-}
-
-bool Search::has_accumulation() const {
-  return std::ranges::any_of(found,
-                             [](const FoundLayout& each) { return each.layout.accumulate > 1; });
-}
-
 namespace {
 
 /// Runs a search: tries meshes, then more micro-batches, then context parallelism.
@@ -274,9 +262,8 @@ class LayoutSearch {
                   " that divides them and that the model allows goes with the degrees that are "
                   "given; give fewer of these, or another number of ranks");
     if (search_.found.empty()) {
-      const RefusedLayout& refused = search_.refused.front();
-      fail(s.ranks, " ranks: no layout can be planned: ",
-           s.text ? s.text(refused.layout) : name_of(refused.layout), ": ", refused.reason);
+      const auto& [layout, reason] = search_.refused.front();
+      fail(s.ranks, " ranks: no layout can be planned: ", name_of(layout), ": ", reason);
     }
   }
 
@@ -290,122 +277,10 @@ class LayoutSearch {
 
 }  // namespace
 
-std::function<Estimate(const TrainingLayout&)> estimate_by_plans(
-    const std::function<MakeRun(const TrainingLayout&, std::int64_t)>& run_of,
-    const LayeredModel& model, std::int64_t ranks, const PlanOptions& options) {
-  return [=](const TrainingLayout& layout) {
-    const auto plan_of = [&](std::int64_t layers) {
-      return plan_rank(run_of(layout, layers), ranks, /*rank=*/0, options);
-    };
-    return estimate(plan_of, model, ranks, options);
-  };
-}
-
 Search search(const SearchSpace& space) {
   TESSERA_CHECK(space.ranks <= detail::kMostRanks, "a search for ", space.ranks,
                 " ranks; search for at most ", detail::kMostRanks);
   return LayoutSearch(space).run();
-}
-
-namespace {
-
-/// A model's estimate is extrapolated from plans with 4 and 6 layers. The first and last layers
-/// differ, because FSDP prefetches and keeps the last unit gathered. The plans differ by two
-/// layers, because layers may alternate.
-constexpr std::int64_t kFewLayers = 4, kMoreLayers = 6;
-
-/// Replaces the layer number n in a name such as "model.layers.3" by `number`(n).
-template <class Number>
-std::string renumbered(const std::string& name, const LayeredModel& model, const Number& number) {
-  constexpr std::string_view kDigits = "-0123456789";
-  const std::string before = model.container + ".";
-  const std::size_t found = name.find(before);
-  const std::size_t digits = found + before.size();
-  if (found == std::string::npos || digits == name.find_first_not_of(kDigits, digits)) {
-    return name;
-  }
-  const std::size_t end = std::min(name.find_first_not_of(kDigits, digits), name.size());
-  const std::int64_t layer = std::strtoll(name.c_str() + digits, nullptr, 10);
-  return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
-}
-
-/// Returns `name` with layer numbers of the second half counted from the end: -1 is the last layer.
-std::string key_of(const std::string& name, const LayeredModel& model) {
-  return renumbered(name, model, [&](std::int64_t layer) {
-    return layer < model.layers / 2 ? layer : layer - model.layers;
-  });
-}
-
-/// Converts a result of key_of() back to the name with the real layer number.
-std::string moment_of(const std::string& key, const LayeredModel& model) {
-  return renumbered(key, model,
-                    [&](std::int64_t layer) { return layer < 0 ? layer + model.layers : layer; });
-}
-
-std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const LayeredModel& model) {
-  std::map<std::string, double> bytes;
-  for (const observe::MomentMemory& moment : plan.memory.moments) {
-    bytes[key_of(moment.name, model)] = static_cast<double>(moment.bytes);
-  }
-  return bytes;
-}
-
-double exposed(const StepTime& time) {
-  double sum = 0;
-  for (const auto& [group, seconds] : time.exposed) {
-    sum += seconds;
-  }
-  return sum;
-}
-
-/// Extrapolates from plans with 4 and 6 layers to all layers of the model.
-Estimate of_layers(const RankPlan& few, const RankPlan& more, const LayeredModel& model) {
-  const auto grown = [&](double with_few, double with_more) {
-    const double each = (with_more - with_few) / (kMoreLayers - kFewLayers);
-    return with_few + each * static_cast<double>(model.layers - kFewLayers);
-  };
-  Estimate estimate;
-  const std::map<std::string, double> bytes = bytes_by_moment(more, {kMoreLayers, model.container});
-  for (const auto& [key, with_few] : bytes_by_moment(few, {kFewLayers, model.container})) {
-    const auto same = bytes.find(key);
-    if (same == bytes.end()) {
-      continue;
-    }
-    if (const auto now = std::llround(grown(with_few, same->second)); now > estimate.peak_bytes) {
-      estimate.peak_bytes = now;
-      estimate.peak_moment = moment_of(key, model);
-    }
-  }
-  estimate.metrics.step_time_s = grown(few.time->total, more.time->total);
-  estimate.exposed_s = grown(exposed(*few.time), exposed(*more.time));
-  return estimate;
-}
-
-Estimate of_whole(const RankPlan& plan) {
-  Estimate estimate{.peak_bytes = plan.memory.peak_bytes,
-                    .peak_moment = plan.memory.peak_moment,
-                    .exposed_s = exposed(*plan.time),
-                    .metrics = {}};
-  estimate.metrics.step_time_s = plan.time->total;
-  return estimate;
-}
-
-}  // namespace
-
-Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
-                  const LayeredModel& model, std::int64_t ranks, const PlanOptions& options) {
-  if (model.layers <= kMoreLayers) {
-    const RankPlan plan = plan_of(0);
-    Estimate estimate = of_whole(plan);
-    set_speed(estimate.metrics, ranks, plan.time->flops, options);
-    return estimate;
-  }
-  const RankPlan few = plan_of(kFewLayers), more = plan_of(kMoreLayers);
-  Estimate estimate = of_layers(few, more, model);
-  const double each = (more.time->flops - few.time->flops) / (kMoreLayers - kFewLayers);
-  set_speed(estimate.metrics, ranks,
-            few.time->flops + each * static_cast<double>(model.layers - kFewLayers), options);
-  return estimate;
 }
 
 }  // namespace tessera::planning

@@ -72,17 +72,11 @@ namespace {
 
 Json scaler_to_json(const optim::GradScaler& scaler) {
   const optim::GradScaler::State& state = scaler.state();
-  return {{"scale", state.scale},
-          {"steps_since_overflow", state.steps_since_overflow},
-          {"steps_since_change", state.steps_since_change},
-          {"overflows_since_change", state.overflows_since_change}};
+  return {{"scale", state.scale}, {"steps_since_overflow", state.steps_since_overflow}};
 }
 
 optim::GradScaler::State scaler_state(const Json& saved) {
-  return {.scale = saved.at("scale"),
-          .steps_since_overflow = saved.at("steps_since_overflow"),
-          .steps_since_change = saved.at("steps_since_change"),
-          .overflows_since_change = saved.at("overflows_since_change")};
+  return {.scale = saved.at("scale"), .steps_since_overflow = saved.at("steps_since_overflow")};
 }
 
 void run_on_first_rank(comm::World& world, const std::function<void()>& work) {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <iostream>
 #include <system_error>
-#include <vector>
+#include <tuple>
 
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
@@ -46,7 +46,6 @@ void MetricLog::write(observe::StepMetrics metrics, std::int64_t tokens) {
   }
   print(metrics);
   world_->set_step(metrics.step);
-  last_ = std::move(metrics);
 }
 
 void MetricLog::print(const observe::StepMetrics& metrics) {
@@ -65,17 +64,6 @@ void MetricLog::print(const observe::StepMetrics& metrics) {
 
 void MetricLog::stalled(std::optional<double> seconds) {
   stall_s_ = seconds;
-}
-
-void MetricLog::end() {
-  if (!is_main() || !stall_s_ || !last_) {
-    return;
-  }
-  std::optional<double>& stall = last_->checkpoint_stall_s;
-  stall = stall.value_or(0) + *std::exchange(stall_s_, std::nullopt);
-  if (writer_) {
-    writer_->write_again(*last_);
-  }
 }
 
 void MetricLog::line(const std::string& text) {
@@ -122,50 +110,49 @@ Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   }
 }
 
-/// Returns the requested steps after the first `done` steps, which an earlier part of the run has
-/// made. {0, 0}: none.
-StepRange Recording::steps_left(std::int64_t done, bool is_main) const {
-  StepRange requested = options_.profile_steps;
-  if (requested.first == 0) {
-    requested = {options_.steps, options_.steps};
+/// Sets the requested steps after the first `done` steps, which an earlier part of the run has
+/// made.
+void Recording::choose_steps(std::int64_t done, bool is_main) {
+  std::tie(first_, last_) = options_.profile_steps;
+  if (first_ == 0) {
+    first_ = last_ = options_.steps;
   }
-  const StepRange left{std::max(requested.first, done + 1), requested.last};
-  if (left.first == requested.first) {
-    return left;
+  if (done < first_) {
+    return;
   }
-  const bool none = left.first > left.last;
+  first_ = done + 1;
+  const bool none = first_ > last_;
   if (is_main) {
     std::cerr << fmt::format(
         "{}: warning: {}profile: the run continues after step {}, and {}\n", options_.names.program,
         options_.names.dashes, done,
-        none ? "writes no profile" : fmt::format("profiles steps {}:{}", left.first, left.last));
+        none ? "writes no profile" : fmt::format("profiles steps {}:{}", first_, last_));
   }
-  return none ? StepRange{} : left;
+  first_ = none ? 0 : first_;
 }
 
 void Recording::begin(const comm::World& world, std::int64_t done) {
   if (options_.profile.empty()) {
     return;
   }
-  const int rank = world.rank();
-  steps_ = steps_left(done, rank == 0);
-  if (steps_.first > 0) {
-    file_ = file_of_rank(files::absolute_path(options_.profile), rank);
-    check_can_write(std::string(options_.names.dashes) + "profile", file_);
+  choose_steps(done, world.rank() == 0);
+  if (first_ > 0) {
+    file_ = file_of_rank(options_.profile, world.rank());
+    check_can_write(options_.names.dashes + "profile", file_);
   }
 }
 
 observe::StepMetrics Recording::run(const TrainState& state,
                                     const std::function<observe::StepMetrics()>& make) {
   const std::int64_t step = state.step + 1;
-  if (steps_.first == 0 || step < steps_.first || step > steps_.last) {
+  if (first_ == 0 || step < first_ || step > last_) {
     return make();
   }
-  if (step == steps_.first) {
+  if (step == first_) {
     profile_ = std::make_unique<observe::Profile>(c10::Device(options_.device), &state.model);
   }
   observe::StepMetrics metrics = make();
-  if (step == steps_.last) {
+  if (step == last_) {
     try {
       profile_->write(file_);
     } catch (const Error& error) {

@@ -200,13 +200,12 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     result.loss_scale = state.scaler.scale();  // the scale is read before the step, which may
                                                // change it
   }
-  const auto [norm, stepped] =
-      state.scaler.clip_and_step(state.optimizer, parameters, options.max_norm, {},
-                                 [&check_figures](const at::Tensor& before) {
-                                   if (before.is_cpu()) {
-                                     check_figures(before);
-                                   }
-                                 });
+  const auto [norm, stepped] = state.scaler.clip_and_step(
+      state.optimizer, parameters, options.max_norm, [&check_figures](const at::Tensor& before) {
+        if (before.is_cpu()) {
+          check_figures(before);
+        }
+      });
   result.skipped = !stepped;
   if (!is_checked) {
     check_figures(norm);

@@ -158,10 +158,9 @@ MODELS = {
                      original_max_position_embeddings=POSITIONS)
               | {"tie_word_embeddings": True, "max_position_embeddings": 4 * POSITIONS},
     "linear": scaled("linear"),
-    "dynamic": scaled("dynamic"),
     "yarn": scaled("yarn", original_max_position_embeddings=POSITIONS),
     "yarn_with_all": scaled("yarn", original_max_position_embeddings=POSITIONS, beta_fast=16.0,
-                            beta_slow=2.0, mscale=0.8, mscale_all_dim=1.2, truncate=False),
+                            beta_slow=2.0, truncate=False),
     "mistral": COMMON | {"model_type": "mistral", "sliding_window": None},
     "mistral_with_window": COMMON | {"model_type": "mistral", "sliding_window": 20},
     "qwen2": COMMON | {"model_type": "qwen2", "tie_word_embeddings": True},

@@ -169,8 +169,7 @@ TEST(LossScaling, TrainsInFp16AsInFp32) {
       } else {
         shard(model, mesh, {.mp_policy = {.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}});
       }
-      optim::GradScaler scaler(memory_efficient ? optim::GradScalerOptions::memory_efficient()
-                                                : optim::GradScalerOptions{});
+      optim::GradScaler scaler({.init_scale = memory_efficient ? 131072.0 : 65536.0});
       optim::AdamW optimizer(model, {.lr = 0.01, .eps = 1e-15});
       for (int step = 0; step < kSteps; ++step) {
         scaler.scale(tiny_loss(model, part_of_batch(step, rank.rank(), 4, at::kHalf))).backward();

@@ -87,7 +87,9 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/initialization.h": {"tessera/dtensor/detail/thread_modes.h"},
                                  "tessera/nn/module.h": {"tessera/nn/detail/records.h"},
                                  "tessera/nn/parameter.h": {"tessera/nn/detail/records.h"},
-                                 "tessera/planning/plan.h": {"tessera/observe/detail/memory.h"},
+                                 "tessera/planning/machine.h": {"tessera/planning/detail/machine.h"},
+                                 "tessera/planning/plan.h": {"tessera/observe/detail/memory.h",
+                                                             "tessera/planning/detail/step_time.h"},
                                  "tessera/training/recording.h": {"tessera/observe/detail/metrics_output.h"}})
 
 

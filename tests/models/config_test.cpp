@@ -30,15 +30,17 @@ Json With(const char* key, Json value) {
   return json;
 }
 
-TEST(ParseConfig, FillsWhatHuggingFaceLeavesOut) {
+TEST(ParseConfig, FillsWhatHuggingFaceLeavesOutAndReadsRopeThetaInBothPlaces) {
   const LlamaConfig config = Parse(Valid());
   EXPECT_EQ(config.num_key_value_heads, 6);
   EXPECT_EQ(config.head_dim, 8);
   EXPECT_EQ(config.rope.theta, 10000.0);
   EXPECT_FALSE(config.tie_word_embeddings);
-}
-
-TEST(ParseConfig, ReadsRopeThetaInBothPlaces) {
+  for (const char* type : {"llama", "mistral", "qwen2"}) {
+    Json json = With("model_type", type);
+    json["num_key_value_heads"] = nullptr;
+    EXPECT_EQ(Parse(json).num_key_value_heads, 6) << type;
+  }
   EXPECT_EQ(Parse(With("rope_theta", 5e5)).rope.theta, 5e5);
   EXPECT_EQ(
       Parse(With("rope_parameters", {{"rope_theta", 7e4}, {"rope_type", "default"}})).rope.theta,
@@ -81,20 +83,12 @@ TEST(ParseConfig, RefusesOriginalPositionsOfTheFileThatAreNotTheScalings) {
   EXPECT_EQ(with(yarn, 64).rope.scaling.original_positions, 64);
   EXPECT_ERROR(with(yarn, 128), "is 128, but the rope scaling is of 64");
   EXPECT_EQ(with({{"rope_type", "linear"}, {"factor", 4.0}}, 64).rope.scaling.factor, 4.0);
-}
-
-TEST(ParseConfig, TakesANullTruncateForFalseAsTransformersDoes) {
-  const auto truncates = [](const Json& more) {
-    Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
-    yarn.update(more);
-    Json json = With("rope_scaling", yarn);
-    json["max_position_embeddings"] = 256;
-    return Parse(json).rope.scaling.truncate;
-  };
-  EXPECT_TRUE(truncates(Json::object()));
-  EXPECT_TRUE(truncates({{"truncate", true}}));
-  EXPECT_FALSE(truncates({{"truncate", nullptr}}));
-  EXPECT_FALSE(truncates({{"truncate", false}}));
+  // A null truncate is false, as in transformers.
+  EXPECT_TRUE(with(yarn, 64).rope.scaling.truncate);
+  yarn["truncate"] = nullptr;
+  EXPECT_FALSE(with(yarn, 64).rope.scaling.truncate);
+  yarn["mscale"] = 0.8;
+  EXPECT_ERROR(with(yarn, 64), "mscale of YaRN is not implemented");
 }
 
 TEST(ParseConfig, ComparesTheKindsOfLayersWithTheWindow) {
@@ -109,14 +103,6 @@ TEST(ParseConfig, ComparesTheKindsOfLayersWithTheWindow) {
   EXPECT_ERROR(Parse(json), "\"layer_types\" has \"sliding_attention\"");
   json["layer_types"] = Json::array({"full_attention"});
   EXPECT_EQ(Parse(json).sliding_window, 0);
-}
-
-TEST(ParseConfig, TakesNullKeyValueHeadsForThoseOfTheQueries) {
-  for (const char* type : {"llama", "mistral", "qwen2"}) {
-    Json json = With("model_type", type);
-    json["num_key_value_heads"] = nullptr;
-    EXPECT_EQ(Parse(json).num_key_value_heads, 6) << type;
-  }
 }
 
 TEST(SpecialTokens, ComeFromTheGenerationConfigIfItHasThem) {
@@ -202,7 +188,7 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
   EXPECT_ERROR(Parse(mistral), "\"attention_bias\" of a mistral is not implemented");
 }
 
-TEST(Tokenizer, ReadsBytesForByteModelsAndNewModels) {
+TEST(Tokenizer, IsFoundInTheModelsFolderOrReadsBytesForByteModelsAndNewModels) {
   const LlamaConfig bytes = Parse(With("vocab_size", 256));
   const LlamaConfig pieces = Parse(With("vocab_size", 32000));
   EXPECT_EQ(open_tokenizer("", "", bytes, /*new_to_text=*/false)->vocabulary(), 256);
@@ -216,11 +202,7 @@ TEST(Tokenizer, ReadsBytesForByteModelsAndNewModels) {
       few->encode("Abd"),
       "the tokenizer has 256 tokens, but the model's vocabulary is 100, and a text has the "
       "token 100; pass the tokenizer");
-}
-
-TEST(Tokenizer, IsFoundInTheModelsFolder) {
   const testing::TemporaryFolder folder;
-  const LlamaConfig pieces = Parse(With("vocab_size", 32000));
   EXPECT_ERROR(open_tokenizer("", folder.path(), pieces, /*new_to_text=*/false),
                "no tokenizer.json or tokenizer.model is beside the model");
   testing::WriteFile(folder / "tokenizer.json",

@@ -132,7 +132,7 @@ TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
 constexpr Shape kSplitShape{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
-        "attention_bias": true, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+        "attention_bias": true, "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
         "max_position_embeddings": 16})",
     6, 24};
 
@@ -149,9 +149,6 @@ struct SplitMesh {
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
   LlamaConfig config = detail::parse_config(kSplitShape.config, "test");
   config.sliding_window = c.window;
-  if (c.documents) {
-    config.rope.scaling = {};
-  }
   const auto model = std::make_shared<Llama>(config, kSplitShape.sequence);
   nn::init_weights(*model, 7);
   model->to(c10::kDouble);
@@ -283,21 +280,19 @@ TEST_F(Generation, CachedLogitsEqualThoseOfTheWholeSequence) {
   EXPECT_ERROR(model_(tokens.slice(1, 0, 1), &cache), "position 13 was asked for, but the cache");
 }
 
-TEST_F(Generation, RefusesPositionsBeyondItsTables) {
-  EXPECT_ERROR(model_(at::randint(61, {1, 33}, c10::kLong)), "position 33 was asked for");
-}
-
-TEST_F(Generation, RefusesSeveralTokensAfterThePrompt) {
-  KvCache cache = model_.new_cache(8);
-  model_(at::randint(61, {1, 4}, c10::kLong), &cache);
-  EXPECT_ERROR(model_(at::randint(61, {1, 2}, c10::kLong), &cache),
-               "2 tokens were given to a filled cache");
-}
-
-TEST_F(Generation, RefusesAnotherNumberOfTextsThanTheCacheIsFor) {
-  KvCache cache = model_.new_cache(8, {0, 2});
-  EXPECT_ERROR(model_(at::randint(61, {3, 4}, c10::kLong), &cache),
-               "tokens of 3 texts were given to a cache for 2");
+TEST_F(Generation, Refusals) {
+  const auto tokens = [](std::int64_t texts, std::int64_t count) {
+    return at::randint(61, {texts, count}, c10::kLong);
+  };
+  KvCache filled = model_.new_cache(8), of_two = model_.new_cache(8, {0, 2});
+  model_(tokens(1, 4), &filled);
+  testing::expect_refusals({
+      {"positions", [&] { model_(tokens(1, 33)); }, {"position 33 was asked for"}},
+      {"tokens", [&] { model_(tokens(1, 2), &filled); }, {"2 tokens were given to a filled cache"}},
+      {"texts",
+       [&] { model_(tokens(3, 4), &of_two); },
+       {"tokens of 3 texts were given to a cache for 2"}},
+  });
 }
 
 class BatchedGeneration : public ::testing::TestWithParam<std::int64_t> {};

@@ -405,7 +405,7 @@ TEST(Verify, TakesTheModesAndWhatIsFrozenFromTheModule) {
   });
 }
 
-TEST(Verify, RefusesAReferenceThatDoesNotFit) {
+TEST(Verify, RefusesAReferenceThatDoesNotFitAndAGradientOfManyNumbers) {
   RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     const auto model = make_gpt({}, mesh);
     const VerifyStep step = [](nn::ModuleBase&) { return at::Tensor(); };
@@ -420,6 +420,10 @@ TEST(Verify, RefusesAReferenceThatDoesNotFit) {
     const auto parallel = make_gpt({}, mesh);
     EXPECT_ERROR(verify(*model, *parallel, mesh, step),
                  "'embed.weight' of the reference is distributed");
+    GptRun run;
+    run.step = [](Gpt& each, const at::Tensor& tokens) { return each(tokens); };
+    EXPECT_ERROR(verify_gpt(run, mesh),
+                 "it returned a tensor of sizes [2, 6, 13] that has a gradient; return the loss");
   });
 }
 
@@ -446,15 +450,6 @@ TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
   });
   EXPECT_CONTAINS(errors[1], "verify: on the mesh, the step failed, in 'block0.mlp.tap': planted");
   EXPECT_CONTAINS(errors[0], "rank 1");
-}
-
-TEST(Verify, RefusesAGradientOfManyNumbers) {
-  RunRanks(2, [](Rank& rank) {
-    GptRun run;
-    run.step = [](Gpt& model, const at::Tensor& tokens) { return model(tokens); };
-    EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),
-                 "it returned a tensor of sizes [2, 6, 13] that has a gradient; return the loss");
-  });
 }
 
 // Mistakes of users. The reference runs the same code on one rank.
@@ -506,42 +501,36 @@ void expect_tap_named(const VerifyReport& report) {
                "'block0.mlp.tap'");
 }
 
-TEST(VerifyFaults, AnExplicitSliceOfAPart) {
-  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-                            return x * x.narrow(-1, 0, 1);  // the first feature, of this rank
-                          })}));
-}
-
-TEST(VerifyFaults, TheItemOfAPart) {
-  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-                            return x / x.abs().max().item<double>();
-                          })}));
-}
-
-TEST(VerifyFaults, AStatisticOfADetachedPart) {
-  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-                            return x - x.detach().mean(-1, /*keepdim=*/true);
-                          })}));
-}
-
-TEST(VerifyFaults, ADivisorOfTheLocalSize) {
-  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-                            return x / std::sqrt(static_cast<double>(x.size(-1)));
-                          })}));
-}
-
-TEST(VerifyFaults, AFusedWeightCutAlongTheWrongFeatures) {
-  expect_tap_named(found({.options = between_projections([](const at::Tensor& x) {
-                            const auto halves = x.chunk(2, -1);  // of the local features
-                            return at::cat({halves[0] * halves[1], halves[1]}, -1);
-                          })}));
-}
-
-TEST(VerifyFaults, AMemberOfTheWrongRank) {
+TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
-  expect_tap_named(found({.options = between_projections([table](const at::Tensor& x) {
-                            return x * table.narrow(0, 0, x.size(-1));  // on every rank
-                          })}));
+  const std::vector<Named<at::Tensor(const at::Tensor&)>> faults{
+      // The first feature, of this rank.
+      {"an explicit slice of a part", [](const at::Tensor& x) { return x * x.narrow(-1, 0, 1); }},
+      {"the item of a part", [](const at::Tensor& x) { return x / x.abs().max().item<double>(); }},
+      {"a statistic of a detached part",
+       [](const at::Tensor& x) { return x - x.detach().mean(-1, /*keepdim=*/true); }},
+      {"a divisor of the local size",
+       [](const at::Tensor& x) { return x / std::sqrt(static_cast<double>(x.size(-1))); }},
+      {"a fused weight cut along the wrong features",
+       [](const at::Tensor& x) {
+         const auto halves = x.chunk(2, -1);  // of the local features
+         return at::cat({halves[0] * halves[1], halves[1]}, -1);
+       }},
+      {"a member of the wrong rank",
+       [table](const at::Tensor& x) { return x * table.narrow(0, 0, x.size(-1)); }}};
+  for (const auto& fault : faults) {
+    SCOPED_TRACE(fault.name);
+    GptRun run{.options = between_projections(fault.run)};
+    expect_tap_named(found(run));
+    // Inference finds it, too.
+    run.step = [](Gpt& model, const at::Tensor& tokens) {
+      const c10::NoGradGuard no_grad;
+      return model(tokens);
+    };
+    const VerifyReport report = found(run);
+    expect_tap_named(report);
+    EXPECT_TRUE(report.gradients.empty());
+  }
 }
 
 TEST(VerifyFaults, AMaskThatDependsOnTheRank) {
@@ -603,29 +592,19 @@ TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
                "look at the step: the loss");
 }
 
-TEST(VerifyFaults, AParameterWithOtherValuesOnOneRank) {
-  const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
-    if (mesh.local_rank("tp") == 1) {
-      const c10::NoGradGuard no_grad;
-      local_tensor(model.blocks[1]->second_norm->slot("weight")->get()).mul_(1.5);
-    }
-  }};
-  EXPECT_ERROR(
-      found(run).check(),
-      "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
-      "at [0]: ",
-      "give every rank the same values");
-}
-
 TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
   RunOnMesh({1, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto model = make_gpt({}, mesh);
     gpt_loss(*model, gpt_tokens(mesh)).backward();
     if (rank.rank() == 1) {
       const c10::NoGradGuard no_grad;
-      local_tensor(model->norm->slot("bias")->get()).add_(1e-3);
+      local_tensor(model->blocks[1]->second_norm->slot("weight")->get()).mul_(1.5);
     }
-    EXPECT_ERROR(verify_gpt(*model, {}, mesh).check(), "parameter 'norm.bias' differs from rank 0");
+    EXPECT_ERROR(
+        verify_gpt(*model, {}, mesh).check(),
+        "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
+        "at [0]: ",
+        "give every rank the same values");
   });
 }
 
@@ -657,35 +636,19 @@ void plant_hook(Gpt& model, const DeviceMesh& mesh) {
   }
 }
 
-TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRank) {
-  const VerifyReport report = found({.plant = plant_hook});
-  EXPECT_ERROR(report.check(),
-               "verify: the gradient of parameter 'block1.mlp.up.weight', [24, 12] on (tp=2) as "
-               "[Shard(0)], is not one rank's",
-               "a hook");
-  EXPECT_TRUE(report.outputs.empty());
-  EXPECT_EQ(report.gradients.size(), 1U);
-}
-
-TEST(VerifyFaults, AHookUnderFsdp) {
-  RunRanks(4, [](Rank& rank) {
-    const VerifyReport report = verify_gpt({.plant = plant_hook}, rank.mesh({2, 2}, {"dp", "tp"}));
-    EXPECT_ERROR(report.check(), "the gradient of parameter 'block1.mlp.up.weight', [24, 12] on ",
-                 "on ranks 0, 1, 2, 3");
-    EXPECT_EQ(report.gradients.size(), 1U) << report.text();
-  });
-}
-
-TEST(VerifyFaults, InferenceWithTheItemOfAPart) {
-  GptRun run{.options = between_projections(
-                 [](const at::Tensor& x) { return x / x.abs().max().item<double>(); })};
-  run.step = [](Gpt& model, const at::Tensor& tokens) {
-    const c10::NoGradGuard no_grad;
-    return model(tokens);
-  };
-  const VerifyReport report = found(run);
-  expect_tap_named(report);
-  EXPECT_TRUE(report.gradients.empty());
+TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRankAlsoUnderFsdp) {
+  for (const int dp : {1, 2}) {
+    RunRanks(2 * dp, [dp](Rank& rank) {
+      const VerifyReport report =
+          verify_gpt({.plant = plant_hook}, rank.mesh({dp, 2}, {"dp", "tp"}));
+      EXPECT_ERROR(report.check(),
+                   "verify: the gradient of parameter 'block1.mlp.up.weight', [24, 12] on ",
+                   "is not one rank's", "a hook",
+                   dp == 1 ? "on (tp=2) as [Shard(0)]" : "on ranks 0, 1, 2, 3");
+      EXPECT_TRUE(report.outputs.empty());
+      EXPECT_EQ(report.gradients.size(), 1U) << report.text();
+    });
+  }
 }
 
 TEST(VerifyFaults, OneDataParallelRankAlone) {

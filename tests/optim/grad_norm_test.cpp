@@ -71,18 +71,6 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
                     slot_of(at::zeros({2, 2}))});
 }
 
-// Plain gradients are not reduced, so that one of them may overflow on one rank alone.
-TEST(GradNorm, IsNonFiniteEverywhereIfAPlainGradientOfOneRankIs) {
-  for (const double p : {2.0, kInfinity}) {
-    RunOnMesh({4}, {"dp"}, [p](Rank& rank, const DeviceMesh& mesh) {
-      const std::vector slots{slot_of(at::zeros({7}), mesh, {Shard{0}}), slot_of(at::zeros({2}))};
-      set_grad(slots[0], normal_values({7}, 1));
-      set_grad(slots[1], at::full({2}, rank.rank() == 1 ? kInfinity : 1.0));
-      EXPECT_FALSE(std::isfinite(grad_norm(slots, {.norm_type = p}).item<double>()));
-    });
-  }
-}
-
 // HSDP: shards of three ranks, on two replicas.
 TEST_ON_MESH(GradNorm, CountsReplicasOfShardsOnce, {2, 3}, {"replicate", "shard"}) {
   expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Replicate{}, Shard{0}}),
@@ -125,51 +113,24 @@ TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
 }
 
 /// The norm of slots on every rank; each has a gradient of one element: 2^k on rank k of `mesh`.
-double norm_on(const Rank& rank, const DeviceMesh& mesh, const NormOptions& options) {
+double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& distinct = {}) {
   const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
+  slot->set_distinct_along(distinct);
   set_grad(slot, at::full({1}, std::ldexp(1.0, rank.rank())));
-  return grad_norm({slot}, options).item<double>();
+  return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
 // On (2, 2, 2), slices along "dp": rank 4 pp + 2 dp + tp. Without a word rank 0's counts.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
-  const auto norm = [&](std::vector<std::string> distinct, const DeviceMesh& over = {}) {
-    return norm_on(rank, mesh["dp"],
-                   {.norm_type = 1.0, .over = over, .distinct_along = std::move(distinct)});
-  };
-  EXPECT_EQ(norm({}), 1.0);
-  EXPECT_EQ(norm({"pp"}), 1.0 + 16.0);
-  EXPECT_EQ(norm({"tp"}), 1.0 + 2.0);
-  EXPECT_EQ(norm({"pp", "tp"}), 1.0 + 2.0 + 16.0 + 32.0);
-  EXPECT_EQ(norm({"pp"}, mesh.flatten()), 1.0 + 16.0);
-  EXPECT_EQ(norm({"dp"}), 1.0);  // along which the slice lies
+  EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
+  EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
+  EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["tp"]), 1.0 + 2.0);
+  EXPECT_EQ(norm_on(rank, mesh["dp"], mesh[{"pp", "tp"}]), 1.0 + 2.0 + 16.0 + 32.0);
 }
 
 TEST_ON_MESH(GradNorm, CountsSlicesOfAMeshThatWasMadeOfOneDimension, {4}, {"world"}) {
   const DeviceMesh grid = mesh.unflatten("world", {2, 2}, {"ep", "edp"});
-  const NormOptions options{.norm_type = 1.0, .over = grid, .distinct_along = {"ep"}};
-  EXPECT_EQ(norm_on(rank, grid["edp"], options), 1.0 + 4.0);
-}
-
-TEST_ON_MESH(GradNorm, RefusesADimensionThatNoMeshHasBeforeItCommunicates, {2}, {"dp"}) {
-  const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
-  const auto before = rank.world()->traffic().table();
-  EXPECT_ERROR(grad_norm({slot}, {.distinct_along = {"ep"}}), "'ep'");
-  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 0);
-}
-
-// Copies agree, but for what went wrong on one rank.
-TEST(GradNorm, IsNonFiniteEverywhereIfAnUncountedReplicaIs) {
-  for (const double p : {2.0, kInfinity}) {
-    RunOnMesh({2, 2}, {"dp", "tp"}, [p](Rank& rank, const DeviceMesh& mesh) {
-      const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh["dp"], {Shard{0}});
-      set_grad(slot, at::ones({2}));
-      if (rank.rank() == 3) {
-        local_tensor(slot->persistent().grad()).fill_(kInfinity);
-      }
-      EXPECT_FALSE(std::isfinite(grad_norm({slot}, {.norm_type = p}).item<double>()));
-    });
-  }
+  EXPECT_EQ(norm_on(rank, grid["edp"], grid["ep"]), 1.0 + 4.0);
 }
 
 TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
@@ -183,18 +144,22 @@ TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
   EXPECT_ERROR(grad_norm(slots), "contains all ranks of the other");
 }
 
-TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {4}, {"dp"}) {
-  const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
+// In a shard, in a copy that is not counted, or in a plain gradient, which is not reduced.
+TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}) {
+  const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), mesh, {Shard{0}, Shard{0}}),
+                                       slot_of(at::zeros({2}), mesh["dp"], {Shard{0}}),
+                                       slot_of(at::zeros({2}))};
   for (const double p : {1.0, 2.0, kInfinity}) {
     for (const double bad : {kInfinity, std::nan("")}) {
-      for (int bad_rank = 0; bad_rank < 4; ++bad_rank) {
-        set_grad(slot, at::ones({4}));
-        if (rank.rank() == bad_rank) {
-          local_tensor(slot->persistent().grad()).fill_(bad);
+      for (const auto& [bad_rank, bad_slot] : {std::pair(0, 0U), {3, 0U}, {3, 1U}, {1, 2U}}) {
+        for (const nn::SlotPtr& slot : slots) {
+          set_grad(slot, at::ones(slot->persistent().sizes()));
         }
-        const auto norm = grad_norm({slot}, {.norm_type = p}).item<double>();
-        EXPECT_EQ(std::isnan(norm), std::isnan(bad)) << norm;
-        EXPECT_FALSE(std::isfinite(norm));
+        if (rank.rank() == bad_rank) {
+          local_tensor(slots[bad_slot]->persistent().grad()).fill_(bad);
+        }
+        const auto norm = grad_norm(slots, {.norm_type = p}).item<double>();
+        EXPECT_FALSE(std::isfinite(norm)) << p << ", " << bad_rank << ", " << bad_slot;
       }
     }
   }
@@ -233,7 +198,9 @@ TEST(GradNorm, ReadsGradientsThatShareABuffer) {
   EXPECT_EQUAL(buffer.narrow(0, 10, 2), normal_values({12}, 3).narrow(0, 10, 2));
 }
 
-TEST(GradNorm, Refusals) {
+TEST(GradNorm, IsZeroWithoutGradientsAndRefusals) {
+  EXPECT_EQ(clip_grad_norm_({}, 1.0).item<float>(), 0.0F);
+  EXPECT_EQ(clip_grad_norm_({slot_of(at::ones({2}))}, 1.0).item<float>(), 0.0F);
   EXPECT_ERROR(grad_norm({}, {.norm_type = 0.0}), "a 0-norm of gradients");
   EXPECT_ERROR(grad_norm({}, {.norm_type = -1.0}), "a -1-norm of gradients");
   EXPECT_ERROR(grad_norm({}, {.norm_type = std::nan("")}), "a nan-norm of gradients");
@@ -259,26 +226,18 @@ TEST_ON_MESH(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes,
   EXPECT_ERROR(clip_grad_norm_(slots, 1), "ranks 0 and 2");
 }
 
-TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsFirst, {2}, {"tp"}) {
+// A rank without any gradient still takes part: its peers must not hang.
+TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAgreesWhenARankHasNone, {2}, {"tp"}) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
   const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});
   slot->get().mutable_grad() =
       DistributedTensor::from_local(term, mesh, {Partial{}}).tensor().detach();
   EXPECT_FLOAT_EQ(clip_grad_norm_({slot}, 1e9).item<float>(), 5.0F);
-}
-
-// A rank without any gradient still takes part: its peers must not hang.
-TEST_ON_MESH(ClipGradNorm, AgreesWhenARankHasNoGradient, {2}, {"dp"}) {
-  const nn::SlotPtr slot = slot_of(at::zeros({4}), mesh, {Shard{0}});
+  const nn::SlotPtr sharded = slot_of(at::zeros({4}), mesh, {Shard{0}});
   if (rank.rank() == 0) {
-    set_grad(slot, at::tensor({3.0F, 4.0F, 0.0F, 0.0F}));
+    set_grad(sharded, at::tensor({3.0F, 4.0F, 0.0F, 0.0F}));
   }
-  EXPECT_FLOAT_EQ(clip_grad_norm_({slot}, 1e9).item<float>(), 5.0F);
-}
-
-TEST(ClipGradNorm, IsZeroWithoutParameters) {
-  EXPECT_EQ(clip_grad_norm_({}, 1.0).item<float>(), 0.0F);
-  EXPECT_EQ(clip_grad_norm_({slot_of(at::ones({2}))}, 1.0).item<float>(), 0.0F);
+  EXPECT_FLOAT_EQ(clip_grad_norm_({sharded}, 1e9).item<float>(), 5.0F);
 }
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<nn::SlotPtr>)>;
@@ -353,29 +312,6 @@ TEST(ScaledStep, OfMuonAnAverageAndAListToo) {
       at::kFloat);
 }
 
-/// An optimizer that knows nothing of factors on a device.
-class Plain final : public Optimizer {
- public:
-  explicit Plain(std::vector<nn::SlotPtr> slots) : slots_(std::move(slots)) {}
-  const std::vector<nn::SlotPtr>& parameters() const override { return slots_; }
-  void scale_lr(double) override {}
-  std::vector<StateTensor> state() override { return {}; }
-
- private:
-  void update(double factor) override {
-    const at::NoGradGuard no_grad;
-    for (const nn::SlotPtr& slot : slots_) {
-      slot->get().detach().sub_(slot->get().grad() * factor);
-    }
-  }
-  std::vector<nn::SlotPtr> slots_;
-};
-
-TEST(ScaledStep, OfAnotherOptimizerMultipliesBefore) {
-  expect_same_bits([](auto slots) { return std::make_unique<Plain>(std::move(slots)); },
-                   at::kFloat);
-}
-
 TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   const std::vector<nn::SlotPtr> slots = slots_of_type(at::kFloat);
   set_grads(slots, 0);
@@ -386,17 +322,7 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_NEAR(clip.factor.item<double>(), 0.5 / clip.norm.item<double>(), 1e-6);
   EXPECT_EQUAL(slots[0]->get().grad(), before * clip.factor.to(at::kFloat));
   EXPECT_EQ(clip_factor(slots, 1e9).factor.item<double>(), 1.0);
-}
-
-TEST(ClipFactor, ANegativeNormIsRefused) {
   EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
-}
-
-/// Two ranks, of which each has a part of the gradients.
-TEST_ON_MESH(ClipFactor, IsTheSameOnEveryRank, {2}, {"dp"}) {
-  const nn::SlotPtr slot = slot_of(at::ones({3}), mesh, {Shard{0}});
-  set_grad(slot, at::full({3}, 2.0));
-  EXPECT_NEAR(clip_factor({slot}, 1.0).factor.item<double>(), 1 / std::sqrt(12.0), 1e-6);
 }
 
 /// The optimizer's state and the parameters, copied.
@@ -435,31 +361,23 @@ TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   }
 }
 
-std::pair<double, bool> clipped_step(bool enabled) {
-  const std::vector<nn::SlotPtr> slots = slots_of_type(at::kFloat);
-  set_grads(slots, 0);
-  GradScaler scaler({.enabled = enabled, .init_scale = 1.0});
-  Sgd optimizer(slots, {.lr = 1.0});
-  const at::Tensor before = slots[1]->get().detach().clone();
-  const at::Tensor grad = slots[1]->get().grad().clone();
-  const auto [norm, stepped] = scaler.clip_and_step(optimizer, slots, 0.5);
-  const at::Tensor expected = before - grad * (0.5 / (norm.item<double>() + 1e-6));
-  EXPECT_CLOSE(slots[1]->get().detach(), expected);
-  return {norm.item<double>(), stepped};
-}
-
-TEST(ClipAndStep, ClipsWithLossScalingAndWithout) {
-  EXPECT_EQ(clipped_step(true), clipped_step(false));
-  EXPECT_TRUE(clipped_step(true).second);
-}
-
-TEST(ClipAndStep, SkipsWhatOverflowed) {
-  const nn::SlotPtr slot = slot_of(at::ones({2}));
-  set_grad(slot, at::full({2}, INFINITY));
-  GradScaler scaler;
-  Sgd optimizer({slot}, {.lr = 1.0});
-  EXPECT_FALSE(scaler.clip_and_step(optimizer, {slot}, 1.0).stepped);
-  EXPECT_EQUAL(slot->get().detach(), at::ones({2}));
+TEST(ClipAndStep, ClipsWithLossScalingAndWithoutAndSkipsWhatOverflowed) {
+  for (const bool enabled : {true, false}) {
+    const std::vector<nn::SlotPtr> slots = slots_of_type(at::kFloat);
+    set_grads(slots, 0);
+    GradScaler scaler({.enabled = enabled, .init_scale = 1.0});
+    Sgd optimizer(slots, {.lr = 1.0});
+    const at::Tensor before = slots[1]->get().detach().clone();
+    const at::Tensor grad = slots[1]->get().grad().clone();
+    const auto [norm, stepped] = scaler.clip_and_step(optimizer, slots, 0.5);
+    EXPECT_TRUE(stepped);
+    const at::Tensor after = before - grad * (0.5 / (norm.item<double>() + 1e-6));
+    EXPECT_CLOSE(slots[1]->get().detach(), after);
+    set_grads(slots, 1);
+    slots[0]->get().grad().fill_(INFINITY);
+    EXPECT_FALSE(scaler.clip_and_step(optimizer, slots, 0.5).second);
+    EXPECT_CLOSE(slots[1]->get().detach(), after);
+  }
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ planning::MakeRun run_of(const TrainingLayout& layout, std::int64_t layers) {
 
 /// The plan of rank 0 with all layers.
 planning::RankPlan plan_first(const TrainingLayout& layout, const planning::PlanOptions& options) {
-  return planning::plan_rank(run_of(layout, 0), layout.dp * layout.tp, /*rank=*/0, options);
+  return planning::detail::plan_rank(run_of(layout, 0), layout.dp * layout.tp, /*rank=*/0, options);
 }
 
 planning::PlanOptions on_h100s() {
@@ -103,7 +103,7 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
     SCOPED_TRACE(planning::name_of(layout));
     const planning::RankPlan whole = plan_first(layout, on_h100s());
     const planning::Estimate found =
-        planning::estimate_by_plans(run_of, {kDepth, "layers"}, kRanks, on_h100s())(layout);
+        planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, on_h100s())(layout);
     const auto peak = static_cast<double>(whole.memory.peak_bytes);
     // Blocks are rounded to 512 bytes, so that the smallest don't grow with the number of layers.
     EXPECT_NEAR(static_cast<double>(found.peak_bytes), peak, 4 * 512);
@@ -125,7 +125,7 @@ planning::SearchSpace space_of(const planning::Machine& machine) {
       .batch = kBatch,
       .first = {.ac = "none"},
       .fixed_ac = true,
-      .estimate = planning::estimate_by_plans(run_of, {kDepth, "layers"}, kRanks, options),
+      .estimate = planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, options),
   };
 }
 
@@ -145,20 +145,14 @@ TEST(Search, ByPlansFindsTheFastestLayoutThatFits) {
   EXPECT_GT(less.best().estimate.metrics.step_time_s, fastest);
 }
 
-TEST(Report, TimesOfAShortStepAreInMilliseconds) {
+TEST(Report, JsonHasTheMomentsAndTheSpansOfTheLargestKindAndTextMilliseconds) {
   const planning::RunPlan plan =
-      planning::plan_run(run_of({.dp = 4, .tp = 1}, 0), kRanks, on_h100s());
+      planning::plan_run(run_of({.dp = 2, .tp = 2}, 0), kRanks, on_h100s());
   const planning::StepTime& time = *plan.ranks.front().time;
   EXPECT_CONTAINS(planning::to_text(plan),
                   fmt::format("step {:.3f} ms, of which operators {:.3f} ms", 1e3 * time.total,
-                              1e3 * time.compute));
-  EXPECT_CONTAINS(planning::to_text(plan),
+                              1e3 * time.compute),
                   fmt::format("{:.3f} ms exposed", 1e3 * time.exposed.at("dp")));
-}
-
-TEST(Report, JsonHasTheMomentsAndTheSpansOfTheLargestKind) {
-  const planning::RunPlan plan =
-      planning::plan_run(run_of({.dp = 2, .tp = 2}, 0), kRanks, on_h100s());
   const auto json = nlohmann::json::parse(
       planning::to_json(plan, planning::search(space_of(planning::machine_of("h100")))));
   EXPECT_EQ(json.at("room_bytes"), planning::machine_of("h100").room());

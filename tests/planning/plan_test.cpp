@@ -15,16 +15,20 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <string>
+#include <utility>
 
 #include "planning/net.h"
-#include "planning/sent.h"
 #include "tessera/comm/detail/worlds.h"
+#include "tessera/comm/trace.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/planning/report.h"
 #include "testing/errors.h"
 #include "testing/files.h"
+#include "testing/models.h"
 #include "testing/module_values.h"
 #include "testing/processes.h"
 #include "testing/ranks.h"
@@ -32,10 +36,8 @@
 namespace tessera {
 namespace {
 
-using testing::calls_and_bytes;
 using testing::make_net;
 using testing::Net;
-using testing::Sent;
 using testing::train_net;
 
 const MeshShape& two_by_two() {
@@ -47,24 +49,43 @@ planning::RunPlan plan_net(const planning::PlanOptions& options = {}) {
   return planning::plan(make_net, train_net, two_by_two(), options);
 }
 
-/// Runs two real steps. Calls `second` before the second step, and returns the step's traffic.
-comm::TrafficTable second_step(const comm::WorldPtr& world, const std::function<void()>& second) {
+/// Runs two real steps of the model that `make` returns. Calls `second` before the second step, and
+/// returns the step's traffic.
+template <class Make, class Train>
+comm::TrafficTable second_step(
+    const comm::WorldPtr& world, const Make& make, const Train& train,
+    const std::function<void()>& second = [] {}) {
   const DeviceMesh mesh = init_device_mesh(world, two_by_two().sizes(), two_by_two().names());
-  const std::shared_ptr<Net> net = make_net(mesh);
-  nn::to_empty(*net, at::kCPU);
-  nn::init_weights(*net, /*seed=*/0);
-  optim::AdamW optimizer(*net, optim::AdamWOptions{});
-  train_net(*net, optimizer, mesh);
+  const auto model = make(mesh);
+  nn::to_empty(*model, at::kCPU);
+  nn::init_weights(*model, /*seed=*/0);
+  optim::AdamW optimizer(*model, optim::AdamWOptions{});
+  train(*model, optimizer, mesh);
   second();
   const comm::TrafficTable before = world->traffic().table();
-  train_net(*net, optimizer, mesh);
+  train(*model, optimizer, mesh);
   return world->traffic().since(before);
 }
 
-TEST(Plan, SendsWhatEachRankOfARunSends) {
-  const planning::RunPlan plan = plan_net();
+/// Calls and bytes by mesh dimension and collective.
+using Sent = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
+
+Sent calls_and_bytes(const comm::TrafficTable& table) {
+  Sent sent;
+  for (const auto& [key, traffic] : table) {
+    sent[key] = {traffic.calls, traffic.bytes};
+  }
+  return sent;
+}
+
+/// Compares the traffic of each planned rank with that of a run.
+template <class Make, class Train>
+void expect_sends_as_planned(const Make& make, const Train& train) {
+  const planning::RunPlan plan = planning::plan(make, train, two_by_two());
   RunRanks(4, [&](Rank& rank) {
-    const Sent sent = calls_and_bytes(second_step(rank.world(), [] {}));
+    const Sent sent = calls_and_bytes(second_step(rank.world(), make, train));
+    EXPECT_EQ(sent.count({"dp", "all_gather"}), 1U);
+    EXPECT_EQ(sent.count({"tp", "all_reduce"}), 1U);
     for (const planning::RankPlan& planned : plan.ranks) {
       if (planned.kind.first == rank.rank()) {
         EXPECT_EQ(calls_and_bytes(planned.metrics.comm), sent);
@@ -73,34 +94,57 @@ TEST(Plan, SendsWhatEachRankOfARunSends) {
   });
 }
 
+TEST(Plan, SendsWhatEachRankOfARunSends) {
+  expect_sends_as_planned(make_net, train_net);
+}
+
+TEST(Plan, SendsWhatARunOfAnAdoptedEncoderSends) {
+  using Encoder = nn::Adopted<torch::nn::TransformerEncoderImpl>;
+  const auto make = [](const DeviceMesh& mesh) {
+    auto encoder = [] {
+      const nn::MetaDevice meta;
+      return nn::adopt(testing::torch_encoder());
+    }();
+    using tensor_parallel::colwise_parallel, tensor_parallel::rowwise_parallel;
+    tensor_parallel::parallelize_module(
+        *encoder, mesh["tp"],
+        {{"layers.*.linear1", colwise_parallel()}, {"layers.*.linear2", rowwise_parallel()}});
+    fsdp::fully_shard(*encoder, mesh["dp"]);
+    return encoder;
+  };
+  const auto train = [](Encoder& encoder, optim::Optimizer& optimizer, const DeviceMesh&) {
+    encoder(at::full({3, 4, 8}, 0.1)).square().mean().backward();
+    optim::clip_grad_norm_(optimizer.parameters(), 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  expect_sends_as_planned(make, train);
+}
+
 /// Run by one of four processes, since memory is counted for all threads of a process.
 TEST(DISABLED_Plan, PeakOfARank) {
   const comm::WorldPtr world = comm::world_from_environment();
   observe::count_tensor_memory();
-  second_step(world, [] { static_cast<void>(observe::take_peak_tensor_bytes()); });
+  second_step(world, make_net, train_net,
+              [] { static_cast<void>(observe::take_peak_tensor_bytes()); });
   std::ofstream(std::string(std::getenv("TEST_DIR")) + "/" + std::to_string(world->rank()))
       << observe::take_peak_tensor_bytes().value();
 }
 
-TEST(Plan, TakesTheMemoryOfARun) {
+TEST(Plan, TakesTheMemoryOfARunOnRanksOfSeveralKinds) {
   const testing::TemporaryFolder dir;
   for (const testing::Ended& ended : testing::RunProcesses(
            4, "DISABLED_Plan.PeakOfARank", {.environment = {{"TEST_DIR", dir.path().string()}}})) {
     ASSERT_EQ(ended.exit_code, 0) << ended.output;
   }
-  for (const planning::RankPlan& planned : plan_net().ranks) {
+  std::int64_t ranks = 0;
+  const planning::RunPlan plan = plan_net();
+  for (const planning::RankPlan& planned : plan.ranks) {
+    ranks += planned.kind.count;
     double measured = 0;
     std::ifstream(dir.path() / std::to_string(planned.kind.first)) >> measured;
     EXPECT_LT(std::abs(static_cast<double>(planned.memory.peak_bytes) / measured - 1), 0.05)
         << planned.memory.peak_bytes << " planned, " << measured << " measured";
-  }
-}
-
-TEST(Plan, RanksOfUnevenShardsAreOfSeveralKinds) {
-  const planning::RunPlan plan = plan_net();
-  std::int64_t ranks = 0;
-  for (const planning::RankPlan& planned : plan.ranks) {
-    ranks += planned.kind.count;
   }
   EXPECT_EQ(ranks, 4);
   // 333 columns are split into 167 and 166, and each half into 84 and 83 or 83 and 83.

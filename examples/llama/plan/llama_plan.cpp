@@ -98,7 +98,8 @@ planning::PlanOptions plan_options(const TrainOptions& o,
           .tokens = o.batch * o.seq,
           .type = scalar_type(o.param_dtype),
           .flops = flops_of(o, read_config(o.config)),
-          .remedy = [o](MemoryKind kind) { return remedy(o, kind); }};
+          .remedy = [o](MemoryKind kind) { return remedy(o, kind); },
+          .sizes = planned_sizes(o)};
 }
 
 planning::MakeRun run_of(const TrainOptions& options) {
@@ -278,9 +279,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                                         o.lora_dropout == 0;
                                },
                            .estimate = planning::estimate_by_plans(
-                               cut_run, {layers, "model.layers"}, gpus, plan_options(o, machine)),
-                           .batch_name = "--batch",
-                           .text = flags_of});
+                               cut_run, layers, "model.layers", gpus, plan_options(o, machine))});
 }
 
 std::string flags_of(const TrainingLayout& layout) {

@@ -284,10 +284,8 @@ void write_record(const LlamaRun& run) {
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
     return;  // metrics that go to a pipe have no folder for run.json
   }
-  observe::write_run_record({.title = "llama_train on " + to_string(run.mesh),
-                             .configuration = run.options.listing,
-                             .sharding = observe::sharding_table(*run.model)},
-                            record_file(run.options));
+  observe::write_run_record("llama_train on " + to_string(run.mesh), run.options.listing,
+                            *run.model, record_file(run.options));
 }
 
 // ---- Checkpoints.
@@ -515,17 +513,10 @@ training::CheckpointOptions checkpoint_options(const TrainOptions& o) {
           .names = kNames};
 }
 
-training::StepRange step_range(const std::string& text) {
-  if (text.empty()) {
-    return {};
-  }
-  const auto [first, last] = parse_step_range(text);
-  return {first, last};
-}
-
 training::RecordingOptions recording_options(const TrainOptions& o) {
   return {.profile = o.profile,
-          .profile_steps = step_range(o.profile_steps),
+          .profile_steps = o.profile_steps.empty() ? std::pair<std::int64_t, std::int64_t>{}
+                                                   : parse_step_range(o.profile_steps),
           .steps = o.steps,
           .device = o.device,
           .names = kNames};
@@ -574,9 +565,9 @@ void evaluate(RunParts& parts) {
 /// Returns false if a signal stopped the evaluation.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
-  const training::EvaluationOptions due{.every = options.eval_every, .steps = options.steps};
+  const std::int64_t every = options.eval_every;
   parts.held_out.reset();
-  if (!due.is_due(metrics.step)) {
+  if (every == 0 || (metrics.step % every != 0 && metrics.step != options.steps)) {
     return true;
   }
   evaluate(parts);
@@ -612,7 +603,6 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
     stopped = stopped || stop_if_asked(parts);
     save_if_due(parts, stopped);
   }
-  parts.log.end();
   return !stopped;
 }
 

@@ -593,33 +593,28 @@ std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_
   return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
 }
 
-/// Returns sizes in which ranks differ: this rank's part of the batch and, with context
-/// parallelism, of the sequence.
-std::vector<std::int64_t> sizes_of(const LlamaRun& run,
-                                   const std::vector<std::int64_t>& coordinate) {
-  const TrainOptions& o = run.options;
-  const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
-  std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
-  if (o.cp > 1) {
-    const int cp = run.mesh.shape().dim("cp");
-    sizes.push_back(part_of_sequence(coordinate[static_cast<std::size_t>(cp)], o.cp,
-                                     run.config.sliding_window));
-  }
-  return sizes;
-}
-
 }  // namespace
 
 planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
   const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false);
-  return {.model = run->model,
-          .mesh = run->mesh,
-          .step =
-              [run] {
-                const StrictScope strict;
-                run->step();
-              },
-          .sizes = [run](const auto& coordinate) { return sizes_of(*run, coordinate); }};
+  return {.model = run->model, .mesh = run->mesh, .step = [run] {
+            const StrictScope strict;
+            run->step();
+          }};
+}
+
+std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> planned_sizes(
+    const TrainOptions& o) {
+  const std::int64_t window = read_config(o.config).sliding_window;
+  return [o, window](const std::vector<std::int64_t>& coordinate) {
+    const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
+    std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
+    if (o.cp > 1) {
+      // The dimension "cp" is the one before the last one, "tp".
+      sizes.push_back(part_of_sequence(coordinate[coordinate.size() - 2], o.cp, window));
+    }
+    return sizes;
+  };
 }
 
 }  // namespace llama

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -134,6 +135,10 @@ std::string verify(LlamaRun& run);
 /// for options that llama_train rejects.
 tessera::planning::Run planned_run(const TrainOptions& options,
                                    const tessera::comm::WorldPtr& world);
+/// Returns a function for planning::PlanOptions::sizes: the sizes of a rank's part of the batch
+/// and, with context parallelism, of the sequence.
+std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> planned_sizes(
+    const TrainOptions& options);
 
 /// Returns the LoRA options that --lora-rank and its further flags describe.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);

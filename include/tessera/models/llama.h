@@ -65,8 +65,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// this rank's part of each sequence, `positions` are those of all tokens, and a cache is not
   /// supported.
   ///
-  /// Throws Error beyond max_sequence positions, and for `positions` together with a cache or with
-  /// rotary angles that depend on the length of the text.
+  /// Throws Error beyond max_sequence positions, and for `positions` together with a cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
                      const at::Tensor& positions = {}, const nn::DocumentsPtr& documents = {});
   /// Returns the loss of the logits of `tokens`. Computes the output head and the loss together,

@@ -54,9 +54,8 @@ class ParameterSlot : tessera::detail::NoCopy {
   /// first call of named_slots().
   const std::string& fqn() const { return fqn_; }
 
-  /// For experts with FSDP: a mesh whose slices have different parameters under this name. If the
-  /// mesh is undefined, other slices of the root mesh have copies of the parameter.
-  /// optim::NormOptions::distinct_along has the same purpose, with names of mesh dimensions.
+  /// For experts and pipeline stages: a mesh whose slices have different parameters under this
+  /// name. If the mesh is undefined, other slices of the root mesh have copies of the parameter.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 

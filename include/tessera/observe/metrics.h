@@ -62,17 +62,6 @@ MemoryUse take_memory_use(const std::string& device_type);
 /// tensors.
 void count_tensor_memory();
 
-/// The purpose of a block of memory, derived from when and where the block was allocated and freed.
-enum class MemoryKind : std::uint8_t {
-  kParameters,   ///< allocated in setup: this rank's shards, and buffers
-  kOptimizer,    ///< allocated in the first update and not freed
-  kGradients,    ///< allocated in a backward and used after it
-  kGathered,     ///< all-gather buffers and gathered parameters
-  kReduced,      ///< buffers for reducing gradients
-  kActivations,  ///< allocated in a forward and used later, also in later steps (masks)
-  kTemporary,    ///< memory of none of the other kinds
-};
-
 /// Measures a device's FLOP/s by multiplying square matrices in `type`. MFU is relative to the
 /// measured rate on a CPU and on devices that peak_flops() does not know. Returns the mean over the
 /// ranks of the median of several windows. All ranks compute at the same time, so that the ranks of

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,32 +15,20 @@ class ModuleBase;
 
 namespace tessera::observe {
 
-/// How one parameter is distributed, as seen from this rank.
-struct ShardingRow {
-  std::string name;
-  std::vector<std::int64_t> sizes;  ///< global sizes of the parameter
-  /// The placements: "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor. A layout that no list
-  /// of placements describes is written as "[3:m0 x 2]".
-  std::string placements;
-  std::vector<std::int64_t> local_sizes;  ///< sizes of this rank's part
-  std::int64_t local_bytes = 0;
-};
+/// Returns how each parameter of a module is distributed, as seen from this rank, in order of
+/// registration: [{name, sizes, placements, local_sizes, local_bytes}]. The placements are written
+/// "dp: Shard(0), tp: Replicate()"; "-" for a plain tensor; "[3:m0 x 2]" for a layout that no list
+/// of placements describes. For a parameter that FSDP manages, the entry describes the FSDP shard.
+/// Not collective.
+nlohmann::ordered_json sharding_table(const nn::ModuleBase& module);
 
-/// Returns one entry for each parameter of a module, in order of registration. For a parameter that
-/// FSDP manages, the entry describes the FSDP shard. Not collective.
-std::vector<ShardingRow> sharding_table(const nn::ModuleBase& module);
-
-/// The description of a run: everything except its metrics.
-struct RunRecord {
-  std::string title{};
-  std::vector<std::pair<std::string, std::string>> configuration{};  ///< pairs of name and value
-  std::vector<ShardingRow> sharding{};
-};
-
-/// Writes the record as JSON: title, configuration {name: value}, sharding [{name, sizes,
-/// placements, local_sizes, local_bytes}]. tools/tessera_plot.py plots the record together with the
-/// metrics. Replaces an older file. Throws Error if the file can't be written.
-void write_run_record(const RunRecord& record, const std::filesystem::path& path);
+/// Writes the description of a run, which is everything except its metrics, as JSON: title,
+/// configuration {name: value}, and the sharding_table() of the model as sharding.
+/// tools/tessera_plot.py plots the record together with the metrics. Replaces an older file. Throws
+/// Error if the file can't be written.
+void write_run_record(const std::string& title,
+                      const std::vector<std::pair<std::string, std::string>>& configuration,
+                      const nn::ModuleBase& model, const std::filesystem::path& path);
 
 }  // namespace tessera::observe
 TESSERA_API_END

@@ -40,10 +40,7 @@ struct VerifyOptions {
 /// A tensor on the mesh that differs from the one-rank reference.
 struct VerifyDifference {
   std::string fqn;   ///< FQN of the module or parameter; "" for the model itself and for the loss
-  std::string text;  ///< a line with tensor, sizes, layout, position, values and ranks
-  std::vector<int> ranks;  ///< world ranks that have this difference
-  double difference = 0;   ///< the largest difference between two elements
-  double allowed = 0;      ///< the largest difference that rounding can cause
+  std::string text;  ///< a line with tensor, sizes, layout, position, values and world ranks
 };
 
 /// The result of verify(), equal on every rank.

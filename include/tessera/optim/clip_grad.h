@@ -24,28 +24,23 @@ struct NormOptions {
   /// meshes of the parameters, which must contain all other root meshes. Must be set if no rank
   /// knows all meshes, for example if each pipeline stage has its own mesh.
   DeviceMesh over = {};
-  /// Names of mesh dimensions along which submeshes have different parameters, not copies: "pp" for
-  /// pipeline stages on mesh["dp"] of a mesh (pp, dp), "ep" for experts on mesh["edp"] of (ep,
-  /// edp). Such a parameter counts at every coordinate of these dimensions, but only at coordinate
-  /// 0 of other dimensions that the submesh does not have. Names are looked up in `over` and in the
-  /// root meshes; an unknown name is an Error on every rank. For FSDP's Options::parameter_mesh no
-  /// name is needed.
-  std::vector<std::string> distinct_along = {};
 };
 
 /// Returns the norm of all gradients together. Each element of the global tensors is counted once,
-/// by one of the ranks that store the element. An infinite or NaN value on any rank makes the norm
-/// infinite or NaN on every rank. Gradients may be plain (the same on every rank) or distributed on
-/// any meshes of one world; pending sums are reduced first. Parameters without a gradient count as
-/// zeros.
+/// by one of the ranks that store the element. A parameter on a submesh counts once, and not once
+/// for each copy on a parallel submesh, unless the submeshes have different parameters
+/// (ParameterSlot::set_distinct_along, FSDP's Options::parameter_mesh). An infinite or NaN value on
+/// any rank makes the norm infinite or NaN on every rank. Gradients may be plain (the same on every
+/// rank) or distributed on any meshes of one world; pending sums are reduced first. Parameters
+/// without a gradient count as zeros.
 ///
 /// Collective over the ranks of all meshes together, with or without gradients: one all-reduce of
 /// one or two numbers, for which the host does not wait. Returns a plain 0-d fp32 tensor, equal on
 /// every rank. If all parameters are plain and `over` is not set, the result is each rank's own
 /// norm, and nothing is communicated. Equals torch.nn.utils.get_total_norm.
 ///
-/// Throws Error, before any communication, for a norm_type that is not above 0, for an unknown name
-/// in distinct_along, and, if `over` is not set, for meshes of which none contains all others.
+/// Throws Error, before any communication, for a norm_type that is not above 0, and, if `over` is
+/// not set, for meshes of which none contains all others.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
 /// Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), where norm is grad_norm(), and

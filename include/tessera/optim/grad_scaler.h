@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tessera/export.h"
@@ -26,16 +27,6 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;          ///< multiplies the scale after a step with an overflow
   std::int64_t growth_interval = 2000;  ///< number of consecutive steps without an overflow before
                                         ///< the scale grows
-  /// The lower limit of the scale. step() throws Error if the scale would fall below this limit.
-  double min_scale = 1e-4;
-  /// After an overflow the scale falls only if at least this fraction of the steps since its last
-  /// change have overflowed. 0: after each overflow.
-  double tolerance = 0.0;
-
-  /// The options of fairseq and ParlAI for fp16 parameters: 2^17, tolerance 0.05.
-  static GradScalerOptions memory_efficient() {
-    return {.init_scale = 131072.0, .tolerance = 0.05};
-  }
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
@@ -54,9 +45,9 @@ struct GradScalerOptions {
 /// Two ways to use fp16:
 /// * safe: fp32 parameters that are cast for each forward, with
 ///   fsdp::MixedPrecisionPolicy{.param_dtype = kHalf, .reduce_dtype = kFloat}. Gradients are fp32.
-/// * memory-efficient: fp16 parameters and gradients, GradScalerOptions::memory_efficient(). The
-///   optimizer divides and updates in fp32, a few parameters at a time, so that no small gradient
-///   is lost (fairseq's MemoryEfficientFP16Optimizer).
+/// * memory-efficient: fp16 parameters and gradients. The optimizer divides and updates in fp32, a
+///   few parameters at a time, so that no small gradient is lost (fairseq's
+///   MemoryEfficientFP16Optimizer).
 ///
 /// step() divides the gradients; until then .grad contains scaled gradients, unless unscale_ was
 /// called. An overflow is detected by the norm of the gradients on all ranks of all meshes, so that
@@ -90,32 +81,25 @@ class GradScaler {
   /// unscale_ was called before, step() calls grad_norm() with `options`, and is then collective
   /// like grad_norm(). With pipeline stages, whose ranks must skip the same steps, set
   /// NormOptions::over in the first call of each step. Throws Error, on every rank, if the scale
-  /// would fall below min_scale; the scale is then unchanged. Throws Error if a parameter with a
+  /// would fall below 1e-4; the scale is then unchanged. Throws Error if a parameter with a
   /// gradient was not clipped or unscaled before.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
-  /// The result of clip_and_step().
-  struct ClippedStep {
-    at::Tensor norm;  ///< the gradient norm before clipping, as clip_grad_norm_ returns it
-    /// Whether the optimizer updated the parameters, as step() returns. Always true on a GPU
-    /// without scaling, because the CPU does not wait for the norm.
-    bool stepped;
-  };
   /// Clips the gradients and steps. If the scaler is not enabled, the optimizer multiplies the
   /// gradients while it reads them (optim::clip_factor), which saves a pass over the gradients. The
-  /// gradients' values are unspecified afterwards. Throws Error, before anything is changed, if the
-  /// optimizer updates a parameter with a gradient that is not among `parameters`. `before_step` is
-  /// called with the norm before the optimizer steps, but not if the step is skipped. If
-  /// `before_step` throws, the parameters are unchanged.
-  ClippedStep clip_and_step(Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters,
-                            double max_norm, const NormOptions& options = {},
-                            const std::function<void(const at::Tensor& norm)>& before_step = {});
+  /// gradients' values are unspecified afterwards. Returns the norm before clipping, and whether
+  /// the optimizer updated the parameters: always true on a GPU without scaling, because the CPU
+  /// does not wait for the norm. Throws Error, before anything is changed, if the optimizer updates
+  /// a parameter with a gradient that is not among `parameters`. `before_step` is called with the
+  /// norm before the optimizer steps, but not if the step is skipped. If `before_step` throws, the
+  /// parameters are unchanged.
+  std::pair<at::Tensor, bool> clip_and_step(
+      Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
+      const std::function<void(const at::Tensor& norm)>& before_step = {});
 
-  /// The scaler's state for checkpoints. Counts are numbers of steps.
+  /// The scaler's state for checkpoints.
   struct State {
     double scale = 0.0;
     std::int64_t steps_since_overflow = 0;
-    std::int64_t steps_since_change = 0;
-    std::int64_t overflows_since_change = 0;
     friend bool operator==(const State&, const State&) = default;
   };
   const State& state() const { return state_; }
@@ -131,7 +115,6 @@ class GradScaler {
   };
   void check_once() const;
   void adjust(bool finite);
-  void back_off();
 
   GradScalerOptions options_;
   State state_;

@@ -26,6 +26,8 @@ struct StateTensor {
   at::Tensor tensor;
 };
 
+struct GradientFactor;
+
 /// The interface of an optimizer that training loops use. An optimizer refers to parameter slots
 /// (nn::ParameterSlot), not tensors. It may thus be made before or after tensor parallelism and
 /// FSDP are applied. Thread safety: one thread at a time. To write an optimizer, see
@@ -41,19 +43,13 @@ class Optimizer : tessera::detail::NoCopy {
   /// mesh["tp"] at all coordinates of dp. This comparison is collective over the root meshes of
   /// distributed parameters, and throws Error if copies differ, because nothing sums the copies.
   /// With TESSERA_DEBUG=1 every step compares.
-  void step(double gradient_factor = 1.0) {
-    check_copies();
-    update(gradient_factor);
-  }
+  void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
   /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to its own type, as in
   /// clip_grad_norm_(). The host does not wait for the factor. If the factor is not finite, AdamW
   /// for parameters in fp32, and each optimizer of this library for parameters on a CPU, changes
   /// neither parameters nor state. An Ema still updates its averages.
-  void step(const at::Tensor& gradient_factor) {
-    check_copies();
-    update_scaled(gradient_factor);
-  }
+  void step(const at::Tensor& gradient_factor);
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.
   void zero_grad();
@@ -68,10 +64,7 @@ class Optimizer : tessera::detail::NoCopy {
   virtual std::vector<StateTensor> state() = 0;
 
  private:
-  virtual void update(double gradient_factor) = 0;
-  /// Implements step() with a factor on a device. The default implementation multiplies the
-  /// gradients in place before the step.
-  virtual void update_scaled(const at::Tensor& gradient_factor);
+  virtual void update(const GradientFactor& factor) = 0;
   void check_copies();
 
   bool compared_ = false;
@@ -102,8 +95,7 @@ class OptimizerList : public Optimizer {
   std::vector<StateTensor> state() override;
 
  private:
-  void update(double gradient_factor) override;
-  void update_scaled(const at::Tensor& gradient_factor) override;
+  void update(const GradientFactor& factor) override;
 
   std::vector<std::shared_ptr<Optimizer>> optimizers_;
   std::vector<nn::SlotPtr> parameters_;
@@ -132,10 +124,7 @@ class Ema final : public Optimizer {
   void swap();
 
  private:
-  void update(double gradient_factor) override;
-  void update_scaled(const at::Tensor& gradient_factor) override;
-  template <class Factor>
-  void step_inner(const Factor& gradient_factor);
+  void update(const GradientFactor& factor) override;
   void average();
   void make_averages();
   void begin_averages();

@@ -24,7 +24,6 @@ struct Group {
 };
 
 struct ShardUpdate;
-struct GradientFactor;
 
 /// Local shards that one call of update_batch() updates. The i-th tensors of all lists belong to
 /// the same shard.
@@ -113,9 +112,7 @@ class SlotOptimizer : public Optimizer {
   /// Shards that are adjacent in memory and are updated as one tensor.
   using Run = std::span<const ShardUpdate>;
 
-  void update(double gradient_factor) final;
-  void update_scaled(const at::Tensor& gradient_factor) final;
-  void make_step(GradientFactor factor);
+  void update(const GradientFactor& given) final;
   /// Throws Error for invalid learning rates. Called before a step changes anything.
   virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();

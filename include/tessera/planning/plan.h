@@ -19,39 +19,11 @@
 #include "tessera/observe/detail/memory.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/planning/detail/step_time.h"
 #include "tessera/planning/machine.h"
 
 TESSERA_API_BEGIN
 namespace tessera::planning {
-
-/// A time interval of a step, in seconds from the step's begin.
-struct Span {
-  /// The row of the interval in a time chart: "operators" or "waiting" for the compute stream, or
-  /// the mesh dimension of a collective.
-  std::string row;
-  std::string what;  ///< the phase of the operators, the cause of the waiting, or the collective
-  double begin = 0, end = 0;
-};
-
-/// The sum over all calls of one operator in a step, on any stream.
-struct OperatorUse {
-  std::int64_t calls = 0;
-  double bytes = 0;  ///< bytes that the operator's tensors read and write
-  double flops = 0;  ///< FLOPs of matrix products; 0 for other operators
-  double seconds = 0;
-};
-
-/// The time of a step, in seconds.
-struct StepTime {
-  double total = 0;
-  double compute = 0;  ///< time of operators on the compute stream, without waiting
-  /// How long the compute stream waits for collectives, by mesh dimension.
-  std::map<std::string, double> exposed;
-  std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
-  double flops = 0;         ///< FLOPs of all matrix products, including recomputation
-  std::vector<Span> spans;  ///< the step's intervals; operators of a phase without gaps form one
-  std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
-};
 
 /// One rank's part of a training run.
 struct Run {
@@ -59,9 +31,6 @@ struct Run {
   std::shared_ptr<nn::ModuleBase> model{};
   DeviceMesh mesh{};             ///< the mesh of all ranks
   std::function<void()> step{};  ///< runs one training step, including the optimizer step
-  /// Returns sizes other than shard sizes in which the rank at `coordinate` may differ, for example
-  /// the length of its part of each sequence. Empty: PlanOptions::sizes is used.
-  std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
 };
 /// A function that makes this rank's Run. During planning, `world` is a comm::fake_world.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
@@ -80,9 +49,10 @@ struct PlanOptions {
   /// A function that returns advice on how to reduce memory of a kind, for a plan that does not
   /// fit. Empty: general advice is given.
   std::function<std::string(observe::MemoryKind)> remedy{};
-  /// Like Run::sizes, and used if Run::sizes is empty: for example, the number of samples of the
-  /// rank at `coordinate`. If both functions are empty, plan_run() also plans the last rank of each
-  /// kind, and throws Error if it differs from the first rank.
+  /// Returns sizes other than shard sizes in which the rank at `coordinate` may differ, for example
+  /// its number of samples, or the length of its part of each sequence. If the function is empty,
+  /// plan_run() also plans the last rank of each kind, and throws Error if it differs from the
+  /// first rank.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
   /// Results of operators whose output sizes depend on values, by operator name. For experts that
   /// get equal numbers of tokens:
@@ -92,13 +62,6 @@ struct PlanOptions {
   std::map<std::string, kernels::FakeRule> data_dependent{};
   /// Creates the optimizer for plan(). If the function is empty, plan() uses AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
-};
-
-/// Ranks whose tensors all have the same sizes. Only one rank of each kind is planned.
-struct RankKind {
-  int first = 0;           ///< the first rank of the kind
-  int last = 0;            ///< the last rank of the kind
-  std::int64_t count = 0;  ///< the number of ranks of the kind
 };
 
 /// The memory and time of a training step on one rank, which stands for all ranks of a kind.
@@ -130,18 +93,15 @@ struct RunPlan {
 /// a comm::fake_world and a kernels::FakeMode, without real memory. One plan at a time per process.
 /// Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
-/// Estimates memory and time on the given rank only; otherwise like plan_run().
-RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
-/// Computes tokens_per_s, tflops and mfu from step_time_s. `products`: the FLOPs of one rank's
-/// matrix products, used if `options` has no model FLOPs.
-void set_speed(observe::StepMetrics& metrics, std::int64_t ranks, double products,
-               const PlanOptions& options);
 
 namespace detail {
 
 /// The largest number of ranks that can be planned, because every process group has a list of its
 /// ranks.
 inline constexpr std::int64_t kMostRanks = 1 << 24;
+
+/// Estimates memory and time on the given rank only; otherwise like plan_run().
+RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
 
 void allocate(nn::ModuleBase& model);
 std::shared_ptr<optim::Optimizer> make_optimizer(const PlanOptions& options,

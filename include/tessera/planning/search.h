@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/export.h"
@@ -21,19 +22,6 @@ struct Estimate {
   /// The metrics step_time_s, tokens_per_s, tflops and mfu. Other fields are not set.
   observe::StepMetrics metrics{};
 };
-
-/// The layers of a model that have equal sizes.
-struct LayeredModel {
-  std::int64_t layers = 0;  ///< number of equal layers; 0: the model has none
-  std::string container{};  ///< FQN of the module that contains the layers: "model.layers"
-};
-
-/// Estimates a run's memory and time from two plans with few layers: memory and time grow linearly
-/// with the number of equal layers. A model with few or unequal layers is planned as a whole.
-/// `plan_of(layers)` returns the first rank's plan of the model with that many layers (0: all
-/// layers). `options` are the options for the whole model.
-Estimate estimate(const std::function<RankPlan(std::int64_t layers)>& plan_of,
-                  const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
 
 /// How a training run is split over ranks.
 struct TrainingLayout {
@@ -65,9 +53,6 @@ struct SearchSpace {
   /// Returns the estimate of the first rank for a layout. A layout for which it throws Error is
   /// refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
-  std::string batch_name = "batch";  ///< the batch option's name in messages
-  /// Returns the name of a layout in messages. If the function is empty, name_of() is used.
-  std::function<std::string(const TrainingLayout& layout)> text{};
 };
 
 /// A training layout and its estimate.
@@ -78,27 +63,18 @@ struct FoundLayout {
   /// Whether the layout fits and no other layout takes less memory without taking more time.
   bool frontier = false;
 };
-/// A training layout that was not estimated.
-struct RefusedLayout {
-  TrainingLayout layout{};
-  std::string reason{};
-};
 
 /// The result of a search.
 struct Search {
   SearchSpace space{};
   /// Layouts that fit, sorted by time; then layouts that do not fit, sorted by memory.
   std::vector<FoundLayout> found{};
-  /// Layouts that do not fit the sizes of the model or the batch.
-  std::vector<RefusedLayout> refused{};
+  /// Layouts that do not fit the sizes of the model or the batch, with the reason.
+  std::vector<std::pair<TrainingLayout, std::string>> refused{};
   std::int64_t skipped = 0;  ///< number of layouts skipped because a smaller layout does not fit
 
   /// The fastest layout that fits. If no layout fits, the layout with the least memory.
   const FoundLayout& best() const { return found.front(); }
-  /// Whether any layout splits sequences (cp > 1).
-  bool has_cp() const;
-  /// Whether any layout uses several micro-batches (accumulate > 1).
-  bool has_accumulation() const;
 };
 
 /// The text for a layout: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are included if
@@ -111,12 +87,16 @@ std::string name_of(const TrainingLayout& layout);
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
-/// Returns a function for SearchSpace::estimate that calls estimate() for a layout on `ranks`
-/// ranks. `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
-/// `options` are the options for the whole model.
+/// Returns a function for SearchSpace::estimate on `ranks` ranks. It estimates a run's memory and
+/// time from two plans of the first rank with few layers: memory and time grow linearly with the
+/// number of equal layers. A model with few or unequal layers is planned as a whole.
+/// `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
+/// `layers`: the number of equal layers; 0: the model has none. `container`: FQN of the module that
+/// contains the layers, "model.layers". `options` are the options for the whole model.
 std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const std::function<MakeRun(const TrainingLayout& layout, std::int64_t layers)>& run_of,
-    const LayeredModel& model, std::int64_t ranks, const PlanOptions& options);
+    std::int64_t layers, const std::string& container, std::int64_t ranks,
+    const PlanOptions& options);
 
 /// Estimates layouts with every tp within a node, each kind of activation checkpointing, and ZeRO-2
 /// and ZeRO-3. Where checkpointing of all blocks fits and none does not, adds the layout with the

@@ -82,9 +82,9 @@ struct CheckpointOptions {
 /// The constructor, peek(), load(), after_step() and finish() are collective over `world`. A
 /// failure on one rank is an Error on all ranks.
 class Checkpointer : tessera::detail::NoCopy {
- public:
   using Json = nlohmann::json;
 
+ public:
   /// Finds the step to start from. If the folder of the run exists, locks the folder like
   /// make_folder(). Throws Error if the folder of a new run has steps, if there is no step to
   /// resume from, and for invalid options.

@@ -42,9 +42,6 @@ class MetricLog {
   void write(observe::StepMetrics metrics, std::int64_t tokens);
   /// Adds the seconds that training waited for a checkpoint to the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// Ends the log; to be called after the last step. If training waited for a checkpoint after the
-  /// last write(), adds the wait to the metrics of the last step.
-  void end();
   /// Prints a line on the console.
   void line(const std::string& text);
 
@@ -57,12 +54,6 @@ class MetricLog {
   std::unique_ptr<observe::MetricsWriter> writer_;
   std::unique_ptr<observe::TensorBoardWriter> tensorboard_;
   std::optional<double> stall_s_;
-  std::optional<observe::StepMetrics> last_;  ///< the metrics that were written last
-};
-
-/// A range of steps as the metrics count them (from 1), including both ends.
-struct StepRange {
-  std::int64_t first = 0, last = 0;
 };
 
 /// Options of Recording: which steps of a run are profiled.
@@ -70,9 +61,10 @@ struct RecordingOptions {
   /// The file of rank 0's profile (observe::Profile). For p.json, rank 3 writes p.rank3.json in the
   /// same folder. Empty: no profile.
   std::filesystem::path profile = {};
-  StepRange profile_steps = {};  ///< the steps to profile; {0, 0}: the last step
-  std::int64_t steps = 0;        ///< number of steps of the whole run
-  std::string device = "cpu";    ///< the device of the run: "cpu" or "cuda"
+  /// The first and the last step to profile, from 1; {0, 0}: the last step.
+  std::pair<std::int64_t, std::int64_t> profile_steps = {};
+  std::int64_t steps = 0;      ///< number of steps of the whole run
+  std::string device = "cpu";  ///< the device of the run: "cpu" or "cuda"
   RunNames names = {};
 };
 
@@ -91,11 +83,11 @@ class Recording {
                            const std::function<observe::StepMetrics()>& make);
 
  private:
-  StepRange steps_left(std::int64_t done, bool is_main) const;
+  void choose_steps(std::int64_t done, bool is_main);
 
   RecordingOptions options_;
-  std::filesystem::path file_;  ///< the file of this rank's profile
-  StepRange steps_;             ///< the steps to profile; {0, 0}: none
+  std::filesystem::path file_;         ///< the file of this rank's profile
+  std::int64_t first_ = 0, last_ = 0;  ///< the steps to profile; 0: none
   std::unique_ptr<observe::Profile> profile_;
 };
 

@@ -123,13 +123,6 @@ class StepMeter {
   comm::TrafficTable before_;
 };
 
-/// When a run evaluates held-out data.
-struct EvaluationOptions {
-  std::int64_t every = 0;  ///< evaluate every this many steps; 0: never during the run
-  std::int64_t steps = 0;  ///< number of steps of the whole run; the last step is also evaluated
-  bool is_due(std::int64_t step) const { return every > 0 && (step % every == 0 || step == steps); }
-};
-
 /// Returns the mean loss of held-out batches 0 to `batches` - 1, computed without gradients and
 /// with the model in eval mode; the model's mode is restored afterwards. `loss` returns the loss of
 /// this rank's part of a batch, a plain scalar. `stop` is called after each batch, and must return

@@ -114,7 +114,7 @@ class PlanSearch(programs.InFolder):
         best = found["layouts"][0]
         self.assertEqual((plan["mesh"]["dp"], plan["mesh"]["cp"]), (best["dp"], best["cp"]))
         self.assertRegex(text, r"dp +tp +cp +ac")
-        self.assertIn("left out: dp 4, tp 1, cp 2: --batch 2", text)
+        self.assertIn("left out: dp 4, tp 1, cp 2: batch 2", text)
         planned = self.plan(DEEP, [*RUN, *run, "--dp", best["dp"], "--cp", best["cp"]])[0]["kinds"][0]
         self.assertLess(abs(best["peak_bytes"] / planned["peak_bytes"] - 1), 1e-3)
         self.assertLess(abs(best["step_time_s"] / planned["step_time_s"] - 1), 0.01)

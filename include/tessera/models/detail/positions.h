@@ -18,16 +18,15 @@ namespace tessera::models {
 struct RopeScaling {
   enum class Kind {
     kNone,
-    kLinear,   ///< all frequencies / factor (Chen et al. 2023)
-    kDynamic,  ///< a larger theta for longer sequences (NTK-aware)
-    kLlama3,   ///< low frequencies / factor, with a ramp to the unscaled high frequencies
-               ///< (Llama 3.1)
-    kYarn,     ///< the ramp of Peng et al. 2023, with an attention temperature
+    kLinear,  ///< all frequencies / factor (Chen et al. 2023)
+    kLlama3,  ///< low frequencies / factor, with a ramp to the unscaled high frequencies
+              ///< (Llama 3.1)
+    kYarn,    ///< the ramp of Peng et al. 2023, with an attention temperature
   };
   Kind kind = Kind::kNone;
   double factor = 1;
-  /// The context length of pretraining, in tokens. kDynamic scales only longer sequences. kLlama3
-  /// and kYarn count the rotations within this length.
+  /// The context length of pretraining, in tokens: kLlama3 and kYarn count the rotations within
+  /// this length.
   std::int64_t original_positions = 0;
   double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: rotation counts that bound the
                                                      ///< ramp
@@ -44,19 +43,13 @@ struct Rope {
   RopeScaling scaling;
 
   bool operator==(const Rope&) const = default;
-  /// Whether the rotary angles of a sequence of `length` tokens depend on the length of the
-  /// sequence.
-  bool depends_on_length(std::int64_t length) const {
-    return scaling.kind == RopeScaling::Kind::kDynamic && length > scaling.original_positions;
-  }
 };
 
-/// Returns cos and sin of the rotary angles of positions [first, last) in a sequence of `length`
-/// tokens: (last - first, head_dim) each, fp32, repeated for the two halves of a head, as Hugging
-/// Face computes them.
+/// Returns cos and sin of the rotary angles of positions 0 to `positions` - 1: (positions,
+/// head_dim) each, fp32, on the CPU, repeated for the two halves of a head, as Hugging Face
+/// computes them.
 std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t head_dim,
-                                              std::int64_t first, std::int64_t last,
-                                              std::int64_t length, c10::Device device);
+                                              std::int64_t positions);
 
 /// The keys and values of a batch of texts, for all positions so far, in memory that is allocated
 /// once. With a sliding window, only the last `window` positions are stored, in a ring buffer.

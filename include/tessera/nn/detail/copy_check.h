@@ -76,8 +76,6 @@ struct CopiedTensor {
 struct CopyCheck {
   std::string what = {};  ///< the caller's name, which begins the message:
                           ///< "clip_grad_norm_"
-  /// Mesh dimensions along which ranks have different parameters, which are not compared.
-  std::vector<std::string> distinct_along = {};
   /// Plain tensors are copies of each other if their ranks differ only along dimensions of `root`.
   /// If `root` is undefined, plain tensors on all compared ranks are copies.
   DeviceMesh root = {};

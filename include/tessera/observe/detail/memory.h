@@ -57,6 +57,17 @@ enum class MemoryPhase : std::uint8_t { kSetup, kForward, kBackward, kUpdate };
 /// and the optimizer step.
 const char* to_string(MemoryPhase phase);
 
+/// The purpose of a block of memory, derived from when and where the block was allocated and freed.
+enum class MemoryKind : std::uint8_t {
+  kParameters,   ///< allocated in setup: this rank's shards, and buffers
+  kOptimizer,    ///< allocated in the first update and not freed
+  kGradients,    ///< allocated in a backward and used after it
+  kGathered,     ///< all-gather buffers and gathered parameters
+  kReduced,      ///< buffers for reducing gradients
+  kActivations,  ///< allocated in a forward and used later, also in later steps (masks)
+  kTemporary,    ///< memory of none of the other kinds
+};
+
 /// The number of MemoryKind values.
 inline constexpr std::size_t kMemoryKinds = 7;
 /// The name of a kind of memory, for output: "parameters", "gathered parameters".

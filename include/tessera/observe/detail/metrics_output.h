@@ -1,7 +1,6 @@
 // Writes metrics to a JSONL file, the console and TensorBoard.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -38,13 +37,9 @@ class MetricsWriter {
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
   /// Appends the record of a step.
   void write(const StepMetrics& metrics);
-  /// Replaces the record that the last write() wrote by `metrics`. Does nothing if the file is a
-  /// pipe, because a pipe has already passed the record on.
-  void write_again(const StepMetrics& metrics);
 
  private:
   std::filesystem::path path_;
-  std::size_t last_bytes_ = 0;  ///< size of the last record
   std::ofstream out_;
 };
 
@@ -56,9 +51,6 @@ class MetricsWriter {
 std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& metrics,
                                                           int world_size,
                                                           const std::string& device_type);
-
-/// Peak resident memory of this process, in bytes.
-std::int64_t peak_resident_bytes();
 
 }  // namespace tessera::observe
 TESSERA_API_END

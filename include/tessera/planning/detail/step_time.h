@@ -1,0 +1,51 @@
+// The parts of a RankPlan: the time of a step, and the ranks for which the plan stands.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::planning {
+
+/// A time interval of a step, in seconds from the step's begin.
+struct Span {
+  /// The row of the interval in a time chart: "operators" or "waiting" for the compute stream, or
+  /// the mesh dimension of a collective.
+  std::string row;
+  std::string what;  ///< the phase of the operators, the cause of the waiting, or the collective
+  double begin = 0, end = 0;
+};
+
+/// The sum over all calls of one operator in a step, on any stream.
+struct OperatorUse {
+  std::int64_t calls = 0;
+  double bytes = 0;  ///< bytes that the operator's tensors read and write
+  double flops = 0;  ///< FLOPs of matrix products; 0 for other operators
+  double seconds = 0;
+};
+
+/// The time of a step, in seconds.
+struct StepTime {
+  double total = 0;
+  double compute = 0;  ///< time of operators on the compute stream, without waiting
+  /// How long the compute stream waits for collectives, by mesh dimension.
+  std::map<std::string, double> exposed;
+  std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
+  double flops = 0;         ///< FLOPs of all matrix products, including recomputation
+  std::vector<Span> spans;  ///< the step's intervals; operators of a phase without gaps form one
+  std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
+};
+
+/// Ranks whose tensors all have the same sizes. Only one rank of each kind is planned.
+struct RankKind {
+  int first = 0;           ///< the first rank of the kind
+  int last = 0;            ///< the last rank of the kind
+  std::int64_t count = 0;  ///< the number of ranks of the kind
+};
+
+}  // namespace tessera::planning
+TESSERA_API_END
