@@ -365,7 +365,6 @@ std::vector<KindCase> kind_cases() {
   const auto pending = on_two_ranks(values({4, 4}), Partial{});
   const auto columns = on_two_ranks(values({4, 4}), Shard{1});
   const auto targets = on_two_ranks(at::arange(4), Replicate{});
-  const auto batch = on_two_ranks(at::eye(2, at::kDouble).repeat({4, 1, 1}), Shard{0});
   const auto expanded = on_two_ranks(values({4, 1}), Shard{0}).expand({4, 3});
   const auto index = on_two_ranks(at::arange(4), Shard{0});
   const auto own_generator = at::detail::createCPUGenerator(1);
@@ -386,9 +385,6 @@ std::vector<KindCase> kind_cases() {
       plain("NoRule", "aten::take", {rows, index}, CallKind::kLocal),
       plain("AWriteToOnePlaceTwice", "aten::add_.Tensor", {expanded, expanded},
             CallKind::kFailTogether),
-      plain("MatricesOfTheRanks", "aten::_linalg_eigh", {batch}, CallKind::kLocal),
-      plain("MatricesThatAreToBeChecked", "aten::linalg_inv_ex", {batch, true}, CallKind::kLocal),
-      plain("MatricesThatAreNot", "aten::linalg_inv_ex", {batch, false}, CallKind::kDirect),
       plain("AFormThatSendsLess", "aten::argmax", {many_rows, 0}, CallKind::kLowering),
       plain("AFormWhoseCollectivesAreItsOwn", "tessera::cross_entropy", {columns, targets},
             CallKind::kLowering),

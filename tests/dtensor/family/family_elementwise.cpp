@@ -216,8 +216,6 @@ Family indexing() {
   f.add("index_put(:, i)", {{{8, 6}}, indices({2}, 6), {{8, 2}}},
         [](auto& t) { return at::index_put(t[0], list({{}, t[1]}), t[2], true); },
         {"S0 R S0 | S0 | - | S0 S0 | -"});
-  f.add("take", {{{8, 6}}, indices({4}, 48)}, [](auto& t) { return at::take(t[0], t[1]); },
-        {"R S0 | S0 | - | P | -"});
   return f;
 }
 
@@ -227,12 +225,6 @@ Family embedding() {
         [](auto& t) { return at::embedding(t[0], t[1]); },
         {"R S0 | S0 | - | P | -", "S1 R | S2 | - | S1 | -", "S0 R | P | - | R | -",
          "S1,R R,S0 | S2,S0 | - | S1,P | -", "R,S0 S0,R | S0,P | - | P,R | -"});
-  f.add("_embedding_bag", {{{8, 6}}, indices({5}, 8)},
-        [](auto& t) {
-          const auto offsets = t[1].slice(0, 0, 1).mul(0);
-          return std::get<0>(at::embedding_bag(t[0], t[1], offsets));
-        },
-        {"S1 R | S1 | - | S1 | -"});
   return f;
 }
 

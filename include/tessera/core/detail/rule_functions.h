@@ -85,6 +85,13 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
 
 }  // namespace tessera
 
+namespace tessera::rules {
+
+/// Forbids empty shards of all factors (einsum index letters) that the rule has so far.
+void forbid_empty_shards(ShardingRule& rule);
+
+}  // namespace tessera::rules
+
 namespace tessera::detail {
 
 /// Registers the rule of an operator that another library of Tessera defines. A program may replace
