@@ -72,12 +72,12 @@ struct Registry {
 
   // The tables are in the order of docs/operators/operators.md.
   Registry() {
-    for (const auto& table : {rules::pointwise_table, rules::matmul_table, rules::reduction_table,
-                              rules::scan_table, rules::view_table, rules::view_gradient_table,
-                              rules::creation_table, rules::joining_table, rules::indexing_table,
-                              rules::embedding_table, rules::normalisation_table, rules::loss_table,
-                              rules::convolution_table, rules::attention_table,
-                              rules::foreach_table, rules::optimizer_table, rules::random_table}) {
+    for (const auto& table :
+         {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
+          rules::view_table, rules::view_gradient_table, rules::creation_table,
+          rules::joining_table, rules::indexing_table, rules::embedding_table,
+          rules::normalisation_table, rules::loss_table, rules::convolution_table,
+          rules::attention_table, rules::foreach_table, rules::random_table}) {
       add(table());
     }
     take_added();

@@ -149,7 +149,6 @@ Table joining_table();
 Table loss_table();
 Table matmul_table();
 Table normalisation_table();
-Table optimizer_table();
 Table pointwise_table();
 Table random_table();
 Table reduction_table();

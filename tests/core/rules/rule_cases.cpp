@@ -516,13 +516,6 @@ std::vector<RuleCase> list_cases() {
   cases.push_back(row("_foreach_lerp_.Scalar", some(), others(), 0.3));
   cases.push_back(row("_foreach_addcmul_.Scalar", some(), others(), others(), 0.3));
   cases.push_back(row("_foreach_addcdiv_.Scalar", some(), others(), others(), 0.3));
-  const auto steps = [] {
-    return tensor_list({units({}) + 2.0, units({}) + 2.0, units({}) + 2.0});
-  };
-  cases.push_back(row("_fused_adamw_", some(), others(), some(), others(), c10::List<at::Tensor>(),
-                      steps(), 0.1, 0.9, 0.95, 0.1, 1e-8, false, false));
-  cases.push_back(
-      row("_fused_sgd_", some(), others(), some(), 0.1, 0.9, 0.1, 0.0, false, false, false));
   return cases;
 }
 
