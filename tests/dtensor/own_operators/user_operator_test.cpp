@@ -149,6 +149,18 @@ std::optional<ShardingRule> elementwise_rule(const OpCall& call) {
   return elementwise(call, 1);
 }
 
+/// The rule of a matrix product (a, b), which is linear in a.
+std::optional<ShardingRule> product_rule(const OpCall& call) {
+  ShardingRule rule = rules::start(call);
+  const int rows = rules::add_factor(rule, call.tensor(0).size(0));
+  const int columns = rules::add_factor(rule, call.tensor(1).size(1));
+  const int inner = rules::add_reduced(rule, call.tensor(0).size(1), ReduceOp::kSum);
+  rule.inputs = {{{rows}, {inner}}, {{inner}, {columns}}};
+  rule.outputs = {{{rows}, {columns}}};
+  rule.linear = {{{0}, ReduceOp::kSum}};
+  return rule;
+}
+
 void register_rules() {
   // libtorch warns at every such gradient.
   torch::autograd::setAutogradFallbackMode(torch::autograd::AutogradFallbackMode::Nothing);
@@ -158,22 +170,16 @@ void register_rules() {
   }
   register_rule("own_gradients::exp_and_sign",
                 [](const OpCall& call) { return elementwise(call, 2); });
-  register_rule(
-      "own_gradients::product",
-      std::vector<AcceptedPlacements>{{.inputs = {Shard{0}, Replicate{}}, .outputs = {Shard{0}}},
-                                      {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
-                                      {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}},
-                                      {.inputs = {Partial{}, Replicate{}}, .outputs = {Partial{}}}},
-      [](const OpCall& call) {
-        return std::vector<std::vector<std::int64_t>>{
-            {call.tensor(0).size(0), call.tensor(1).size(1)}};
-      });
-  register_rule(
-      "own_gradients::column_maximum",
-      std::vector<AcceptedPlacements>{{.inputs = {Shard{0}}, .outputs = {Partial{ReduceOp::kMax}}}},
-      [](const OpCall& call) {
-        return std::vector<std::vector<std::int64_t>>{{call.tensor(0).size(1)}};
-      });
+  register_rule("own_gradients::product", &product_rule);
+  register_rule("own_gradients::column_maximum",
+                [](const OpCall& call) -> std::optional<ShardingRule> {
+                  ShardingRule rule = rules::start(call);
+                  const int rows = rules::add_reduced(rule, call.tensor(0).size(0), ReduceOp::kMax);
+                  const int columns = rules::add_unsharded(rule, call.tensor(0).size(1));
+                  rule.inputs = {{{rows}, {columns}}};
+                  rule.outputs = {{{columns}}};
+                  return rule;
+                });
 }
 
 TORCH_LIBRARY(own_gradients, library) {
@@ -240,7 +246,6 @@ TORCH_LIBRARY(tessera_test, library) {
   define("halve_unruled(Tensor x) -> Tensor", &halve);
   define("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor", &scaled_product);
   define("add_into(Tensor from, Tensor(a!) into) -> ()", &add_into);
-  define("conflicting(Tensor x) -> Tensor", &halve);
   library.def("composite(Tensor x) -> Tensor", &halve);
   library.def("never_called(Tensor x) -> Tensor");
 }
@@ -266,18 +271,7 @@ const bool kUserRulesRegistered = [] {
   register_rule("tessera_test::plus_one", &elementwise);  // is wrong: a sum's terms get one each
   register_rule("tessera_test::add_into", &adding);
   register_rule("aten::hypot", [](const OpCall&) -> std::optional<ShardingRule> { return {}; });
-  const Partial sum;
-  register_rule("tessera_test::scaled_product",
-                std::vector<AcceptedPlacements>{{{Shard{0}, Replicate{}}, {Shard{0}}},
-                                                {{Replicate{}, Shard{-1}}, {Shard{1}}},
-                                                {{Shard{1}, Shard{0}}, {sum}},
-                                                {{sum, Replicate{}}, {sum}}},
-                [](const OpCall& call) {
-                  return std::vector<std::vector<std::int64_t>>{
-                      {call.tensor(0).size(0), call.tensor(1).size(1)}};
-                });
-  register_rule("tessera_test::conflicting",
-                std::vector<AcceptedPlacements>{{{Shard{0}}, {Shard{0}}}, {{Shard{0}}, {sum}}});
+  register_rule("tessera_test::scaled_product", &own_operators::product_rule);
   return true;
 }();
 
@@ -311,7 +305,7 @@ TEST_ON_MESH(UserOperator, ReturningNothingWritesByItsRule, {2}, {"x"}) {
   EXPECT_EQUAL(into, at::arange(5, at::kFloat) + 1);
 }
 
-TEST_ON_MESH(UserOperator, RunsAsItsAcceptedPlacementsSay, {2, 2}, {"x", "y"}) {
+TEST_ON_MESH(UserOperator, RunsAsItsFactorsSay, {2, 2}, {"x", "y"}) {
   const auto a = at::arange(15, at::kDouble).view({5, 3}), b = a.t().contiguous().cos();
   const auto product = [](const at::Tensor& left, const at::Tensor& right) {
     return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
@@ -331,11 +325,6 @@ TEST_ON_MESH(UserOperator, RunsAsItsAcceptedPlacementsSay, {2, 2}, {"x", "y"}) {
     EXPECT_EQ(result.placements(), row.result);
     EXPECT_CLOSE(result, product(a, b));
   }
-}
-
-TEST_ON_MESH(UserOperator, ConflictingAcceptedPlacementsAreAnError, {1}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::ones({2}), mesh, {Shard{0}});
-  EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");
 }
 
 TEST_ON_MESH(UserOperator, WithoutARuleIsGathered, {2}, {"x"}) {
