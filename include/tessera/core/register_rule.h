@@ -23,12 +23,8 @@ namespace tessera {
 ///
 ///   // An elementwise operator: each dimension is one factor, which the output shares.
 ///   register_rule("mylib::scale", [](const OpCall& call) -> std::optional<ShardingRule> {
-///     ShardingRule rule;
-///     ShardingRule::TensorFactors dims;
-///     for (const std::int64_t size : call.tensor(0).sizes) {
-///       dims.push_back({static_cast<int>(rule.factors.size())});
-///       rule.factors.push_back({.size = size});
-///     }
+///     ShardingRule rule = rules::start(call);
+///     const auto dims = rules::add_factors(rule, call.tensor(0).sizes);
 ///     rule.inputs = {dims};
 ///     rule.outputs = {dims};
 ///     rule.linear = {{.partial_inputs = {0}, .op = ReduceOp::kSum}};

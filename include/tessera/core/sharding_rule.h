@@ -123,13 +123,7 @@ struct ShardingRule : detail::LocalExecution {
 // Functions that add factors to a rule. Pure.
 namespace tessera::rules {
 
-using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
-using Factors = ShardingRule::Factors;    ///< factors of a dimension, as indices in rule.factors
-/// The factors (einsum index letters) of a tensor, one list for each dimension.
-using TensorFactors = ShardingRule::TensorFactors;
-
-// In this header, tensors are given as indices in OpCall::tensors, and factors (einsum index
-// letters) as indices in ShardingRule::factors.
+// Factors (einsum index letters) are given as indices in ShardingRule::factors.
 
 /// Returns a sharding rule for `call` in which no tensor dimension has a factor (index letter). It
 /// replicates all tensors until factors are added.
@@ -144,15 +138,7 @@ int add_unsharded(ShardingRule& rule, std::int64_t size);
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
 /// Adds a factor (einsum index letter) that may be sharded for each of `sizes`. Returns the factors
 /// of a tensor with `sizes`, one factor for each dimension.
-TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes);
-
-/// Forbids sharding of the given factors (einsum index letters) of a tensor dimension.
-void keep_unsharded(ShardingRule& rule, const Factors& factors);
-
-/// Returns the factors (einsum index letters) of tensor number `tensor`, to read or to assign.
-inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
-  return rule.inputs[static_cast<std::size_t>(tensor)];
-}
+ShardingRule::TensorFactors add_factors(ShardingRule& rule, const std::vector<std::int64_t>& sizes);
 
 }  // namespace tessera::rules
 TESSERA_API_END
