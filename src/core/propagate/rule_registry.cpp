@@ -3,12 +3,10 @@
 // variants, so the tables need no rules for these.
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "rules/rule_table.h"
@@ -51,73 +49,43 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
-/// The rules that add_library_rule() has added. They are collected until the Registry is made.
-struct AddedRules {
-  std::mutex mutex;
-  std::map<std::string, RuleFunction::Entry> rules;
-  bool taken = false;
-};
-
-AddedRules& added_rules() {
-  static auto* instance = new AddedRules;
-  return *instance;
-}
-
-/// All tables of the library's rules. It never changes after it is made, so look-ups need no lock.
+/// The library's rules. It changes only before main(), so look-ups need no lock.
 struct Registry {
-  std::deque<std::string> names;  // a deque, because keys of `entries` refer to the names, whose
-                                  // addresses must not change
-  std::unordered_map<std::string_view, RuleFunction::Entry> entries;
+  // The names of the operators in `families` refer to the keys, whose addresses do not change.
+  std::map<std::string, RuleFunction::Entry, std::less<>> entries;
   std::vector<RuleFamily> families;
 
   // The tables are in the order of docs/operators/operators.md.
   Registry() {
-    for (const auto& table :
+    for (const auto& make_table :
          {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
           rules::view_table, rules::view_gradient_table, rules::creation_table,
           rules::joining_table, rules::indexing_table, rules::embedding_table,
           rules::normalisation_table, rules::loss_table, rules::convolution_table,
           rules::attention_table, rules::foreach_table, rules::random_table}) {
-      add(table());
-    }
-    take_added();
-  }
-
-  void add(const rules::Table& table) {
-    RuleFamily& family = families.emplace_back(RuleFamily{table.family, {}});
-    for (const rules::Row& row : table.rows) {
-      for (std::string& name : expand_names(row.names)) {
-        add(family, std::move(name), {row.body, row.reads_numbers});
+      const rules::Table table = make_table();
+      families.push_back({table.family, {}});
+      for (const rules::Row& row : table.rows) {
+        for (const std::string& name : expand_names(row.names)) {
+          add(name, {row.body, row.reads_numbers});
+        }
       }
     }
-    std::sort(family.operators.begin(), family.operators.end());
+    families.push_back({"of this library", {}});
   }
 
-  /// Adds the rules of add_library_rule(): operators of this library, which libtorch lacks.
-  void take_added() {
-    AddedRules& added = added_rules();
-    const std::lock_guard lock(added.mutex);
-    added.taken = true;
-    if (added.rules.empty()) {
-      return;
-    }
-    RuleFamily& family = families.emplace_back(RuleFamily{"of this library", {}});
-    for (const auto& [op, entry] : added.rules) {
-      add(family, op, entry);
-    }
-  }
-
-  void add(RuleFamily& family, std::string name, RuleFunction::Entry entry) {
-    const std::string_view op = names.emplace_back(std::move(name));
-    TESSERA_CHECK(entries.emplace(op, std::move(entry)).second, "rule table: two rules for ", op);
-    family.operators.push_back(op);
+  /// Adds a rule to the last family.
+  void add(const std::string& name, RuleFunction::Entry entry) {
+    const auto [at, is_new] = entries.emplace(name, std::move(entry));
+    TESSERA_CHECK(is_new, "rule table: two rules for ", name);
+    auto& operators = families.back().operators;
+    operators.insert(std::ranges::lower_bound(operators, at->first), at->first);
   }
 };
 
-/// Returns the registry, which is made at the first look-up and never changes after that.
-const Registry& registry() {
-  static const Registry instance;
-  return instance;
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
 }
 
 // The functions below adapt the rule of a functional operator to in-place and out= variants.
@@ -213,11 +181,8 @@ const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
 
 }  // namespace
 
-void detail::add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
-  AddedRules& added = added_rules();
-  const std::lock_guard lock(added.mutex);
-  TESSERA_CHECK(!added.taken, "internal: the rule of ", op, " came after the first lookup");
-  added.rules.try_emplace(std::move(op), RuleFunction::Entry{std::move(body), reads_numbers});
+void detail::add_library_rule(const std::string& op, RuleFunction::Body body, bool reads_numbers) {
+  registry().add(op, {std::move(body), reads_numbers});
 }
 
 /// Throws Error after the first use of the operator, because caches of call plans may then contain
@@ -260,7 +225,6 @@ std::vector<std::string_view> ruled_operators() {
   for (const auto& [op, entry] : registry().entries) {
     result.push_back(op);
   }
-  std::sort(result.begin(), result.end());
   return result;
 }
 

@@ -111,9 +111,8 @@ void forbid_empty_shards(ShardingRule& rule);
 namespace tessera::detail {
 
 /// Registers the rule of an operator that another library of Tessera defines. A program may replace
-/// the rule with register_rule(). Must be called before main(). Throws Error after the first call
-/// of find_rule().
-void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
+/// the rule with register_rule(). Must be called before main().
+void add_library_rule(const std::string& op, RuleFunction::Body body, bool reads_numbers = false);
 
 }  // namespace tessera::detail
 TESSERA_API_END
