@@ -450,15 +450,10 @@ bool has_pending_shard(const SearchState& state) {
   return false;
 }
 
-bool is_collective(StepKind kind) {
-  return kind == StepKind::kAllGather || kind == StepKind::kReduceScatter ||
-         kind == StepKind::kAllReduce || kind == StepKind::kAllToAll;
-}
-
 /// The time of a step in microseconds by the alpha-beta model: latency plus bytes divided by
 /// bandwidth. Step::bytes must be set.
 double step_cost(const CostModel& model, const Step& step) {
-  if (!is_collective(step.kind)) {
+  if (!communicates(step)) {
     return kLocalStepUs;
   }
   return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
@@ -782,7 +777,7 @@ std::string to_string(const Step& step) {
   for (std::size_t i = 0; i < step.mesh_dims.size(); ++i) {
     out += (i == 0 ? " over m" : ",m") + std::to_string(step.mesh_dims[i]);
   }
-  if (is_collective(step.kind)) {
+  if (communicates(step)) {
     out += ", " + std::to_string(step.bytes) + " bytes";
   }
   return out + ": " + to_string(*step.from) + " -> " + to_string(*step.to);

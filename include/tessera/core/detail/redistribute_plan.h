@@ -45,6 +45,12 @@ struct Step {
   std::int64_t bytes = 0;
 };
 
+/// Whether a step is a collective.
+inline bool communicates(const Step& step) {
+  return step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
+         step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
+}
+
 /// The steps of a redistribution, in the order in which they run.
 struct RedistributionPlan {
   std::vector<Step> steps;
