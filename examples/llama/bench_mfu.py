@@ -150,7 +150,7 @@ def make_parser():
                         "--help or in none; flags given here win over it")
     model = parser.add_argument_group("model")
     model.add_argument("--config", metavar="FILE[,FILE]", type=several(str), action="extend",
-                       help="Shapes: config.json files of models, or names in the hub's cache")
+                       help="Shapes: config.json files of models")
     model.add_argument("--shape", metavar="NAME[,NAME]", type=several(one_of(*SHAPES)), action="extend",
                        help="Shapes with published figures. The table shows these figures, too. --seq and --batch (of each rank) "
                             f"default to the shape's: {', '.join(SHAPES)}")
@@ -254,7 +254,7 @@ def config_of(out, name):
 
 
 def model_of(config):
-    """The name of a file, or of the folder of a config.json; a name in the hub's cache as it is."""
+    """The name of a file, or of the folder of a config.json."""
     path = pathlib.Path(config)
     if path.suffix != ".json":
         return config

@@ -137,16 +137,6 @@ CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on,
   return app.add_flag(names, on, help)->default_function([&on] { return on ? "true" : "false"; });
 }
 
-CLI::Validator hub_name(tessera::HubItem item) {
-  // The check throws tessera::Error, which CLI11 does not catch, because the message ends with a
-  // command for the user.
-  return {[item](std::string& name) {
-            name = tessera::hub_path(name, item);
-            return std::string();
-          },
-          ""};
-}
-
 CLI::Validator number_between(double least, double most) {
   return number_check("from " + number_text(least) + " to " + number_text(most),
                       [=](double value) { return value >= least && value <= most; });

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/core/hub_cache.h"
 
 namespace CLI {
 class App;
@@ -57,10 +56,6 @@ CLI::Validator number_of_at_least_0();
 CLI::Validator number_above_0();
 /// Returns a check that a number is above 0 and at most `most`.
 CLI::Validator number_above_0_to(double most);
-
-/// For an option that names a model or a part of a model: converts a name on Hugging Face's hub to
-/// its path in the hub's cache (tessera::hub_path).
-CLI::Validator hub_name(tessera::HubItem item);
 
 using tessera::nearest;
 

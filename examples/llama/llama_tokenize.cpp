@@ -54,8 +54,7 @@ constexpr std::int64_t kMostTokens = (std::int64_t{1} << 31) - 1;
 void declare(CLI::App& app, TokenizeOptions& o) {
   app.add_option("--tokenizer", o.tokenizer,
                  "tokenizer.json or tokenizer.model, or the folder of a model")
-      ->option_text("FILE|DIR|ORG/NAME")
-      ->transform(hub_name(tessera::HubItem::kTokenizer));
+      ->option_text("FILE|DIR");
   app.add_option("--out", o.out, "Writes PREFIX_000000.bin, PREFIX_000001.bin and so on")
       ->option_text("PREFIX");
   app.add_option("files", o.files, "Text or JSONL files, also gzip's or zstd's; globs, in quotes")

@@ -14,6 +14,7 @@
 
 #include <cmath>
 #include <iostream>
+#include <optional>
 
 #include "tessera/tessera.hpp"
 
@@ -70,22 +71,20 @@ TORCH_LIBRARY_IMPL(tutorial, Autograd, library) {
 // [autograd]
 
 // [rule]
-/// The sharding rule. On a mesh dimension, the matrix product may be split over the rows of a, over
-/// the columns of b, or over the inner dimension. For the inner dimension the result is Partial.
-void register_scaled_product() {
-  register_rule("tutorial::scaled_product",
-                std::vector<AcceptedPlacements>{
-                    {.inputs = {Shard{0}, Replicate{}}, .outputs = {Shard{0}}},
-                    {.inputs = {Replicate{}, Shard{1}}, .outputs = {Shard{1}}},
-                    {.inputs = {Shard{1}, Shard{0}}, .outputs = {Partial{}}},
-                },
-                [](const OpCall& call) {  // returns the global sizes of the results
-                  return std::vector<std::vector<std::int64_t>>{
-                      {call.tensor(0).size(0), call.tensor(1).size(1)}};
-                });
+/// The sharding rule. The rows of a, the columns of b, and the inner dimension of both get a label,
+/// as in einsum. On a mesh dimension, the matrix product may be split over each of the labels. The
+/// inner dimension is summed over, so that the result is then Partial.
+std::optional<ShardingRule> rule_of_scaled_product(const OpCall& call) {
+  ShardingRule rule = rules::start(call);
+  const int rows = rules::add_factor(rule, call.tensor(0).size(0));
+  const int columns = rules::add_factor(rule, call.tensor(1).size(1));
+  const int inner = rules::add_reduced(rule, call.tensor(0).size(1), ReduceOp::kSum);
+  rule.inputs = {{{rows}, {inner}}, {{inner}, {columns}}};
+  rule.outputs = {{{rows}, {columns}}};
+  return rule;
 }
 // The rule is registered before main(), like the operator.
-const bool kIsRuled = (register_scaled_product(), true);
+const bool kIsRuled = (register_rule("tutorial::scaled_product", &rule_of_scaled_product), true);
 // [rule]
 
 /// Computes softmax over a split dimension, with explicit all-reduces of the maximum and the sum.

@@ -17,7 +17,6 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/core/hub_cache.h"
 #include "tessera/core/mesh_shape.h"
 #include "tessera/core/placement.h"
 #include "tessera/core/process.h"

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/detail/bounded_cache.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/process.h"
 #include "testing/errors.h"
@@ -86,46 +85,3 @@ INSTANTIATE_TEST_SUITE_P(All, StopSignalsOf, ::testing::Values(SIGTERM, SIGUSR1)
 
 }  // namespace
 }  // namespace tessera
-
-namespace tessera::detail {
-namespace {
-
-TEST(BoundedCache, ComputesOnceAndStoresNothingForAnError) {
-  BoundedCache<int, std::string> cache(4);
-  int computed = 0;
-  const auto text = [&](int key) {
-    ++computed;
-    return std::to_string(key);
-  };
-  EXPECT_EQ(*cache.get(7, text), "7");
-  EXPECT_EQ(*cache.get(7, text), "7");
-  EXPECT_EQ(computed, 1);
-  EXPECT_ERROR(cache.get(1, [](int) -> std::string { fail("not computed"); }), "not computed");
-  EXPECT_EQ(cache.size(), 1U);
-}
-
-TEST(BoundedCache, DropsUnusedEntriesAboveItsCapacityButNotTheirValues) {
-  BoundedCache<int, int> cache(3);
-  std::vector<int> computed;
-  const auto value = [&](int key) {
-    computed.push_back(key);
-    return 7 * key;
-  };
-  const auto first = cache.get(-2, value);
-  for (int i = 0; i < 1000; ++i) {
-    cache.get(-1, value);
-    cache.get(i, value);
-    EXPECT_LE(cache.size(), 3U);
-  }
-  cache.get(999, value);
-  // -2, -1 and each number were computed once: neither -1, which was always used, nor the last
-  // number was dropped.
-  EXPECT_EQ(computed.size(), 1002U);
-  EXPECT_EQ(*cache.get(-2, value), -14);
-  EXPECT_EQ(computed.back(), -2);
-  EXPECT_EQ(computed.size(), 1003U);
-  EXPECT_EQ(*first, -14);
-}
-
-}  // namespace
-}  // namespace tessera::detail

@@ -12,8 +12,7 @@
 namespace tessera::fuzz {
 
 /// The decisions that make a case. Each is drawn from the seed and its name, independently of the
-/// others. So a case can be drawn again with some decisions set to the simplest option while the
-/// others stay, which is how a faulty case is shrunk.
+/// others. So a case can be drawn again with some decisions set while the others stay.
 class Choices {
  public:
   /// The labels of decisions by name; "" is the simplest option. With the name kOthers all other
@@ -59,10 +58,6 @@ enum class Activation {
   kGelu,
   kRelu,
   kCentred,         ///< reads the whole feature dimension and has no parameter
-  kComposite,       ///< a user's operator, CompositeImplicitAutograd
-  kKernelOfAten,    ///< a user's operator, a CPU kernel of differentiable operators
-  kWithAutograd,    ///< a user's operator with a kernel for autograd
-  kWithoutRule,     ///< the same operator without a sharding rule
   kRandomMultiply,  ///< noise by at::rand_like
 };
 
@@ -79,10 +74,9 @@ struct AttentionSpec {
   bool fused = false;  ///< one projection for queries, keys and values
   bool bias = false;
   bool causal = false;
-  bool by_hand = false;      ///< softmax of products instead of scaled_dot_product_attention
-  bool temperature = false;  ///< a scalar parameter of the module itself
-  bool gain = false;         ///< a parameter of the module itself with a number for each head
-  bool adapter = false;      ///< low-rank, added to the projection of queries
+  bool by_hand = false;  ///< softmax of products instead of scaled_dot_product_attention
+  bool gain = false;     ///< a parameter of the module itself with a number for each head
+  bool adapter = false;  ///< low-rank, added to the projection of queries
   NormKind query_key_norm = NormKind::kNone;
   bool dropout = false;  ///< dropout of attention weights
   Rotary rotary = Rotary::kNone;
@@ -98,16 +92,7 @@ enum class MlpKind {
 };
 
 /// An operator that reads the whole last dimension, which a column-wise projection splits.
-enum class Along {
-  kNone,
-  kSoftmax,
-  kCumsum,
-  kSort,
-  kFlip,
-  kExchangedHalves,
-  kStandardised,
-  kBelowLargest,
-};
+enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
 struct MlpSpec {
   MlpKind kind = MlpKind::kPlain;
@@ -126,11 +111,7 @@ struct MlpSpec {
   bool skips_empty = false;      ///< the MLP is skipped on a rank without tokens
 };
 
-/// An operator outside of attention that reads other tokens.
-enum class TokenMix { kNone, kRunningMean, kRoll };
-/// A scale on local tensors, whose result is declared by the user.
-enum class PartScale { kNone, kLocalMap, kFromLocal };
-enum class ResidualScale { kNone, kVector, kScalar, kStray };
+enum class ResidualScale { kNone, kVector, kScalar };
 
 struct ModelSpec {
   std::int64_t vocabulary = 0, heads = 0, head_dim = 0, depth = 0;
@@ -143,9 +124,7 @@ struct ModelSpec {
   NormKind final_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   ResidualScale residual_scale = ResidualScale::kNone;
-  PartScale part_scale = PartScale::kNone;  ///< the scale after the final norm
-  TokenMix token_mix = TokenMix::kNone;     ///< the operator after the embedding
-  bool padding_mask = false;                ///< a mask of the token ids, which are plain
+  bool padding_mask = false;  ///< a mask of the token ids, which are plain
   bool attention = true, mlp = true;
   AttentionSpec attend{};
   MlpSpec feed{};
@@ -220,8 +199,8 @@ struct TrainSpec {
   bool evaluate = false;  ///< a forward in evaluation mode between the steps
 };
 
-/// Faults that the tests of the search put into a case. They are never drawn.
-enum class Planted { kNone, kWrongGradient, kLateError, kCrash, kHang };
+/// A fault that the tests of the search put into a case. It is never drawn.
+enum class Planted { kNone, kWrongGradient };
 
 /// A case: the computation and its distribution. The run on one rank reads only the model and the
 /// training.
@@ -237,9 +216,6 @@ struct Case {
 
 /// Draws a case. The same choices give the same case on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
-
-/// Gives the operators of the models their sharding rules. Once in a process.
-void register_operator_rules();
 
 /// What became of a case. The first two are as it should be, the others are faults of the library;
 /// kNoOracle is one of the generator: the model doesn't run on one rank.

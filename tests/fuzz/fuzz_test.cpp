@@ -2,9 +2,8 @@
 // rank. Without arguments a GoogleTest program with a short search of fixed cases; with them a
 // longer one:
 //   fuzz_test --seed 7 --cases 5000            search
-//   fuzz_test --seed 7 --only 123              one case, shrunk if it is faulty
+//   fuzz_test --seed 7 --only 123              one case
 //   fuzz_test --seed 7 --only 123 --set mesh=1x1x2,heads=4
-//   fuzz_test --cases 500 --refusals           also what was refused, by its texts
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -13,11 +12,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <iterator>
 #include <map>
@@ -46,13 +43,12 @@ struct SearchOptions {
   Choices::Labels fixed{};  ///< decisions that are not drawn
   /// No step of a case takes a second: what waits this long waits for a peer that isn't coming.
   int timeout = 20;
-  bool shrink = true;  ///< look for the fewest decisions that a fault needs
 };
 
 struct Result {
   std::int64_t index = 0;
   Outcome outcome;
-  Choices::Labels decisions;  ///< of a fault: the fewest that were found to be enough
+  Choices::Labels decisions;
 };
 
 using std::chrono::steady_clock;
@@ -71,20 +67,14 @@ std::string one_line(std::string text) {
   return text;
 }
 
-/// `kept`, and all other decisions at their simplest.
-Choices::Labels only(Choices::Labels kept) {
-  kept.emplace(Choices::kOthers, "");
-  return kept;
-}
-
 struct Drawn {
   Case what;
   Choices::Labels made;
 };
 
-Drawn draw(const SearchOptions& options, std::int64_t index, const Choices::Labels& fixed) {
+Drawn draw(const SearchOptions& options, std::int64_t index) {
   const std::uint64_t seed = seed_of(options, index);
-  Choices choices(seed, fixed);
+  Choices choices(seed, options.fixed);
   Drawn drawn{draw_case(seed, choices), {}};
   drawn.made = choices.made();
   return drawn;
@@ -97,9 +87,8 @@ class Worker {
     // The shell's $$ would name the shell; /proc/self/exe would be the shell itself.
     const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
     const std::string command = fmt::format(
-        "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} {} --set '{}' 2>&1",
-        program, options.seed, first, cases, options.timeout, options.shrink ? "" : "--no-shrink",
-        to_string(options.fixed, ","));
+        "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} --set '{}' 2>&1", program,
+        options.seed, first, cases, options.timeout, to_string(options.fixed, ","));
     pipe_ = popen(command.c_str(), "r");
     TESSERA_CHECK(pipe_ != nullptr, "cannot start ", program);
   }
@@ -176,47 +165,17 @@ class WorkerLines {
   bool hung_ = false;
 };
 
-/// The fewest of `decisions` with which `is_faulty` stays true, dropping one after another.
-Choices::Labels shrink(Choices::Labels decisions,
-                       const std::function<bool(const Choices::Labels& fixed)>& is_faulty) {
-  for (bool dropped = true; dropped;) {
-    dropped = false;
-    for (const auto& [name, label] : Choices::Labels(decisions)) {
-      Choices::Labels fewer = decisions;
-      fewer.erase(name);
-      if (is_faulty(only(fewer))) {
-        decisions = std::move(fewer);
-        dropped = true;
-      }
-    }
-  }
-  return decisions;
-}
-
-/// The result of the one case that ended its process, with fewer decisions if those do as well.
-void shrink_by_processes(const SearchOptions& options, Result& result) {
-  const Choices::Labels made = draw(options, result.index, options.fixed).made;
-  result.decisions = shrink(made, [&](const Choices::Labels& fixed) {
-    SearchOptions again = options;
-    again.fixed = fixed;
-    again.shrink = false;
-    std::vector<Result> results;
-    WorkerLines lines(results);
-    Worker worker(again, result.index, 1);
-    while (const auto line = worker.line()) {
-      lines.take(*line);
-    }
-    const auto cut_off = lines.cut_off();
-    return cut_off && cut_off->outcome.verdict == result.outcome.verdict;
-  });
+/// A line about a fault, which begins with the arguments that run the case again.
+std::string line_of(const SearchOptions& options, const Result& result) {
+  return fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
+                     to_string(result.outcome.verdict), result.outcome.what,
+                     to_string(result.decisions));
 }
 
 /// At once, since a search may run for long.
 void announce(const SearchOptions& options, const Result& result) {
   if (is_fault(result.outcome.verdict)) {
-    std::cerr << fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
-                             to_string(result.outcome.verdict), result.outcome.what,
-                             to_string(result.decisions));
+    std::cerr << line_of(options, result);
   }
 }
 
@@ -237,12 +196,7 @@ std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, 
     if (!cut_off) {
       break;
     }
-    // A hang costs its time-out at every try.
-    if (options.shrink && cut_off->outcome.verdict == Verdict::kCrashed) {
-      shrink_by_processes(options, *cut_off);
-    } else {
-      cut_off->decisions = draw(options, cut_off->index, options.fixed).made;
-    }
+    cut_off->decisions = draw(options, cut_off->index).made;
     first = cut_off->index + 1;
     results.push_back(std::move(*cut_off));
     announce(options, results.back());
@@ -250,62 +204,10 @@ std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, 
   return results;
 }
 
-/// The text without its numbers and quoted names, so that errors of one kind are counted together.
-std::string kind_of(const std::string& text) {
-  std::string kind;
-  bool digits = false;
-  for (const char c : text) {
-    const bool digit = std::isdigit(static_cast<unsigned char>(c)) != 0;
-    if (!digit) {
-      kind.push_back(c);
-    } else if (!digits) {
-      kind.push_back('#');
-    }
-    digits = digit;
-  }
-  return kind;
-}
-
-struct Kind {
-  int count = 0;
-  const Result* example = nullptr;
-};
-
-/// The argument that makes a fault's shrunk case again.
-std::string set_of(const Result& result) {
-  return is_fault(result.outcome.verdict)
-             ? " --set '" + to_string(only(result.decisions), ",") + "'"
-             : "";
-}
-
-std::string table_of(const SearchOptions& options, const std::map<std::string, Kind>& kinds) {
-  std::vector<std::pair<std::string, Kind>> rows(kinds.begin(), kinds.end());
-  std::ranges::stable_sort(rows, std::greater<>{},
-                           [](const auto& row) { return row.second.count; });
-  std::string text;
-  for (const auto& [kind, row] : rows) {
-    text += fmt::format("{:5} x {}\n        case: --seed {} --only {}{}\n        {}\n", row.count,
-                        kind, options.seed, row.example->index, set_of(*row.example),
-                        row.example->outcome.what);
-  }
-  return text;
-}
-
 /// Runs one case in this process.
 Result run_one(const SearchOptions& options, std::int64_t index) {
-  const std::chrono::seconds timeout(options.timeout);
-  const Drawn drawn = draw(options, index, options.fixed);
-  Result result{index, run_case(drawn.what, timeout), drawn.made};
-  if (!is_fault(result.outcome.verdict) || !options.shrink ||
-      result.outcome.verdict == Verdict::kHung) {
-    return result;
-  }
-  const auto is_faulty = [&](const Choices::Labels& fixed) {
-    return run_case(draw(options, index, fixed).what, timeout).verdict == result.outcome.verdict;
-  };
-  result.decisions = shrink(drawn.made, is_faulty);
-  result.outcome = run_case(draw(options, index, only(result.decisions)).what, timeout);
-  return result;
+  const Drawn drawn = draw(options, index);
+  return {index, run_case(drawn.what, std::chrono::seconds(options.timeout)), drawn.made};
 }
 
 /// Runs the cases first, first + 1, ... in this process and writes a line before and after each,
@@ -350,28 +252,19 @@ std::vector<Result> search(const SearchOptions& options) {
   return results;
 }
 
-/// What was found: counts, each kind of fault once, and the refusals by their texts.
-std::string report(const SearchOptions& options, const std::vector<Result>& results,
-                   bool refusals) {
+/// What was found: counts, and the faults.
+std::string report(const SearchOptions& options, const std::vector<Result>& results) {
   std::map<std::string, int> counts;
-  std::map<std::string, Kind> faults, refused;
+  std::string faults;
   for (const Result& result : results) {
-    const std::string verdict = to_string(result.outcome.verdict);
-    ++counts[verdict];
-    if (is_fault(result.outcome.verdict)) {
-      Kind& kind = faults[verdict + ": " + to_string(result.decisions)];
-      kind = {kind.count + 1, &result};
-    } else if (result.outcome.verdict == Verdict::kRefused) {
-      Kind& kind = refused[kind_of(result.outcome.what)];
-      kind = {kind.count + 1, &result};
-    }
+    ++counts[to_string(result.outcome.verdict)];
+    faults += is_fault(result.outcome.verdict) ? line_of(options, result) : "";
   }
   std::string text = fmt::format("{} cases:", results.size());
   for (const auto& [verdict, count] : counts) {
     text += fmt::format(" {} {}", count, verdict);
   }
-  text += "\n" + table_of(options, faults);
-  return refusals ? text + "Refusals:\n" + table_of(options, refused) : text;
+  return text + "\n" + faults;
 }
 
 // The program and its tests.
@@ -380,12 +273,11 @@ struct Arguments {
   SearchOptions search;
   std::int64_t only = -1;
   std::string set;
-  bool worker = false, refusals = false, no_shrink = false;
+  bool worker = false;
 };
 
 int run_program(Arguments arguments) {
   SearchOptions& options = arguments.search;
-  options.shrink = !arguments.no_shrink;
   options.fixed = labels_of(arguments.set);
   if (arguments.only >= 0) {
     options.first = arguments.only;
@@ -396,17 +288,9 @@ int run_program(Arguments arguments) {
     return 0;
   }
   const std::vector<Result> results = search(options);
-  std::cout << report(options, results, arguments.refusals) << std::flush;
+  std::cout << report(options, results) << std::flush;
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   return std::ranges::any_of(results, faulty) ? 1 : 0;
-}
-
-std::vector<Result> search_planted(const std::string& fault) {
-  SearchOptions options{.cases = 1, .processes = 1, .timeout = 2};
-  options.shrink = fault == "wrong_gradient";
-  options.fixed = {{"planted", fault},    {"mesh", "1x1x2"}, {"plan.none", "yes"}, {"frozen", ""},
-                   {"final_norm", "rms"}, {"init", ""},      {"fsdp", "none"},     {"tied", ""}};
-  return search(options);
 }
 
 TEST(Fuzz, FindsNoSilentDifference) {
@@ -417,38 +301,29 @@ TEST(Fuzz, FindsNoSilentDifference) {
     return std::ranges::count(results, verdict, [](const Result& r) { return r.outcome.verdict; });
   };
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
-  EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results, false);
+  EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results);
   // A search finds nothing if most of its cases are refused.
-  EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results, true);
+  EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results);
 }
 
 TEST(Fuzz, DrawsTheSameCaseAgain) {
-  const Result a = run_one({.seed = 3, .shrink = false}, 5),
-               b = run_one({.seed = 3, .shrink = false}, 5);
+  const Result a = run_one({.seed = 3}, 5), b = run_one({.seed = 3}, 5);
   EXPECT_EQ(to_string(a.decisions), to_string(b.decisions));
   EXPECT_EQ(a.outcome.verdict, b.outcome.verdict);
 }
 
-TEST(Fuzz, ShrinksToTheDecisionsThatAFaultNeeds) {
-  const Choices::Labels all{{"a", "1"}, {"b", "1"}, {"c", "1"}, {"d", "1"}};
-  const auto needs_b_and_d = [](const Choices::Labels& fixed) {
-    return fixed.contains("b") && fixed.contains("d") && fixed.contains(Choices::kOthers);
-  };
-  EXPECT_EQ(to_string(shrink(all, needs_b_and_d)), "b=1, d=1");
-}
-
 TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
-  const std::vector<Result> results = search_planted("wrong_gradient");
-  ASSERT_EQ(results.size(), 1);
-  EXPECT_EQ(results[0].outcome.verdict, Verdict::kDifferent);
-  EXPECT_CONTAINS(results[0].outcome.what, "loss 1 is", "of rank 0 differs by");
-  EXPECT_EQ(to_string(results[0].decisions), "final_norm=rms, planted=wrong_gradient");
+  const SearchOptions options{
+      .fixed = {{"planted", "wrong_gradient"}, {"final_norm", "rms"}, {Choices::kOthers, ""}}};
+  const Result result = run_one(options, 0);
+  EXPECT_EQ(result.outcome.verdict, Verdict::kDifferent);
+  EXPECT_CONTAINS(result.outcome.what, "loss 1 is", "of rank 0 differs by");
 }
 
 // With stock AdamW, whose eps turns rounding into steps here, flipped last bits alone change
 // weights by more than the tolerance.
 TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
-  SearchOptions options{.seed = 52, .shrink = false};
+  SearchOptions options{.seed = 52};
   constexpr std::int64_t kIllConditioned = 4153;
   const Result right = run_one(options, kIllConditioned);
   EXPECT_FALSE(is_fault(right.outcome.verdict)) << right.outcome.what;
@@ -458,27 +333,12 @@ TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
   EXPECT_CONTAINS(wrong.outcome.what, "one rank with other last bits");
 }
 
-TEST(Fuzz, OutlivesErrorsAfterTheFirstStepCrashesAndHangs) {
-  for (const auto& [fault, verdict] : {std::pair{"late_error", Verdict::kRefusedLate},
-                                       {"crash", Verdict::kCrashed},
-                                       {"hang", Verdict::kHung}}) {
-    SCOPED_TRACE(fault);
-    const std::vector<Result> results = search_planted(fault);
-    ASSERT_EQ(results.size(), 1);
-    EXPECT_EQ(results[0].outcome.verdict, verdict);
-    if (verdict == Verdict::kRefusedLate) {
-      EXPECT_CONTAINS(results[0].outcome.what, "a planted error");
-    }
-  }
-}
-
 }  // namespace
 }  // namespace tessera::fuzz
 
 int main(int argc, char** argv) {
   using namespace tessera::fuzz;
   at::set_num_threads(1);
-  register_operator_rules();
   if (argc == 1 || std::string(argv[1]).starts_with("--gtest")) {
     ::testing::InitGoogleTest(&argc, argv);
     return RUN_ALL_TESTS();
@@ -494,8 +354,6 @@ int main(int argc, char** argv) {
   app.add_option("--timeout", arguments.search.timeout, "The longest wait for peers, in seconds");
   app.add_option("--set", arguments.set,
                  "Decisions: NAME=LABEL,... ; without a label: the simplest; *: all others");
-  app.add_flag("--refusals", arguments.refusals, "List what was refused, too");
-  app.add_flag("--no-shrink", arguments.no_shrink);
   app.add_flag("--worker", arguments.worker, "For the search itself");
   CLI11_PARSE(app, argc, argv);
   return run_program(std::move(arguments));

@@ -1,6 +1,5 @@
 #include "fuzz/model.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -14,13 +13,9 @@
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/sort.h>
 #include <ATen/ops/triu.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -28,13 +23,9 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "tessera/core/register_rule.h"
-#include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/dtensor/local_map.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/functional.h"
@@ -65,46 +56,6 @@ class Scale : public nn::Module<Scale> {
   at::Tensor forward(const at::Tensor& x) { return x * *weight_; }
 
  private:
-  nn::Parameter weight_;
-};
-
-/// The same scale, written for local tensors.
-class PartScaleLayer : public nn::Module<PartScaleLayer> {
- public:
-  PartScaleLayer(PartScale kind, std::int64_t size) : kind_(kind) {
-    weight_ = register_slot("weight", {size});
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    if (!tessera::is_distributed(x)) {
-      return x * *weight_;
-    }
-    return kind_ == PartScale::kLocalMap ? by_local_map(x) : by_from_local(x);
-  }
-
- private:
-  /// local_map() without a declaration of gradients.
-  at::Tensor by_local_map(const at::Tensor& x) const {
-    const auto scale = [](const std::vector<at::Tensor>& parts) {
-      return std::vector<at::Tensor>{parts[0] * parts[1]};
-    };
-    const DistributedTensor input(x);
-    return local_map(scale, {x, *weight_}, input.mesh(), {input.placements()},
-                     {.out_sizes = {x.sizes().vec()}})[0];
-  }
-
-  /// If x is split, each rank computes a term of the weight's gradient.
-  at::Tensor by_from_local(const at::Tensor& x) const {
-    const DistributedTensor input(x);
-    at::Tensor weight = *weight_;
-    if (tessera::is_distributed(weight)) {
-      const bool split = !input.layout()->is_replicated();
-      weight = DistributedTensor(weight).to_local(split ? Placements{Partial{}}
-                                                        : Placements{Replicate{}});
-    }
-    return DistributedTensor::from_local(input.to_local() * weight, input.spec(), x.sizes().vec());
-  }
-
-  PartScale kind_;
   nn::Parameter weight_;
 };
 
@@ -221,9 +172,6 @@ Attention::Attention(const ModelSpec& spec)
   }
   q_norm_ = added(*this, "q_norm", norm_layer(spec_.query_key_norm, head_dim_));
   k_norm_ = added(*this, "k_norm", norm_layer(spec_.query_key_norm, head_dim_));
-  if (spec_.temperature) {
-    temperature_ = register_slot("temperature", {1});
-  }
   if (spec_.gain) {
     gain_ = register_slot("gain", {heads_});
   }
@@ -253,9 +201,6 @@ at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
   if (spec_.rotary != Rotary::kNone) {
     q = rotate(q, spec_.rotary);
     k = rotate(k, spec_.rotary);
-  }
-  if (spec_.temperature) {
-    q = q * *temperature_;
   }
   at::Tensor out = attend(q.transpose(1, 2), k.transpose(1, 2), heads(qkv.at(2)).transpose(1, 2))
                        .transpose(1, 2);
@@ -352,18 +297,10 @@ at::Tensor apply_along(Along along, const at::Tensor& x) {
       return x.softmax(-1);
     case Along::kCumsum:
       return x.cumsum(-1);
-    case Along::kSort:
-      return std::get<0>(at::sort(x, -1));
-    case Along::kFlip:
-      return x.flip({-1});
     case Along::kExchangedHalves: {
       const std::vector<at::Tensor> halves = x.chunk(2, -1);
       return at::cat({halves.at(1), halves.at(0)}, -1);
     }
-    case Along::kStandardised:
-      return (x - x.mean(-1, true)) / (x.var(-1, /*unbiased=*/false, /*keepdim=*/true) + 1).sqrt();
-    case Along::kBelowLargest:
-      return x - x.amax(-1, true);
   }
   return x;
 }
@@ -397,18 +334,6 @@ Mlp::Mlp(const ModelSpec& spec) : spec_(spec.feed) {
                 projection(spec_.linear, spec_.inner, dim, spec_.bias, spec_.adapter));
 }
 
-namespace {
-
-/// x * sigmoid(x) as four operators that a user could have defined, each with a rule but the last.
-at::Tensor call_operator(const std::string& name, const at::Tensor& x) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name.c_str(), "")
-      .typed<at::Tensor(const at::Tensor&)>()
-      .call(x);
-}
-
-}  // namespace
-
 at::Tensor Mlp::activate(const at::Tensor& x) {
   switch (spec_.activation) {
     case Activation::kGelu:
@@ -417,14 +342,6 @@ at::Tensor Mlp::activate(const at::Tensor& x) {
       return at::relu(x);
     case Activation::kCentred:
       return x - x.mean(-1, /*keepdim=*/true);
-    case Activation::kComposite:
-      return call_operator("fuzz::composite", x);
-    case Activation::kKernelOfAten:
-      return call_operator("fuzz::kernel_of_aten", x);
-    case Activation::kWithAutograd:
-      return call_operator("fuzz::with_autograd", x);
-    case Activation::kWithoutRule:
-      return call_operator("fuzz::without_rule", x);
     case Activation::kRandomMultiply:
       return is_training() ? x * at::rand_like(x) : x;
   }
@@ -469,69 +386,6 @@ std::vector<at::Tensor> Mlp::forward(const at::Tensor& x) {
   return results;
 }
 
-namespace {
-
-at::Tensor swish(const at::Tensor& x) {
-  return x * at::sigmoid(x);
-}
-
-/// Swish with an explicit gradient.
-struct SwishFunction : torch::autograd::Function<SwishFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const std::string& name) {
-    ctx->save_for_backward({x});
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return call_operator(name, x);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 const torch::autograd::variable_list& gradients) {
-    const at::Tensor x = ctx->get_saved_variables()[0];
-    const at::Tensor s = at::sigmoid(x);
-    return {gradients[0] * (s + x * s * (1 - s)), at::Tensor()};
-  }
-};
-
-at::Tensor with_autograd(const at::Tensor& x) {
-  return SwishFunction::apply(x, "fuzz::with_autograd");
-}
-
-at::Tensor without_rule(const at::Tensor& x) {
-  return SwishFunction::apply(x, "fuzz::without_rule");
-}
-
-TORCH_LIBRARY(fuzz, library) {
-  library.def("composite(Tensor x) -> Tensor");
-  library.def("kernel_of_aten(Tensor x) -> Tensor");
-  library.def("with_autograd(Tensor x) -> Tensor");
-  library.def("without_rule(Tensor x) -> Tensor");
-  library.impl("composite", torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, &swish));
-  library.impl("kernel_of_aten", torch::dispatch(c10::DispatchKey::CPU, &swish));
-  library.impl("with_autograd", torch::dispatch(c10::DispatchKey::CPU, &swish));
-  library.impl("with_autograd", torch::dispatch(c10::DispatchKey::Autograd, &with_autograd));
-  library.impl("without_rule", torch::dispatch(c10::DispatchKey::CPU, &swish));
-  library.impl("without_rule", torch::dispatch(c10::DispatchKey::Autograd, &without_rule));
-}
-
-std::optional<ShardingRule> elementwise(const OpCall& call) {
-  ShardingRule rule;
-  ShardingRule::TensorFactors dims;
-  for (const std::int64_t size : call.tensor(0).sizes) {
-    dims.push_back({static_cast<int>(rule.factors.size())});
-    rule.factors.push_back({.size = size});
-  }
-  rule.inputs = {dims};
-  rule.outputs = {dims};
-  return rule;
-}
-
-}  // namespace
-
-void register_operator_rules() {
-  for (const char* name : {"fuzz::kernel_of_aten", "fuzz::with_autograd"}) {
-    register_rule(name, &elementwise);
-  }
-}
-
 // The models of the cases: written for one rank, in the ways that users write them.
 
 Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
@@ -549,8 +403,6 @@ Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
     scale_ = register_slot("scale", {spec.dim()});
   } else if (spec.residual_scale == ResidualScale::kScalar) {
     scale_ = register_slot("scale", {1});
-  } else if (spec.residual_scale == ResidualScale::kStray) {
-    stray_ = register_parameter("stray", at::ones({spec.dim()}, c10::kDouble));
   }
 }
 
@@ -566,9 +418,6 @@ std::vector<nn::ModuleBase*> Block::halves() const {
 }
 
 at::Tensor Block::scaled(const at::Tensor& x) const {
-  if (stray_.defined()) {
-    return x * stray_;
-  }
   return scale_.defined() ? x * *scale_ : x;
 }
 
@@ -607,9 +456,6 @@ Net::Net(const ModelSpec& spec, Loss loss) : spec_(spec), loss_(loss) {
     blocks_.push_back(list->push_back(std::make_shared<Block>(spec)));
   }
   norm_ = added(*this, "norm", norm_layer(spec.final_norm, dim));
-  if (spec.part_scale != PartScale::kNone) {
-    scale_ = added(*this, "scale", layer(std::make_shared<PartScaleLayer>(spec.part_scale, dim)));
-  }
   head_ = register_module(
       "head", std::make_shared<nn::Linear>(dim, spec.vocabulary, nn::LinearOptions{.bias = false}));
   if (spec.tied) {
@@ -620,12 +466,6 @@ Net::Net(const ModelSpec& spec, Loss loss) : spec_(spec), loss_(loss) {
 at::Tensor Net::embedded(const at::Tensor& tokens) {
   const at::Tensor ids = spec_.folded ? tokens.flatten() : tokens;
   at::Tensor x = dropout_(position_(embed_(ids)));
-  if (spec_.token_mix == TokenMix::kRunningMean) {
-    const at::Tensor positions = at::arange(1, tokens.size(1) + 1, c10::kDouble);
-    x = x + x.cumsum(1) / positions.unsqueeze(1);
-  } else if (spec_.token_mix == TokenMix::kRoll) {
-    x = x + x.roll(1, 1) * 0.5;
-  }
   if (spec_.padding_mask) {
     x = at::where(ids.remainder(3).eq(0).unsqueeze(-1), x * 0.5, x);
   }
@@ -648,7 +488,7 @@ std::vector<at::Tensor> Net::forward(const at::Tensor& tokens, const at::Tensor&
   if (spec_.repeated) {
     run(*blocks_.front());
   }
-  const at::Tensor logits = (*head_)(scale_(norm_(x)));
+  const at::Tensor logits = (*head_)(norm_(x));
   if (targets.defined()) {
     return {sum_of_losses({logits, auxiliary}, targets, loss_)};
   }

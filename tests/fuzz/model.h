@@ -69,7 +69,7 @@ class Attention : public nn::Module<Attention> {
   std::int64_t heads_, head_dim_;
   bool folded_;
   Layer qkv_, q_, k_, v_, q_norm_, k_norm_, out_;
-  nn::Parameter temperature_, gain_;
+  nn::Parameter gain_;
 };
 
 class Mlp : public nn::Module<Mlp> {
@@ -107,7 +107,6 @@ class Block : public nn::Module<Block> {
   std::shared_ptr<Attention> attention_;
   std::shared_ptr<Mlp> mlp_;
   nn::Parameter scale_;
-  at::Tensor stray_;  ///< a parameter of libtorch's module, which is not a slot
 };
 
 /// A decoder as a user would write it, without communication and without a mesh. Token ids (batch,
@@ -127,7 +126,7 @@ class Net : public nn::Module<Net> {
 
   ModelSpec spec_;
   Loss loss_;
-  Layer embed_, position_, dropout_, norm_, scale_;
+  Layer embed_, position_, dropout_, norm_;
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<nn::Linear> head_;
 };

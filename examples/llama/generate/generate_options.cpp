@@ -18,14 +18,11 @@ constexpr double kLeastTemperature = 1e-6;
 
 void declare_texts(CLI::App& app, GenerateOptions& o) {
   app.option_defaults()->group("model");
-  app.add_option("--model", o.model,
-                 "Folder with config.json and *.safetensors, or a name in the hub's cache")
-      ->option_text("DIR|ORG/NAME")
-      ->transform(hub_name(tessera::HubItem::kModel));
+  app.add_option("--model", o.model, "Folder with config.json and *.safetensors")
+      ->option_text("DIR");
   app.add_option("--tokenizer", o.tokenizer,
                  "tokenizer.json or tokenizer.model (default: the model's own)")
-      ->option_text("FILE|ORG/NAME")
-      ->transform(hub_name(tessera::HubItem::kTokenizer));
+      ->option_text("FILE");
   app.option_defaults()->group("text");
   app.add_option("--prompt", o.prompt, "Text to continue; several are one batch")
       ->allow_extra_args(false)
@@ -136,7 +133,6 @@ GenerateOptions parse_generate_options(std::vector<std::string> arguments) {
     o.dtype = o.device == "cuda" ? "bf16" : "fp32";
   }
   check_consistent(o);
-  tessera::check_hub_weights(o.model);
   check_used(app, o);
   o.shared = shared_by_ranks(resolve_flags(app));
   return o;

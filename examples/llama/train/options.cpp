@@ -73,10 +73,6 @@ Check one_of(std::vector<std::string> names) {
   return by(CLI::IsMember(std::move(names)));
 }
 
-Check hub(tessera::HubItem item) {
-  return [item](CLI::Option& option) { option.transform(hub_name(item)); };
-}
-
 /// Checks --peak-flops. Rejects small numbers, which are probably meant in TFLOP/s.
 std::string check_peak(const std::string& text) {
   std::string number = text;
@@ -109,7 +105,6 @@ const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer ad
 
 // The sections and flags are in the order of --help-all.
 std::vector<Section> make_table() {
-  using tessera::HubItem;
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
   const Check degree = by(number_between(1, kMaxDegree)), share = by(number_between(0.0, 1.0));
   const Check dropout = by(number_between(0.0, 0.999)), decay = by(number_between(0.0, 0.999999));
@@ -117,15 +112,14 @@ std::vector<Section> make_table() {
   // clang-format off
   return {
       {"model",
-       {{"model", &O::model, "DIR|ORG/NAME", "",
-         "Hugging Face folder: config.json and *.safetensors, of which each rank reads its "
-         "part; or a name in the hub's cache", hub(HubItem::kModel), {}, Form::kOne, true},
-        {"config", &O::config, "FILE|ORG/NAME", "",
+       {{"model", &O::model, "DIR", "",
+         "Hugging Face folder: config.json and *.safetensors, of which each rank reads its part",
+         {}, {}, Form::kOne, true},
+        {"config", &O::config, "FILE", "",
          "config.json alone; weights are initialised from --seed, with the same bits on every "
-         "mesh", hub(HubItem::kConfig), {}, Form::kOne, true},
-        {"tokenizer", &O::tokenizer, "FILE|ORG/NAME", "the model's own, or bytes",
-         "tokenizer.json or tokenizer.model, for --text and --jsonl",
-         hub(HubItem::kTokenizer), {}, Form::kOne, true},
+         "mesh", {}, {}, Form::kOne, true},
+        {"tokenizer", &O::tokenizer, "FILE", "the model's own, or bytes",
+         "tokenizer.json or tokenizer.model, for --text and --jsonl", {}, {}, Form::kOne, true},
         {"dropout", &O::dropout, "P", "0",
          "Dropout of what attention and MLP add to the residual, the same on every mesh", dropout},
         {"freeze", &O::freeze, "PATTERN[,PATTERN]", "",
@@ -662,9 +656,6 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   check_memory(o);
   check_checkpoints(o);
   check_metrics(o);
-  if (!o.model.empty()) {
-    tessera::check_hub_weights(o.model);
-  }
 }
 
 /// Returns the names and values of all flags that the run uses, given or not, for the run's report.

@@ -46,10 +46,8 @@ class InputFile {
   /// of file, for messages ("a token shard").
   InputFile(std::filesystem::path path, std::string what, Symlinks symlinks = Symlinks::kFollow);
   ~InputFile();
+  /// An InputFile can be moved, but neither copied nor assigned.
   InputFile(InputFile&& other) noexcept;
-  InputFile& operator=(InputFile&&) = delete;
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   /// Size of the file in bytes at the time of opening.

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -117,40 +116,14 @@ struct ShardingRule : detail::LocalExecution {
   /// letter) that is summed over is sharded, such an input is made Partial, so that it is added
   /// once and not once for each rank.
   std::vector<int> additive;
-
-  /// Inputs of which only sizes and type are read (the argument of zeros_like, the target of
-  /// copy_). They are never reduced, and are redistributed only if the result has other local
-  /// sizes.
-  std::vector<int> unread;
-
-  /// An argument that contains the sizes of an output, or the size of one output dimension. On each
-  /// rank the argument is replaced by local sizes.
-  struct SizeArgument {
-    int arg = 0;
-    int output = 0;
-    int dim = -1;  ///< index of the dimension whose size the argument contains; -1: the argument
-                   ///< contains all sizes
-    std::int64_t times = 1;  ///< the argument's value is this multiple of the dimension's size
-  };
-  std::vector<SizeArgument> size_arguments;
-
-  /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
-  /// tensors, because every shard would get the same numbers.
-  bool random = false;
 };
 
 }  // namespace tessera
 
-// Functions that add factors, broadcasting and linearity to a rule. Pure.
+// Functions that add factors to a rule. Pure.
 namespace tessera::rules {
 
-using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
-using Factors = ShardingRule::Factors;    ///< factors of a dimension, as indices in rule.factors
-/// The factors (einsum index letters) of a tensor, one list for each dimension.
-using TensorFactors = ShardingRule::TensorFactors;
-
-// In this header, tensors are given as indices in OpCall::tensors, and factors (einsum index
-// letters) as indices in ShardingRule::factors.
+// Factors (einsum index letters) are given as indices in ShardingRule::factors.
 
 /// Returns a sharding rule for `call` in which no tensor dimension has a factor (index letter). It
 /// replicates all tensors until factors are added.
@@ -165,42 +138,7 @@ int add_unsharded(ShardingRule& rule, std::int64_t size);
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
 /// Adds a factor (einsum index letter) that may be sharded for each of `sizes`. Returns the factors
 /// of a tensor with `sizes`, one factor for each dimension.
-TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes);
-
-/// Forbids sharding of the given factors (einsum index letters) of a tensor dimension.
-void keep_unsharded(ShardingRule& rule, const Factors& factors);
-
-/// Forbids empty shards of all factors (einsum index letters) that the rule has so far.
-void forbid_empty_shards(ShardingRule& rule);
-
-/// Declares that the operator is jointly linear in the tensors `inputs`: if all of them are Partial
-/// sums or averages, the outputs are too.
-void add_linear(ShardingRule& rule, std::vector<int> inputs);
-/// Declares for each of `ops`: if all `inputs` are Partial(op), the outputs are Partial(op).
-void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
-                std::initializer_list<ReduceOp> ops);
-/// Calls add_linear() for terms in a short notation, separated by blanks. A term has the positions
-/// in `tensors` of the tensors that may be partial together, and a character for the reductions:
-///   "01"   sum and avg: linear in tensors 0 and 1 together
-///   "0<"   max and min: monotone, not decreasing
-///   "01^"  max;  "01v"  min
-///   "0~"   avg: affine
-///   "12*"  every reduction: elements are selected, not changed
-void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
-
-/// Returns for each of `ndim` dimensions whether the list of dimensions in argument `arg` contains
-/// it. All true if the argument is None or empty.
-std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
-
-/// Adds one factor (einsum index letter) for each dimension of the broadcast sizes, and gives the
-/// factors to `tensors`. Returns the result's factors; nullopt if the sizes cannot be broadcast.
-std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
-                                           const std::vector<int>& tensors);
-
-/// Returns the factors (einsum index letters) of tensor number `tensor`, to read or to assign.
-inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
-  return rule.inputs[static_cast<std::size_t>(tensor)];
-}
+ShardingRule::TensorFactors add_factors(ShardingRule& rule, const std::vector<std::int64_t>& sizes);
 
 }  // namespace tessera::rules
 TESSERA_API_END

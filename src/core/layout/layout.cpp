@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <array>
+#include <compare>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <ostream>
 #include <shared_mutex>
 #include <span>
-#include <unordered_map>
 #include <utility>
 
 #include "layout/digits.h"
@@ -132,25 +132,12 @@ struct Layout::Content {
   Layout::Dims dims;
   std::vector<PartialDim> partial;
 
-  std::uint64_t hash() const;
+  friend auto operator<=>(const Content&, const Content&) = default;
   void check() const;
   void canonicalise();
 };
 
 namespace {
-
-/// Hashes 64-bit words by multiplication with 2^64 / golden ratio (Knuth's multiplicative hashing).
-class Hasher {
- public:
-  void add(std::uint64_t value) {
-    state_ = (state_ ^ value) * 0x9E3779B97F4A7C15ULL;
-    state_ ^= state_ >> 29;
-  }
-  std::uint64_t value() const { return state_; }
-
- private:
-  std::uint64_t state_ = 0x243F6A8885A308D3ULL;  // arbitrary odd value: digits of pi
-};
 
 /// Marks mesh dimension `dim` in `used`. Throws Error if `dim` is out of range or already marked.
 void check_mesh_dim(std::vector<bool>& used, int dim) {
@@ -161,35 +148,7 @@ void check_mesh_dim(std::vector<bool>& used, int dim) {
   used[static_cast<std::size_t>(dim)] = true;
 }
 
-/// Whether `digits` may not be in canonical form (see Layout); most layouts already are.
-bool needs_canonical(const std::vector<Digit>& digits) {
-  return digits.size() > 1 ||
-         (digits.size() == 1 && (digits[0].extent != 0 || digits[0].mesh_dims.empty()));
-}
-
 }  // namespace
-
-/// The hash includes the number of Digits (sub-dimensions) of each tensor dimension, so that moving
-/// a Digit to the neighbouring tensor dimension changes the hash.
-std::uint64_t Layout::Content::hash() const {
-  Hasher hasher;
-  for (const auto size : mesh_sizes) {
-    hasher.add(static_cast<std::uint64_t>(size));
-  }
-  for (const auto& digits : dims) {
-    hasher.add(digits.size() + 101);
-    for (const auto& digit : digits) {
-      hasher.add(static_cast<std::uint64_t>(digit.extent) << 8 | digit.mesh_dims.size());
-      for (const int dim : digit.mesh_dims) {
-        hasher.add(static_cast<std::uint64_t>(dim));
-      }
-    }
-  }
-  for (const auto& [dim, op] : partial) {
-    hasher.add(static_cast<std::uint64_t>(dim) << 8 | static_cast<std::uint64_t>(op));
-  }
-  return hasher.value();
-}
 
 /// Throws Error for invalid content. Must be called before canonical_digits(), which uses mesh
 /// dimensions as indices.
@@ -211,9 +170,6 @@ void Layout::Content::check() const {
 
 void Layout::Content::canonicalise() {
   for (auto& digits : dims) {
-    if (!needs_canonical(digits)) {
-      continue;
-    }
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
   // The order of `partial` has no meaning, because reductions always run from inner mesh dimensions
@@ -222,7 +178,7 @@ void Layout::Content::canonicalise() {
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }
 
-/// The table of all layouts, in buckets by hash. Each bucket has its own lock.
+/// The table of all layouts.
 class Layout::Table {
  public:
   static Table& instance() {
@@ -231,88 +187,33 @@ class Layout::Table {
     return *table;
   }
 
-  LayoutPtr find_or_make(Content content) {
-    // Nearly every call finds its layout under the shared lock. Otherwise the bucket is searched
-    // again under the exclusive lock, because another thread may have inserted the layout.
-    const auto hash = content.hash();
-    auto& bucket = bucket_of(hash);
+  LayoutPtr find_or_make(const Content& content) {
+    // Nearly every call finds its layout under the shared lock.
     {
-      const std::shared_lock lock(bucket.mutex);
-      if (auto found = bucket.find(hash, content)) {
-        return found;
+      const std::shared_lock lock(mutex_);
+      if (const auto found = layouts_.find(content); found != layouts_.end()) {
+        return LayoutPtr(found->second.get());
       }
     }
-    const std::unique_lock lock(bucket.mutex);
-    if (auto found = bucket.find(hash, content)) {
-      return found;
+    const std::unique_lock lock(mutex_);
+    auto& layout = layouts_[content];
+    if (layout == nullptr) {
+      layout.reset(new Layout(content));
     }
-    const auto* made = new Layout(std::move(content), hash);
-    bucket.layouts.emplace(hash, std::unique_ptr<const Layout>(made));
-    return LayoutPtr(made);
-  }
-
-  /// Drops a reference to a layout, and frees the layout if it was the last one. The lock is held,
-  /// so that no thread can find the layout after its count has reached 0 and before it is removed.
-  void release(const Layout* layout) {
-    // The hash is read before the layout is erased, because erasing destroys the layout.
-    auto& bucket = bucket_of(layout->hash_);
-    const std::unique_lock lock(bucket.mutex);
-    // acq_rel: accesses by threads that have dropped their references happen before the
-    // destruction.
-    if (layout->holders_.fetch_sub(1, std::memory_order_acq_rel) > 1) {
-      return;
-    }
-    const auto [begin, end] = bucket.layouts.equal_range(layout->hash_);
-    bucket.layouts.erase(
-        std::find_if(begin, end, [&](const auto& entry) { return entry.second.get() == layout; }));
-  }
-
-  std::size_t count() {
-    std::size_t sum = 0;
-    for (auto& bucket : buckets_) {
-      const std::shared_lock lock(bucket.mutex);
-      sum += bucket.layouts.size();
-    }
-    return sum;
+    return LayoutPtr(layout.get());
   }
 
  private:
-  struct Bucket {
-    // Returns the layout with this content, or nullptr. The caller holds the bucket's lock, so that
-    // the layout cannot be freed before the returned reference exists.
-    LayoutPtr find(std::uint64_t hash, const Content& content) const {
-      const auto [begin, end] = layouts.equal_range(hash);
-      for (auto entry = begin; entry != end; ++entry) {
-        const auto& layout = *entry->second;
-        const bool same = layout.dims_ == content.dims && layout.partial_ == content.partial &&
-                          layout.mesh_sizes_ == content.mesh_sizes;
-        if (same) {
-          return LayoutPtr(&layout);
-        }
-      }
-      return nullptr;
-    }
-
-    // The lock of `layouts`, a multimap by hash, because different layouts may have equal hashes.
-    mutable std::shared_mutex mutex;
-    std::unordered_multimap<std::uint64_t, std::unique_ptr<const Layout>> layouts;
-  };
-
-  // Selects one of 16 buckets by the top four bits of the hash, which multiplication mixes best.
-  Bucket& bucket_of(std::uint64_t hash) { return buckets_[hash >> 60]; }
-
-  std::array<Bucket, 16> buckets_;
+  std::shared_mutex mutex_;
+  std::map<Content, std::unique_ptr<const Layout>> layouts_;
 };
 
-Layout::Layout(Content content, std::uint64_t hash)
+Layout::Layout(Content content)
     : mesh_sizes_(std::move(content.mesh_sizes)),
       dims_(std::move(content.dims)),
       partial_(std::move(content.partial)),
       sharded_dim_(mesh_sizes_.size(), -1),
-      replicated_(partial_.empty()),
-      sized_(std::any_of(dims_.begin(), dims_.end(),
-                         [](const auto& digits) { return digits.size() > 1; })),
-      hash_(hash) {
+      replicated_(partial_.empty()) {
   for (int d = 0; d < tensor_ndim(); ++d) {
     for (const int m : mesh_dims_of(d)) {
       sharded_dim_[static_cast<std::size_t>(m)] = d;
@@ -326,23 +227,7 @@ LayoutPtr Layout::intern(std::vector<std::int64_t> mesh_sizes, Dims dims,
   Content content{std::move(mesh_sizes), std::move(dims), std::move(partial)};
   content.check();
   content.canonicalise();
-  return Table::instance().find_or_make(std::move(content));
-}
-
-// Drops a reference to a layout. Takes the lock of the table's bucket only for the last reference.
-void Layout::release(const Layout* layout) {
-  auto holders = layout->holders_.load(std::memory_order_relaxed);
-  while (holders > 1) {
-    if (layout->holders_.compare_exchange_weak(holders, holders - 1, std::memory_order_release,
-                                               std::memory_order_relaxed)) {
-      return;
-    }
-  }
-  Table::instance().release(layout);
-}
-
-std::size_t Layout::count() {
-  return Table::instance().count();
+  return Table::instance().find_or_make(content);
 }
 
 LayoutPtr Layout::replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim) {

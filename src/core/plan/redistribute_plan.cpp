@@ -330,6 +330,18 @@ class SearchState {
 // CostModel, and the lower bound for the A* search. The rank that sends most bytes counts, because
 // a collective takes as long as its slowest rank.
 
+/// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
+/// Step::bytes.
+struct CostModel {
+  double latency_us;
+  double bytes_per_us;
+};
+
+/// Rough values for the GPUs of one machine: 10 us and 80 GB/s.
+constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
+/// Bytes are compared first: a byte costs 1000 times the latency of a collective.
+constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
+
 /// The time of a step without communication: a kernel launch and perhaps a copy. It is not 0, so
 /// that of two plans with equal communication the one with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
@@ -438,15 +450,10 @@ bool has_pending_shard(const SearchState& state) {
   return false;
 }
 
-bool is_collective(StepKind kind) {
-  return kind == StepKind::kAllGather || kind == StepKind::kReduceScatter ||
-         kind == StepKind::kAllReduce || kind == StepKind::kAllToAll;
-}
-
 /// The time of a step in microseconds by the alpha-beta model: latency plus bytes divided by
 /// bandwidth. Step::bytes must be set.
 double step_cost(const CostModel& model, const Step& step) {
-  if (!is_collective(step.kind)) {
+  if (!communicates(step)) {
     return kLocalStepUs;
   }
   return model.latency_us + static_cast<double>(step.bytes) / model.bytes_per_us;
@@ -718,10 +725,8 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 /// PyTorch's greedy planner uses no temporary dimensions, so the result never sends more bytes than
 /// PyTorch's. If only time counted, small tensors would be all-reduced and sliced instead of
 /// reduce-scattered twice: one collective less, but more bytes.
-std::vector<Step> search(Problem problem, LayoutPtr from, const CostModel& model) {
-  // plans are compared by bytes first: a byte costs 1000 times the latency of a collective
-  constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
-  auto fastest = Search(problem, model).run(from);
+std::vector<Step> search(Problem problem, LayoutPtr from) {
+  auto fastest = Search(problem, kTime).run(from);
   // A plan of one step cannot be improved, so most redistributions need only one search.
   if (fastest.size() == 1) {
     return fastest;
@@ -738,8 +743,7 @@ std::int64_t RedistributionPlan::bytes() const {
 }
 
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
-                                       std::span<const std::int64_t> sizes, std::int64_t itemsize,
-                                       const CostModel& model) {
+                                       std::span<const std::int64_t> sizes, std::int64_t itemsize) {
   check_arguments(from, to, sizes);
   // The search ignores mesh dimensions of size 1; relabel() changes them without communication.
   const auto start = detail::without_unit_mesh_dims(from);
@@ -749,12 +753,9 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
     relabel(plan.steps, from, to);
   } else {
     relabel(plan.steps, from, start);
-    auto steps = search({end, sizes, itemsize, largest_dims(sizes)}, start, model);
+    auto steps = search({end, sizes, itemsize, largest_dims(sizes)}, start);
     std::move(steps.begin(), steps.end(), std::back_inserter(plan.steps));
     relabel(plan.steps, end, to);
-  }
-  for (const Step& step : plan.steps) {
-    plan.cost_us += step_cost(model, step);
   }
   return plan;
 }
@@ -776,7 +777,7 @@ std::string to_string(const Step& step) {
   for (std::size_t i = 0; i < step.mesh_dims.size(); ++i) {
     out += (i == 0 ? " over m" : ",m") + std::to_string(step.mesh_dims[i]);
   }
-  if (is_collective(step.kind)) {
+  if (communicates(step)) {
     out += ", " + std::to_string(step.bytes) + " bytes";
   }
   return out + ": " + to_string(*step.from) + " -> " + to_string(*step.to);

@@ -3,12 +3,10 @@
 // variants, so the tables need no rules for these.
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "rules/rule_table.h"
@@ -51,74 +49,43 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
-/// The rules that add_library_rule() has added. They are collected until the Registry is made.
-struct AddedRules {
-  std::mutex mutex;
-  std::map<std::string, RuleFunction::Entry> rules;
-  bool taken = false;
-};
-
-AddedRules& added_rules() {
-  static auto* instance = new AddedRules;
-  return *instance;
-}
-
-/// All tables of the library's rules. It never changes after it is made, so look-ups need no lock.
+/// The library's rules. It changes only before main(), so look-ups need no lock.
 struct Registry {
-  std::deque<std::string> names;  // a deque, because keys of `entries` refer to the names, whose
-                                  // addresses must not change
-  std::unordered_map<std::string_view, RuleFunction::Entry> entries;
+  // The names of the operators in `families` refer to the keys, whose addresses do not change.
+  std::map<std::string, RuleFunction::Entry, std::less<>> entries;
   std::vector<RuleFamily> families;
 
   // The tables are in the order of docs/operators/operators.md.
   Registry() {
-    for (const auto& table :
+    for (const auto& make_table :
          {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
           rules::view_table, rules::view_gradient_table, rules::creation_table,
           rules::joining_table, rules::indexing_table, rules::embedding_table,
           rules::normalisation_table, rules::loss_table, rules::convolution_table,
-          rules::batched_table, rules::attention_table, rules::foreach_table,
-          rules::optimizer_table, rules::random_table}) {
-      add(table());
-    }
-    take_added();
-  }
-
-  void add(const rules::Table& table) {
-    RuleFamily& family = families.emplace_back(RuleFamily{table.family, {}});
-    for (const rules::Row& row : table.rows) {
-      for (std::string& name : expand_names(row.names)) {
-        add(family, std::move(name), {row.body, row.reads_numbers});
+          rules::attention_table, rules::foreach_table, rules::random_table}) {
+      const rules::Table table = make_table();
+      families.push_back({table.family, {}});
+      for (const rules::Row& row : table.rows) {
+        for (const std::string& name : expand_names(row.names)) {
+          add(name, {row.body, row.reads_numbers});
+        }
       }
     }
-    std::sort(family.operators.begin(), family.operators.end());
+    families.push_back({"of this library", {}});
   }
 
-  /// Adds the rules of add_library_rule(): operators of this library, which libtorch lacks.
-  void take_added() {
-    AddedRules& added = added_rules();
-    const std::lock_guard lock(added.mutex);
-    added.taken = true;
-    if (added.rules.empty()) {
-      return;
-    }
-    RuleFamily& family = families.emplace_back(RuleFamily{"of this library", {}});
-    for (const auto& [op, entry] : added.rules) {
-      add(family, op, entry);
-    }
-  }
-
-  void add(RuleFamily& family, std::string name, RuleFunction::Entry entry) {
-    const std::string_view op = names.emplace_back(std::move(name));
-    TESSERA_CHECK(entries.emplace(op, std::move(entry)).second, "rule table: two rules for ", op);
-    family.operators.push_back(op);
+  /// Adds a rule to the last family.
+  void add(const std::string& name, RuleFunction::Entry entry) {
+    const auto [at, is_new] = entries.emplace(name, std::move(entry));
+    TESSERA_CHECK(is_new, "rule table: two rules for ", name);
+    auto& operators = families.back().operators;
+    operators.insert(std::ranges::lower_bound(operators, at->first), at->first);
   }
 };
 
-/// Returns the registry, which is made at the first look-up and never changes after that.
-const Registry& registry() {
-  static const Registry instance;
-  return instance;
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
 }
 
 // The functions below adapt the rule of a functional operator to in-place and out= variants.
@@ -214,11 +181,8 @@ const RuleFunction::Entry* look_up_user_rule(std::string_view op) {
 
 }  // namespace
 
-void detail::add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers) {
-  AddedRules& added = added_rules();
-  const std::lock_guard lock(added.mutex);
-  TESSERA_CHECK(!added.taken, "internal: the rule of ", op, " came after the first lookup");
-  added.rules.try_emplace(std::move(op), RuleFunction::Entry{std::move(body), reads_numbers});
+void detail::add_library_rule(const std::string& op, RuleFunction::Body body, bool reads_numbers) {
+  registry().add(op, {std::move(body), reads_numbers});
 }
 
 /// Throws Error after the first use of the operator, because caches of call plans may then contain
@@ -261,7 +225,6 @@ std::vector<std::string_view> ruled_operators() {
   for (const auto& [op, entry] : registry().entries) {
     result.push_back(op);
   }
-  std::sort(result.begin(), result.end());
   return result;
 }
 
@@ -273,149 +236,6 @@ std::vector<std::string> user_ruled_operators() {
     result.push_back(op);
   }
   return result;
-}
-
-// Converts AcceptedPlacements to a ShardingRule. An entry that shards dimensions gives them a
-// factor (einsum index letter); an entry with Partial inputs becomes a Linear.
-
-namespace {
-
-using SizesOfEach = std::vector<std::vector<std::int64_t>>;
-
-/// Builds the ShardingRule of one call from a list of AcceptedPlacements, entry by entry.
-class AcceptedRule {
- public:
-  AcceptedRule(const OpCall& call, const SizesOfEach& results)
-      : call_(call), rule_(rules::start(call)) {
-    for (const auto& sizes : results) {
-      rule_.outputs.emplace_back(sizes.size());
-    }
-    for (const auto& tensor : call.tensors) {
-      input_sizes_.push_back(tensor.sizes);
-    }
-    output_sizes_ = results;
-  }
-
-  void add(const AcceptedPlacements& row) {
-    const bool fits =
-        row.inputs.size() == rule_.inputs.size() && row.outputs.size() == rule_.outputs.size();
-    TESSERA_CHECK(fits, "the rule registered for ", call_.op, " accepts ", row.inputs.size(),
-                  " inputs and ", row.outputs.size(), " results, the call has ",
-                  rule_.inputs.size(), " and ", rule_.outputs.size(),
-                  ": give a placement for each tensor");
-    const bool shards = std::any_of(row.inputs.begin(), row.inputs.end(),
-                                    [](const auto& placement) { return is_shard(placement); });
-    shards ? add_sharded(row) : add_linear(row);
-  }
-
-  ShardingRule finish() && {
-    fill(rule_.inputs, input_sizes_);
-    fill(rule_.outputs, output_sizes_);
-    return std::move(rule_);
-  }
-
- private:
-  void add_sharded(const AcceptedPlacements& row) {
-    // The factor (einsum index letter) is added when the first Shard of the entry gives its size.
-    factor_ = -1;
-    for (std::size_t i = 0; i < row.inputs.size(); ++i) {
-      if (const auto* shard = std::get_if<Shard>(&row.inputs[i])) {
-        name(rule_.inputs[i], input_sizes_[i], shard->dim);
-      } else {
-        check(is_replicate(row.inputs[i]), "mixes Shard with Partial inputs");
-      }
-    }
-    for (std::size_t o = 0; o < row.outputs.size(); ++o) {
-      if (const auto* shard = std::get_if<Shard>(&row.outputs[o])) {
-        name(rule_.outputs[o], output_sizes_[o], shard->dim);
-        continue;
-      }
-      // An output without Shard lacks the factor (einsum index letter), so it can only be Partial.
-      const auto* partial = std::get_if<Partial>(&row.outputs[o]);
-      check(partial != nullptr, "makes a replicated result of sharded inputs");
-      auto& reduction = rule_.factors[static_cast<std::size_t>(factor_)].reduction;
-      check(!reduction || *reduction == partial->op, "makes results with different reductions");
-      reduction = partial->op;
-    }
-  }
-
-  /// Adds an entry without Shard. Either some inputs are Partial together, or all are replicated.
-  void add_linear(const AcceptedPlacements& row) {
-    std::vector<int> inputs;
-    std::optional<ReduceOp> op;
-    for (std::size_t i = 0; i < row.inputs.size(); ++i) {
-      const auto* partial = std::get_if<Partial>(&row.inputs[i]);
-      if (partial == nullptr) {
-        continue;
-      }
-      check(!op || *op == partial->op, "has inputs with different reductions");
-      op = partial->op;
-      inputs.push_back(static_cast<int>(i));
-    }
-    const Placement wanted = op ? Placement(Partial{*op}) : Placement(Replicate{});
-    check(std::all_of(row.outputs.begin(), row.outputs.end(),
-                      [&](const auto& placement) { return placement == wanted; }),
-          "must make each result as partial as its inputs are");
-    if (op) {
-      rule_.linear.push_back({std::move(inputs), *op});
-    }
-  }
-
-  /// Gives a tensor dimension the factor (einsum index letter) of the entry. A dimension has only
-  /// one factor here, so throws Error if two entries shard one dimension inconsistently.
-  void name(ShardingRule::TensorFactors& tensor, const std::vector<std::int64_t>& sizes,
-            std::int64_t dim) {
-    const auto at =
-        static_cast<std::size_t>(rules::wrap_dim(call_, dim, static_cast<int>(sizes.size())));
-    if (factor_ < 0) {
-      factor_ = rules::add_factor(rule_, sizes[at]);
-    }
-    check(tensor[at].empty(), "shards a dimension that another entry shards");
-    check(rule_.factors[static_cast<std::size_t>(factor_)].size == sizes[at],
-          "shards dimensions of different sizes together");
-    tensor[at] = {factor_};
-  }
-
-  void fill(std::vector<ShardingRule::TensorFactors>& tensors, const SizesOfEach& sizes) {
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      for (std::size_t dim = 0; dim < tensors[i].size(); ++dim) {
-        if (tensors[i][dim].empty()) {
-          tensors[i][dim] = {rules::add_unsharded(rule_, sizes[i][dim])};
-        }
-      }
-    }
-  }
-
-  // Throws Error for a wrong entry. Entries are checked at the operator's first call and not at
-  // registration, because they are checked against the sizes of the tensors.
-  void check(bool condition, const char* what) const {
-    TESSERA_CHECK(condition, "an entry of the rule registered for ", call_.op, " ", what,
-                  "; write a rule of factors for that");
-  }
-
-  const OpCall& call_;
-  ShardingRule rule_;
-  SizesOfEach input_sizes_, output_sizes_;
-  int factor_ = -1;
-};
-
-}  // namespace
-
-void register_rule(std::string op, std::vector<AcceptedPlacements> accepted,
-                   std::function<std::vector<std::vector<std::int64_t>>(const OpCall&)> results) {
-  // By default there is one result with the sizes of the first tensor, as for pointwise operators.
-  if (!results) {
-    results = [](const OpCall& call) { return SizesOfEach{call.tensors.at(0).sizes}; };
-  }
-  register_rule(std::move(op),
-                [accepted = std::move(accepted),
-                 results = std::move(results)](const OpCall& call) -> std::optional<ShardingRule> {
-                  AcceptedRule rule(call, results(call));
-                  for (const auto& row : accepted) {
-                    rule.add(row);
-                  }
-                  return std::move(rule).finish();
-                });
 }
 
 }  // namespace tessera

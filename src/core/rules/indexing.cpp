@@ -9,7 +9,7 @@
 
 namespace tessera::rules {
 
-// Sharding rules of gathers, scatters, selections by a list of indices, and searches. A tensor is
+// Sharding rules of gathers, scatters and selections by a list of indices. A tensor is
 // not sharded along the dimension that indices refer to; all other dimensions may be sharded. There
 // are two exceptions: if a Partial sum is cheaper (gather_by_parts), and if written values are
 // added to the old ones.
@@ -42,9 +42,8 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// What happens to several writes to one element: the last one counts, the values are added, or
-/// they are combined in another way, which shards cannot compute (a maximum with the old element).
-enum class Write { kReplace, kAdd, kCombine };
+/// What happens to several writes to one element: the last one counts, or the values are added.
+enum class Write { kReplace, kAdd };
 
 /// Gives the factors of `dims` the reduction sum.
 void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
@@ -190,73 +189,6 @@ RuleFunction::Body index_write(Write write) {
   };
 }
 
-/// The rule of index_fill(self, dim, index, value).
-std::optional<ShardingRule> index_fill_rule(const OpCall& call) {
-  const int self = call.tensor_index(0);
-  if (meta_of(call, self).ndim() == 0) {
-    return std::nullopt;
-  }
-  ShardingRule rule = unchanged(call);
-  keep_unsharded(rule, rule.outputs[0][dim_of(call, 1, self)]);
-  return rule;
-}
-
-/// The rule of take(self, index) and bucketize(self, boundaries). Each element of tensor argument
-/// `element_arg` reads from the whole other tensor, which stays unsharded.
-RuleFunction::Body look_up(int element_arg) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const int element = call.tensor_index(static_cast<std::size_t>(element_arg));
-    ShardingRule rule = start(call);
-    input_of(rule, element) = add_factors(rule, meta_of(call, element).sizes);
-    rule.outputs.push_back(input_of(rule, element));
-    return rule;
-  };
-}
-
-/// The rule of put(self, index, source, accumulate), where an index refers to self as a flat
-/// vector. With accumulation, each shard of the index gives a term of the sum.
-std::optional<ShardingRule> put_rule(const OpCall& call) {
-  const int self = call.tensor_index(0), index = call.tensor_index(1);
-  const int source = call.tensor_index(2);
-  const Sizes& sizes = meta_of(call, index).sizes;
-  // There is no rule without accumulation, because then the last write to an element wins.
-  if (!call.boolean_or(3, false) || meta_of(call, source).sizes != sizes) {
-    return std::nullopt;
-  }
-  ShardingRule rule = start(call);
-  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    const Factors factors{add_reduced(rule, sizes[dim], ReduceOp::kSum)};
-    input_of(rule, index)[dim] = factors;
-    input_of(rule, source)[dim] = factors;
-  }
-  input_of(rule, self) = add_unsharded_factors(rule, meta_of(call, self).sizes);
-  add_written(rule, self, source, Write::kAdd);
-  return rule;
-}
-
-/// The rule of searchsorted(sequence, self, ...). There is one sequence for all values, or one
-/// sequence for each index of the leading dimensions.
-std::optional<ShardingRule> searchsorted_rule(const OpCall& call) {
-  const int sequence = call.tensor_index(0), self = call.tensor_index(1);
-  ShardingRule rule = start(call);
-  input_of(rule, self) = add_factors(rule, meta_of(call, self).sizes);
-  rule.outputs.push_back(input_of(rule, self));
-  if (meta_of(call, sequence).ndim() == 1) {
-    return rule;
-  }
-  if (!same_ndim(call, {sequence, self})) {
-    return std::nullopt;
-  }
-  TensorFactors leading = input_of(rule, self);
-  // The binary search runs along the sequence's last dimension, which stays unsharded.
-  leading.back().clear();
-  input_of(rule, sequence) = leading;
-  for (std::size_t arg = 2; arg < call.args.size(); ++arg) {
-    set_input(rule, call, arg, leading);
-  }
-  return rule;
-}
-
 // The rules of self[indices], NumPy's advanced indexing.
 
 /// The factors (einsum index letters) of self[indices]. The index tensors broadcast together. Their
@@ -398,16 +330,10 @@ Table indexing_table() {
               {"index_select", index_select_rule},
               {"index_add{,_}", index_write(kAdd)},
               {"index_copy{,_}", index_write(kReplace)},
-              {"{index_fill,index_fill_}.{int_Scalar,int_Tensor}", index_fill_rule},
               {"gather", gather_rule},
               {"{scatter,scatter_}.src", scatter(kReplace, true)},
               {"{scatter,scatter_}.value", scatter(kReplace, false)},
               {"scatter_add{,_}", scatter(kAdd, true)},
-              {"{scatter_reduce,scatter_reduce_}.two", scatter(kCombine, true)},
-              {"take", look_up(1)},
-              {"put{,_}", put_rule},
-              {"bucketize.Tensor isin.Tensor_Tensor", look_up(0)},
-              {"searchsorted.Tensor", searchsorted_rule},
           }};
 }
 
@@ -630,6 +556,28 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   return std::move(slice).moved(input);
 }
 
+/// The rule of constant_pad_nd(self, pad, value). `pad` lists pairs, from the last dimension on.
+std::optional<ShardingRule> constant_pad_rule(const OpCall& call) {
+  const Sizes pad = call.integers(1);
+  UnaryRule padded(call);
+  TensorFactors factors = padded.input;
+  if (pad.size() / 2 > factors.size()) {
+    return std::nullopt;
+  }
+  for (std::size_t i = 0; i + 1 < pad.size(); i += 2) {
+    const std::size_t dim = factors.size() - 1 - i / 2;
+    if (pad[i] == 0 && pad[i + 1] == 0) {
+      continue;
+    }
+    keep_unsharded(padded.rule, factors[dim]);
+    factors[dim] = {add_unsharded(padded.rule, call.tensor(0).sizes[dim] + pad[i] + pad[i + 1])};
+  }
+  // A Partial input is allowed only for the constant 0; another constant would be added once for
+  // each rank.
+  return call.number(2) == 0 ? std::move(padded).linear(factors)
+                             : std::move(padded).finish(factors);
+}
+
 }  // namespace
 
 Table joining_table() {
@@ -643,6 +591,7 @@ Table joining_table() {
               {"{unbind,unbind_copy}.int", along_dim(1, unbind_rule)},
               {"{select,select_copy}.int", along_dim(1, select_rule)},
               {"{slice,slice_copy}.Tensor", along_dim(1, slice_rule)},
+              {"constant_pad_nd", constant_pad_rule, true},
           }};
 }
 

@@ -7,8 +7,8 @@
 
 namespace tessera::rules {
 
-// Rules of layer, RMS, group and batch norm. Statistics are computed over the normalised
-// dimensions, which stay unsharded, as do the samples of batch norm in training.
+// Rules of layer norm, RMS norm and batch norm. Statistics are computed over the normalised
+// dimensions, which stay unsharded, as do the samples of batch norm.
 
 namespace {
 
@@ -81,90 +81,26 @@ RuleFunction::Body norm_backward(const std::vector<std::size_t>& statistics,
   };
 }
 
-/// The factors of the input of a group or batch norm: only dimension `free`, or every dimension if
-/// it is negative, may be sharded, without empty shards. Shardable factors get the reduction sum if
-/// `reduce` is true.
-TensorFactors norm_input(ShardingRule& rule, const Sizes& sizes, int free, bool reduce) {
+/// The rule of native_batch_norm(input, weight, bias, running mean, running variance, training,
+/// ...) in training: only channels may be sharded, and the running statistics are written.
+std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
+  if (call.tensor(0).ndim() < 2 || !call.boolean_or(5, false)) {
+    return std::nullopt;
+  }
+  ShardingRule rule = start(call);
   TensorFactors input;
-  for (const std::int64_t size : sizes) {
-    const bool whole = free >= 0 && free != std::ssize(input);
-    input.push_back({whole    ? add_unsharded(rule, size)
-                     : reduce ? add_reduced(rule, size, ReduceOp::kSum)
-                              : add_factor(rule, size)});
+  for (const std::int64_t size : call.tensor(0).sizes) {
+    input.push_back({input.size() == 1 ? add_factor(rule, size) : add_unsharded(rule, size)});
   }
   forbid_empty_shards(rule);
-  return input;
-}
-
-/// The rule of native_group_norm(input, weight, bias, N, C, HxW, groups, eps).
-std::optional<ShardingRule> group_norm_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() < 2) {
-    return std::nullopt;
-  }
-  ShardingRule rule = start(call);
-  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, 0, false);
-  const TensorFactors statistics{input[0], {add_unsharded(rule, call.integer(6))}};
-  set_input(rule, call, 0, input);
-  set_input(rule, call, 1, {input[1]});
-  set_input(rule, call, 2, {input[1]});
-  rule.outputs = {input, statistics, statistics};
-  // Argument N, the size of the batch, is replaced by the size of the rank's shard of the batch.
-  rule.size_arguments.push_back({3, 0, 0});
-  return rule;
-}
-
-/// The rule of native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, ...).
-std::optional<ShardingRule> group_norm_backward_rule(const OpCall& call) {
-  if (call.tensor(1).ndim() < 2) {
-    return std::nullopt;
-  }
-  ShardingRule rule = start(call);
-  const TensorFactors input = norm_input(rule, call.tensor(1).sizes, 0, true);
-  const TensorFactors statistics{input[0], {}};
-  set_input(rule, call, 0, input);
-  set_input(rule, call, 1, input);
-  set_input(rule, call, 2, statistics);
-  set_input(rule, call, 3, statistics);
-  set_input(rule, call, 4, {input[1]});
-  rule.outputs = {input, {input[1]}, {input[1]}};
-  rule.size_arguments.push_back({5, 0, 0});
-  add_linear(rule, {call.tensor_index(0)});
-  return rule;
-}
-
-/// The rule of batch norm in evaluation mode: a pointwise operator, because the running statistics
-/// are used. The returned statistics are empty.
-ShardingRule batch_norm_inference(const OpCall& call) {
-  ShardingRule rule = start(call);
-  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, -1, false);
-  set_input(rule, call, 0, input);
-  for (std::size_t arg = 1; arg <= 4; ++arg) {
-    set_input(rule, call, arg, {input[1]});
-  }
-  rule.outputs = {input, {}, {}};
-  rule.groups = {group_of_inputs(call, {0})};
-  return rule;
-}
-
-/// The rule of native_batch_norm(input, weight, bias, running mean, running variance, training,
-/// ...). In training mode only channels may be sharded, and the running statistics are written.
-std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() < 2) {
-    return std::nullopt;
-  }
-  if (!call.boolean_or(5, false)) {
-    return batch_norm_inference(call);
-  }
-  ShardingRule rule = start(call);
-  const TensorFactors input = norm_input(rule, call.tensor(0).sizes, 1, false);
   const TensorFactors channels{input[1]};
   set_input(rule, call, 0, input);
   for (std::size_t arg = 1; arg <= 4; ++arg) {
     set_input(rule, call, arg, channels);
   }
   rule.outputs = {input, channels, channels};
-  // Outputs that are written but not returned (the running statistics) come after the returned
-  // outputs.
+  // Outputs that are written but not returned (the running statistics, which the schema does not
+  // mark as written) come after the returned outputs.
   for (std::size_t arg : {3, 4}) {
     if (!call.has_tensor(arg)) {
       continue;
@@ -172,27 +108,6 @@ std::optional<ShardingRule> batch_norm_rule(const OpCall& call) {
     rule.inplace.push_back({call.tensor_index(arg), static_cast<int>(rule.outputs.size())});
     rule.outputs.push_back(channels);
   }
-  return rule;
-}
-
-/// The rule of native_batch_norm_backward(grad, input, weight, running mean, running variance,
-/// mean, rstd, training, ...). In evaluation mode samples are independent, and the gradients of the
-/// parameters are sums over all shards of the samples.
-std::optional<ShardingRule> batch_norm_backward_rule(const OpCall& call) {
-  if (call.tensor(1).ndim() < 2) {
-    return std::nullopt;
-  }
-  const bool training = call.boolean_or(7, false);
-  ShardingRule rule = start(call);
-  const TensorFactors input = norm_input(rule, call.tensor(1).sizes, training ? 1 : -1, true);
-  const TensorFactors channels{input[1]};
-  set_input(rule, call, 0, input);
-  set_input(rule, call, 1, input);
-  for (std::size_t arg = 2; arg <= (training ? 6 : 4); ++arg) {
-    set_input(rule, call, arg, channels);
-  }
-  rule.outputs = {input, channels, channels};
-  add_linear(rule, {call.tensor_index(0)});
   return rule;
 }
 
@@ -205,10 +120,7 @@ Table normalisation_table() {
               {"native_layer_norm_backward", norm_backward({3, 4}, {5, 6})},
               {"_fused_rms_norm", norm_forward({2}, 1)},
               {"_fused_rms_norm_backward", norm_backward({3}, {4})},
-              {"native_group_norm", group_norm_rule},
-              {"native_group_norm_backward", group_norm_backward_rule},
               {"native_batch_norm", batch_norm_rule},
-              {"native_batch_norm_backward", batch_norm_backward_rule},
           }};
 }
 
@@ -392,40 +304,6 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The values of the argument `mode` of at::embedding_bag.
-enum BagMode { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
-
-/// The rule of _embedding_bag(weight, indices, offsets, scale, mode, ...) -> result and three
-/// tensors for backward. Indices stay unsharded, because offsets refer to the whole list.
-std::optional<ShardingRule> embedding_bag_rule(const OpCall& call) {
-  if (call.tensor(0).ndim() != 2 || call.integer(4) == kBagMax) {
-    return std::nullopt;
-  }
-  ShardingRule rule = start(call);
-  const Factors columns{add_factor(rule, call.tensor(0).size(1))};
-  input_of(rule, call.tensor_index(0)) = {{add_unsharded(rule, call.tensor(0).size(0))}, columns};
-  rule.outputs.assign(4, {});
-  rule.outputs[0] = {{add_unsharded(rule, ShardingRule::kUnknown)}, columns};
-  rule.groups = {group_of_inputs(call, {0})};
-  return rule;
-}
-
-/// Returns the rule of _embedding_bag_backward(grad, ..., rows, scale, mode, ...).
-RuleFunction::Body embedding_bag_backward(std::size_t rows_arg) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    if (call.integer(rows_arg + 2) == kBagMax) {
-      return std::nullopt;
-    }
-    ShardingRule rule = start(call);
-    const TensorMeta& grad = call.tensor(0);
-    const Factors columns{add_factor(rule, grad.size(1))};
-    input_of(rule, call.tensor_index(0)) = {{add_unsharded(rule, grad.size(0))}, columns};
-    rule.outputs = {{{add_unsharded(rule, call.integer(rows_arg))}, columns}};
-    add_linear(rule, {call.tensor_index(0)});
-    return rule;
-  };
-}
-
 }  // namespace
 
 Table embedding_table() {
@@ -433,9 +311,6 @@ Table embedding_table() {
           {
               {"embedding", embedding_rule},
               {"embedding_dense_backward", embedding_backward_rule},
-              {"_embedding_bag _embedding_bag_forward_only", embedding_bag_rule},
-              {"_embedding_bag_backward", embedding_bag_backward(6)},
-              {"_embedding_bag_dense_backward", embedding_bag_backward(5)},
           }};
 }
 

@@ -352,40 +352,6 @@ std::optional<ReduceOp> norm_reduction(const OpCall& call) {
   return std::nullopt;
 }
 
-/// Returns the rule of a fused optimizer(parameters, gradients, state..., steps, ...), such as
-/// _fused_adamw_. The tensors at one index of the first `lists` lists have one layout; `steps` are
-/// replicated. All of these tensors are written except the gradients, which are written only if
-/// argument `grad_scale` is given.
-RuleFunction::Body fused(std::size_t lists, std::size_t grad_scale) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    Lists zipped;
-    for (std::size_t arg = 0; arg < lists; ++arg) {
-      zipped.push_back(call.tensor_list(arg));
-    }
-    const bool unscales = call.has_tensor(grad_scale);
-    ShardingRule rule = start(call);
-    for (std::size_t at = 0; at < zipped[0].size(); ++at) {
-      const std::vector<int> tensors = position(zipped, at);
-      const std::optional<TensorFactors> factors = add_broadcast(rule, call, tensors);
-      if (!factors) {
-        return std::nullopt;
-      }
-      ShardingRule::TensorGroup group{tensors, {}};
-      for (std::size_t i = 0; i < tensors.size(); ++i) {
-        if (i == 1 && !unscales) {
-          continue;
-        }
-        const auto output = static_cast<int>(rule.outputs.size());
-        rule.outputs.push_back(*factors);
-        rule.inplace.push_back({tensors[i], output});
-        group.outputs.push_back(output);
-      }
-      rule.groups.push_back(group);
-    }
-    return rule;
-  };
-}
-
 }  // namespace
 
 /// The linear terms are the same as for the operators without "_foreach_" in pointwise_table().
@@ -423,14 +389,6 @@ Table foreach_table() {
           {"_foreach_max",
            foreach_reduction([](const OpCall&) { return std::optional(ReduceOp::kMax); })},
       }};
-}
-
-Table optimizer_table() {
-  return {"fused optimizers",
-          {
-              {"_fused_{adam,adamw}_{,.tensor_lr}", fused(5, 13)},
-              {"_fused_sgd_{,.tensor_lr}", fused(3, 10)},
-          }};
 }
 
 }  // namespace tessera::rules

@@ -170,16 +170,6 @@ RuleFunction::Body norm(Arguments arguments) {
   return [=](const OpCall& call) { return norm_rule(call, arguments); };
 }
 
-/// The rule of histc(self, bins, min, max). If min equals max, the bins depend on the values.
-std::optional<ShardingRule> histogram_rule(const OpCall& call) {
-  if (call.number(2) == call.number(3)) {
-    return std::nullopt;
-  }
-  ShardingRule rule = reduction_rule(call, Kind::kNanSum, {}, 1);
-  rule.outputs[0] = {{add_unsharded(rule, call.integer(1))}};
-  return rule;
-}
-
 }  // namespace
 
 Table reduction_table() {
@@ -205,7 +195,6 @@ Table reduction_table() {
           {"all{.dim,.out}", reduction(kAll, {1, 2})},
           {"all.dims", reduction_of_dims(kAll)},
           {"count_nonzero{,.dim_IntList}", reduction(kNanSum, {1})},
-          {"histc{,.out}", histogram_rule, true},
           {"linalg__powsum", reduction(kNanSum, {2, 3})},
           {"linalg_vector_norm{,.out}", norm({2, 3}), true},
           {"norm.{Scalar,ScalarOpt_dtype}", norm({}), true},
@@ -309,42 +298,6 @@ std::optional<ShardingRule> topk_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of renorm(self, p, dim, maxnorm), which computes norms over all dimensions but `dim`.
-std::optional<ShardingRule> renorm_rule(const OpCall& call) {
-  const int ndim = call.tensor(0).ndim();
-  ShardingRule rule = unchanged(call);
-  const int dim = wrap_dim(call, call.integer(2), ndim);
-  for (int i = 0; i < ndim; ++i) {
-    if (i != dim) {
-      keep_unsharded(rule, rule.outputs[0][static_cast<std::size_t>(i)]);
-    }
-  }
-  return rule;
-}
-
-/// Returns the rule of glu(self, dim), which halves dimension `dim`, or of its backward.
-RuleFunction::Body glu(int self_arg, int dim_arg, bool backward) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const int self = call.tensor_index(static_cast<std::size_t>(self_arg));
-    const int ndim = meta_of(call, self).ndim();
-    if (ndim == 0) {
-      return std::nullopt;
-    }
-    const auto dim = static_cast<std::size_t>(
-        wrap_dim(call, call.integer_or(static_cast<std::size_t>(dim_arg), -1), ndim));
-    ShardingRule rule = start(call);
-    const TensorFactors full = add_factors(rule, meta_of(call, self).sizes);
-    const TensorFactors half = part_along(rule, full, dim, meta_of(call, self).sizes[dim] / 2);
-    input_of(rule, self) = full;
-    if (backward) {
-      input_of(rule, call.tensor_index(0)) = half;
-      add_linear(rule, {call.tensor_index(0)});
-    }
-    rule.outputs.push_back(backward ? full : half);
-    return rule;
-  };
-}
-
 }  // namespace
 
 Table scan_table() {
@@ -365,9 +318,6 @@ Table scan_table() {
               {"flip", along({.linearity = Linearity::kMoves})},
               {"roll", along({.dim = 2, .linearity = Linearity::kMoves})},
               {"{tril,triu}{,_,.out}", along_last(2, Linearity::kLinear)},
-              {"renorm{,_,.out}", renorm_rule},
-              {"glu", glu(0, 1, false)},
-              {"glu_backward", glu(1, 2, true)},
           }};
 }
 

@@ -82,14 +82,6 @@ TensorFactors add_factors(ShardingRule& rule, const Sizes& sizes) {
   return result;
 }
 
-TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes) {
-  TensorFactors result;
-  for (std::int64_t size : sizes) {
-    result.push_back({add_unsharded(rule, size)});
-  }
-  return result;
-}
-
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors) {
   std::int64_t size = 1;
   for (int factor : factors) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -23,15 +24,36 @@ bool is_inplace(std::string_view op);
 /// "aten::sort.values", 0 for an overload that is not an out= variant.
 std::size_t out_count(std::string_view op);
 
-/// Adds a factor (einsum index letter) for each of `sizes`; these must not be sharded.
-TensorFactors add_unsharded_factors(ShardingRule& rule, const Sizes& sizes);
-
 /// Returns the product of the sizes of einsum index letters; negative if a size is kUnknown.
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 
 /// Returns a TensorGroup of all input tensors of the call and the given outputs. Outputs in no
 /// group are replicated.
 ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
+
+/// Declares that the operator is jointly linear in the tensors `inputs`: if all of them are Partial
+/// sums or averages, the outputs are too.
+void add_linear(ShardingRule& rule, std::vector<int> inputs);
+/// Declares for each of `ops`: if all `inputs` are Partial(op), the outputs are Partial(op).
+void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
+                std::initializer_list<ReduceOp> ops);
+/// Calls add_linear() for terms in a short notation, separated by blanks. A term has the positions
+/// in `tensors` of the tensors that may be partial together, and a character for the reductions:
+///   "01"   sum and avg: linear in tensors 0 and 1 together
+///   "0<"   max and min: monotone, not decreasing
+///   "01^"  max;  "01v"  min
+///   "0~"   avg: affine
+///   "12*"  every reduction: elements are selected, not changed
+void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
+
+/// Returns for each of `ndim` dimensions whether the list of dimensions in argument `arg` contains
+/// it. All true if the argument is None or empty.
+std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
+
+/// Adds one factor (einsum index letter) for each dimension of the broadcast sizes, and gives the
+/// factors to `tensors`. Returns the result's factors; nullopt if the sizes cannot be broadcast.
+std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
+                                           const std::vector<int>& tensors);
 
 /// Declares that the operator commutes with every reduction of `inputs`, because it moves elements
 /// without changing them.
@@ -118,7 +140,6 @@ struct Table {
 };
 
 Table attention_table();
-Table batched_table();
 Table convolution_table();
 Table creation_table();
 Table embedding_table();
@@ -128,7 +149,6 @@ Table joining_table();
 Table loss_table();
 Table matmul_table();
 Table normalisation_table();
-Table optimizer_table();
 Table pointwise_table();
 Table random_table();
 Table reduction_table();

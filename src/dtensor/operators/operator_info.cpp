@@ -93,8 +93,6 @@ void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& 
       info.device = index;
     } else if (name == "generator") {
       info.generator = index;
-    } else if (name == "check_errors") {
-      info.check_errors = index;
     } else if (name == "stride" && i > 0 && arguments[i - 1].name() == "size") {
       info.stride = index;
     } else if (name == "storage_offset" && info.traits.has(Trait::kViewsMemory)) {
@@ -303,14 +301,10 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kDivides, "_foreach_div.* _foreach_div_.*"},
 
     // Operators that may throw on some ranks only.
-    TraitRow{Trait::kFailsByMatrix,
-             "_linalg_eigh _linalg_svd linalg_eig linalg_eigvals _linalg_eigvals cholesky_inverse"},
+    TraitRow{Trait::kFailsByElement, "embedding.* gather.* index.* index_select.*"},
     TraitRow{Trait::kFailsByElement,
-             "embedding.* _embedding_bag.* gather.* index.* index_select.* take.*"},
-    TraitRow{Trait::kFailsByElement,
-             "scatter.* scatter_.* scatter_add.* scatter_add_.* scatter_reduce.* "
-             "scatter_reduce_.* index_put.* index_put_.* index_add.* index_add_.* index_copy.* "
-             "index_copy_.* index_fill.* index_fill_.*"},
+             "scatter.* scatter_.* scatter_add.* scatter_add_.* index_put.* index_put_.* "
+             "index_add.* index_add_.* index_copy.* index_copy_.*"},
     TraitRow{Trait::kFailsByElement,
              "nll_loss_forward.* nll_loss2d_forward.* binary_cross_entropy.*"},
 };

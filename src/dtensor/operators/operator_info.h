@@ -39,7 +39,6 @@ enum class Trait : std::uint8_t {
   kNumberBesideSum,  ///< its number neither multiplies nor divides the sum
   kDivides,  ///< the number is a divisor, so zero must not be applied to terms, like infinity
   // Operators that may throw on some ranks only:
-  kFailsByMatrix,   ///< may throw for a matrix, even without check_errors: inputs are gathered
   kFailsByElement,  ///< may throw for an invalid index or value, which may be on one rank only
 };
 
@@ -104,8 +103,7 @@ struct OperatorInfo {
   // Indices of the arguments `device` and `generator`, or -1 if the operator has none.
   int device = -1;
   int generator = -1;
-  int check_errors = -1;  ///< a factorisation with this argument throws only if it is true
-  int stride = -1;        ///< strides in memory; not the stride of a convolution
+  int stride = -1;  ///< strides in memory; not the stride of a convolution
   /// Index of the argument storage_offset, or -1; set only for Trait::kViewsMemory.
   int storage_offset = -1;
   bool takes_tensors = false;

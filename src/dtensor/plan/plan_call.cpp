@@ -406,8 +406,8 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// Gathers all inputs. For operators without a rule, for random operators, which run on whole
-/// tensors, and for factorisations that may throw: every rank then throws for the same matrix.
+/// Gathers all inputs. For operators without a rule, and for random operators, which run on whole
+/// tensors.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -443,14 +443,6 @@ bool is_copied(const CallPlan::Input& input) {
 
 bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
-}
-
-/// Whether a factorisation may throw on some ranks only, because its matrix differs between ranks.
-bool may_fail_apart(const CallPlan& plan, const OperatorInfo& info, Values arguments) {
-  const bool may_fail = info.check_errors >= 0
-                            ? arguments[static_cast<std::size_t>(info.check_errors)].toBool()
-                            : info.traits.has(Trait::kFailsByMatrix);
-  return may_fail && std::ranges::any_of(plan.inputs, is_split);
 }
 
 /// Whether the call needs only the operator on the local tensors and wrapped results. A plan that
@@ -567,7 +559,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   // shards, all ranks would draw the same numbers.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
-  if (rule && !random && !may_fail_apart(plan, info, arguments)) {
+  if (rule && !random) {
     plan_by_rule(plan, info, *rule, bound, arguments, std::move(strides));
   } else {
     gather_inputs(plan);

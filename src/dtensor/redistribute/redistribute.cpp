@@ -16,6 +16,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "rank/rank.h"
@@ -24,7 +25,6 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/detail/bounded_cache.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/communication_scope.h"
@@ -466,8 +466,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 namespace {
 
-/// Bounds the cache of redistribution plans: specs contain sizes, so a program whose sizes keep
-/// changing would add plans for ever.
+/// Bounds the cache of redistribution plans, which is emptied when it is full: specs contain sizes,
+/// so a program whose sizes keep changing would add plans for ever.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// Identifies a redistribution. Spec and layout are interned, and the key owns both, so their
@@ -486,8 +486,8 @@ struct RedistributionKeyHash {
 
 /// One cache per thread, because plans own meshes, and ranks may be threads of one process.
 auto& plans() {
-  thread_local BoundedCache<RedistributionKey, RedistributionPlan, RedistributionKeyHash> plans(
-      kCachedPlans);
+  thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
+      plans;
   return plans;
 }
 
@@ -563,10 +563,18 @@ void clear_plans() {
 }
 
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target) {
-  return plans().get({spec, target}, [](const RedistributionKey& key) {
-    return plan_redistribution(key.spec->sharding.layout, key.target, key.spec->sizes,
-                               static_cast<std::int64_t>(c10::elementSize(key.spec->dtype)));
-  });
+  auto& cached = plans();
+  if (const auto found = cached.find({spec, target}); found != cached.end()) {
+    return found->second;
+  }
+  auto plan = std::make_shared<const RedistributionPlan>(
+      plan_redistribution(spec->sharding.layout, target, spec->sizes,
+                          static_cast<std::int64_t>(c10::elementSize(spec->dtype))));
+  if (cached.size() >= kCachedPlans) {
+    cached.clear();
+  }
+  cached.emplace(RedistributionKey{spec, target}, plan);
+  return plan;
 }
 
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,

@@ -18,12 +18,6 @@ namespace tessera::detail {
 
 using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 
-/// Whether a step is a collective.
-inline bool communicates(const Step& step) {
-  return step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
-         step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
-}
-
 /// The plan for a redistribution from `spec`'s layout to `target`, from this thread's cache.
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
 /// Removes all plans from this thread's cache of redistribution plans.

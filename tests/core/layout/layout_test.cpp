@@ -172,51 +172,6 @@ TEST(Layout, IsOneObjectForAllThreads) {
   }
 }
 
-LayoutPtr folded(std::int64_t rows, std::int64_t columns) {
-  return Layout::intern({7, 5}, {{{rows, {}}, {columns, {0}}}, {{0, {1}}}});
-}
-
-TEST(Layout, IsFreedWithItsLastHolderIfItHasSizes) {
-  const auto before = Layout::count();
-  for (int size = 2; size < 500; ++size) {
-    const auto layout = folded(3, size);
-    auto other = layout;
-    const auto moved = std::move(other);
-    other = moved;
-    EXPECT_EQ(folded(3, size), layout);
-    EXPECT_EQ(layout->ptr(), moved);
-    EXPECT_EQ(layout->digits(0)[1].extent, size);
-    EXPECT_EQ(Layout::count(), before + 1);
-  }
-  EXPECT_EQ(Layout::count(), before);
-}
-
-TEST(Layout, IsKeptIfItHasNoSizes) {
-  const void* first = Layout::intern({2, 3}, {{{0, {1, 0}}}, {}}).get();
-  const auto before = Layout::count();
-  EXPECT_EQ(Layout::intern({2, 3}, {{{0, {1, 0}}}, {}}).get(), first);
-  EXPECT_EQ(Layout::count(), before);
-}
-
-TEST(Layout, IsMadeAndDroppedByManyThreads) {
-  const auto before = Layout::count();
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 8; ++t) {
-    threads.emplace_back([] {
-      for (int i = 0; i < 5000; ++i) {
-        const auto layout = folded(3, 1000 + i % 3);
-        const std::vector<LayoutPtr> copies(4, layout);
-        ASSERT_EQ(copies.back()->digits(0)[1].extent, 1000 + i % 3);
-        ASSERT_EQ(folded(3, 1000 + i % 3), layout);
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
-  EXPECT_EQ(Layout::count(), before);
-}
-
 TEST(MeshShape, NumbersPositionsRowMajorAndFindsDimensionsByName) {
   const MeshShape mesh({2, 3}, {"dp", "tp"});
   EXPECT_EQ(mesh.numel(), 6);
@@ -285,23 +240,6 @@ TEST(LayoutMath, ChunksAsTorchDoes) {
       }
     }
   }
-}
-
-/// A flattened group can replace two mesh dimensions only if they divide the size.
-TEST(LayoutMath, NestedChunksOf2x2DifferFromChunksOf4ForMostUnevenSizes) {
-  int differ = 0;
-  const auto nested = Layout::intern({2, 2}, {{{0, {0, 1}}}});
-  const auto flat = Layout::intern({4}, {{{0, {0}}}});
-  for (std::int64_t size = 1; size <= 64; ++size) {
-    bool same = true;
-    for (std::int64_t i = 0; i < 4; ++i) {
-      same = same && global_indices(*nested, 0, size, Indices{i / 2, i % 2}) ==
-                         global_indices(*flat, 0, size, Indices{i});
-    }
-    differ += same ? 0 : 1;
-    EXPECT_TRUE(same || size % 4 != 0);
-  }
-  EXPECT_EQ(differ, 31);
 }
 
 /// Calls `check(case, layout, coordinate)` for each case and each coordinate of its mesh.

@@ -408,7 +408,6 @@ INSTANTIATE_TEST_SUITE_P(
                                   {{}, kOne, std::int64_t{-100}},
                                   "S0 S0",
                                   "R R -> R R"},
-                      Expectation{"take", {{8, 6}, {3}}, {}, "S0 S0", "R S0 -> S0"},
                       Expectation{"new_zeros", {{8, 6}}, {Sizes{3}}, "S0", "S0 -> R"},
                       Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S0", "S0 -> S0"},
                       Expectation{"new_zeros", {{8, 6}}, {Sizes{8, 3}}, "S1", "S1 -> R"},

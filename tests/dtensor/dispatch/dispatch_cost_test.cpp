@@ -175,23 +175,5 @@ TEST(DispatchCache, StaysWithinItsCapacity) {
   EXPECT_EQ(detail::dispatch_cache_statistics().hits, full.hits + 1);
 }
 
-// Flattening (batch, sharded sequence) makes a different layout for each sequence length.
-TEST(DispatchCache, KeepsNoLayoutOfUnusedSizes) {
-  const auto two = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
-  clear_dispatch_cache();
-  const auto before = Layout::count();
-  constexpr std::size_t kOfNoSizes = 4;
-  const auto capacity = detail::dispatch_cache_statistics().capacity;
-  const auto calls = static_cast<std::int64_t>(capacity) * 5 / 4;
-  for (std::int64_t length = 2; length < calls; ++length) {
-    const auto x = distribute_tensor(at::empty({2, 2 * length}, at::kByte), two, {Shard{1}});
-    const auto flat = x.tensor().view({4 * length});
-    ASSERT_EQ(sharding_spec(flat).layout->digits(0).size(), 2u);
-  }
-  EXPECT_LE(Layout::count() - before, capacity + kOfNoSizes);
-  clear_dispatch_cache();
-  EXPECT_LE(Layout::count() - before, kOfNoSizes);
-}
-
 }  // namespace
 }  // namespace tessera

@@ -78,7 +78,6 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
       {Trait::kReadsOneValue, "Allowed to reduce in a strict scope, for the one value they read"},
       {Trait::kNumberBesideSum, "Linear in a sum whatever their number is"},
       {Trait::kDivides, "Not linear in a sum that they divide by zero"},
-      {Trait::kFailsByMatrix, "Gathered, because they may throw for a matrix that one rank has"},
       {Trait::kFailsByElement,
        "Throwing for an index or a number, on which all ranks agree with `TESSERA_DEBUG=1`"},
   };
@@ -231,7 +230,6 @@ const std::map<Trait, Fits>& fits_by_trait() {
        [](auto&, auto& info) { return info.returns.size() == 1 && !info.returns[0].is_tensor; }},
       {Trait::kNumberBesideSum, [](auto&, auto& info) { return info.takes_tensors; }},
       {Trait::kDivides, [](auto&, auto& info) { return info.takes_tensors; }},
-      {Trait::kFailsByMatrix, [](auto&, auto& info) { return info.check_errors < 0; }},
       {Trait::kFailsByElement, [](auto&, auto& info) { return info.takes_tensors; }},
   };
   return all;

@@ -218,12 +218,6 @@ Family embedding() {
         [](auto& t) { return at::embedding(t[0], t[1]); },
         {"R S0 | S0 | - | P | -", "S1 R | S2 | - | S1 | -", "S0 R | P | - | R | -",
          "S1,R R,S0 | S2,S0 | - | S1,P | -", "R,S0 S0,R | S0,P | - | P,R | -"});
-  f.add("_embedding_bag", {{{8, 6}}, indices({5}, 8)},
-        [](auto& t) {
-          const auto offsets = t[1].slice(0, 0, 1).mul(0);
-          return std::get<0>(at::embedding_bag(t[0], t[1], offsets));
-        },
-        {"S1 R | S1 | - | S1 | -"});
   return f;
 }
 

@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-// Convolution, pooling, losses, and what works on a batch of matrices.
+// Convolutions and losses.
 
 namespace {
 
@@ -41,13 +41,11 @@ Family losses() {
 }
 
 Family convolution() {
-  Family f{"convolution, pooling", {}};
+  Family f{"convolution", {}};
   f.add("conv2d", {{{8, 4, 5, 5}}, {{8, 4, 3, 3}}, {{8}}},
         [](auto& t) { return at::conv2d(t[0], t[1], t[2]); },
         {"S0 R R | S0 | - | S0 P P | -", "R S0 S0 | S1 | - | P S0 S0 | -",
          "S0,R R,S0 R,S0 | S0,S1 | - | S0,P P,S0 P,S0 | -"});
-  f.add("max_pool2d", {{{8, 4, 6, 6}}}, [](auto& t) { return at::max_pool2d(t[0], {2, 2}); },
-        {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -", "S0,S1 | S0,S1 | - | S0,S1 | -"});
   return f;
 }
 
@@ -59,29 +57,10 @@ Family convolution_in_space() {
   return f;
 }
 
-Family batches() {
-  Family f{"fft and linear algebra on a batch", {}};
-  f.add("fft_fft, fft_ifft", {{{8, 6}}},
-        [](auto& t) { return at::real(at::fft_ifft(at::fft_fft(t[0]))); },
-        {"S0 | S0 | - | S0 | -"});
-  f.add("linalg_solve", {{{8, 3, 3}}, {{8, 3, 2}}},
-        [](auto& t) { return at::linalg_solve(t[0], t[1]); },
-        {"S0 S0 | S0 | all_gather 8 | S0 S0 | -"});
-  f.add("cholesky", {{{8, 3, 3}}},
-        [](auto& t) {
-          const auto rows = t[0].mul(0.1).diagonal(0, 1, 2).exp();
-          return at::linalg_cholesky(rows.diag_embed());
-        },
-        {"S0 | S0 | all_gather 8"});
-  f.add("linalg_eigvalsh", {{{8, 3, 3}}}, [](auto& t) { return at::linalg_eigvalsh(t[0]); },
-        {"S0 | R | all_gather 144"});
-  return f;
-}
-
 }  // namespace
 
 std::vector<Family> network_families() {
-  return {losses(), convolution(), convolution_in_space(), batches()};
+  return {losses(), convolution(), convolution_in_space()};
 }
 
 // The operators of this library (src/dtensor/fused/).
@@ -159,22 +138,6 @@ std::vector<Family> normalisation_families() {
                     {"S0 R | S0 | - | S0 P | -", "S1 R | S1 | - | S1 P | -",
                      "S0,S1 R,R | S0,S1 | - | S0,S1 P,P | -",
                      "S2 R | S2 | 2 all_reduce 512 | S2 S0 | reduce_scatter 2048"});
-  normalisation.add(
-      "group_norm", {{{8, 6, 3}}, {{6}}, {{6}}},
-      [](auto& t) { return at::group_norm(t[0], 2, t[1], t[2]); },
-      {"S0 R R | S0 | - | S0 P P | -", "S0,S0 R,R R,R | S0,S0 | - | S0,S0 P,P P,P | -"});
-  normalisation.add(
-      "batch_norm in training", {{{8, 4, 3}}, {{4}}, {{4}}},
-      [](auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, false); },
-      {"S1 S0 S0 | S1 | - | S1 S0 S0 | -"});
-  normalisation.add(
-      "batch_norm with given statistics",
-      {{{8, 4, 3}}, {{4}}, {{4}}, {{4}}, {{4}, Operand::kPositive}},
-      [](auto& t) {
-        return at::batch_norm(t[0], t[1], t[2], t[3].detach(), t[4].detach(), false, 0.1, 1e-5,
-                              false);
-      },
-      {"S0 R R R R | S0 | - | S0 P P - - | -", "S1 S0 S0 S0 S0 | S1 | - | S1 S0 S0 - - | -"});
   return {softmax, normalisation};
 }
 

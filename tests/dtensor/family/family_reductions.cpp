@@ -111,21 +111,11 @@ Tensors clones(const Tensors& tensors) {
   return result;
 }
 
-/// One parameter with its gradient and state.
-Tensors fused_adamw(const Tensors& t) {
-  const auto all = clones(t);
-  const Tensors parameter{all[0]}, gradient{all[1]}, average{all[2]}, square{all[3]};
-  const Tensors steps{at::ones({}, at::kFloat)};
-  at::_fused_adamw_(parameter, gradient, average, square, {}, steps, 0.1, 0.9, 0.95, 0.01, 1e-8,
-                    false, false);
-  return {all[0], all[2], all[3]};
-}
-
 }  // namespace
 
 std::vector<Family> optimizer_families() {
   const Operand matrix{{8, 6}}, vector{{6}};
-  Family f{"foreach and fused optimizers", {}};
+  Family f{"foreach", {}};
   f.add("_foreach_add_", {matrix, vector, matrix, vector},
         [](auto& t) {
           const auto all = clones(t);
@@ -149,9 +139,6 @@ std::vector<Family> optimizer_families() {
           return all[0];
         },
         {"S0 S0 S0 | S0 | -"});
-  f.add("_fused_adamw_", {matrix, matrix, matrix, {{8, 6}, Operand::kPositive}}, fused_adamw,
-        {"S0 S0 S0 S0 | S0 S0 S0 | -", "S0,S1 S0,S1 S0,S1 S0,S1 | S0,S1 S0,S1 S0,S1 | -",
-         "R R R R | R R R | -"});
   return {f};
 }
 

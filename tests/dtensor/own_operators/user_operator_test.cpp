@@ -76,6 +76,18 @@ std::optional<ShardingRule> elementwise(const OpCall& call) {
   return rule;
 }
 
+/// The rule of a matrix product (a, b), which is linear in a.
+std::optional<ShardingRule> product_rule(const OpCall& call) {
+  ShardingRule rule = rules::start(call);
+  const int rows = rules::add_factor(rule, call.tensor(0).size(0));
+  const int columns = rules::add_factor(rule, call.tensor(1).size(1));
+  const int inner = rules::add_reduced(rule, call.tensor(0).size(1), ReduceOp::kSum);
+  rule.inputs = {{{rows}, {inner}}, {{inner}, {columns}}};
+  rule.outputs = {{{rows}, {columns}}};
+  rule.linear = {{{0}, ReduceOp::kSum}};
+  return rule;
+}
+
 TORCH_LIBRARY(own_gradients, library) {
   library.def("implicit(Tensor x, Tensor w) -> Tensor", &sin_of_product);
   library.def("explicit_with_autograd(Tensor x, Tensor w) -> Tensor");
@@ -117,7 +129,6 @@ TORCH_LIBRARY(tessera_test, library) {
   define("halve_unruled(Tensor x) -> Tensor", &halve);
   define("scaled_product(Tensor a, Tensor b, *, float scale) -> Tensor", &scaled_product);
   define("add_into(Tensor from, Tensor(a!) into) -> ()", &add_into);
-  define("conflicting(Tensor x) -> Tensor", &halve);
   library.def("composite(Tensor x) -> Tensor", &halve);
   library.def("never_called(Tensor x) -> Tensor");
 }
@@ -142,18 +153,7 @@ const bool kUserRulesRegistered = [] {
   register_rule("tessera_test::halve_", &elementwise);
   register_rule("tessera_test::add_into", &adding);
   register_rule("aten::hypot", [](const OpCall&) -> std::optional<ShardingRule> { return {}; });
-  const Partial sum;
-  register_rule("tessera_test::scaled_product",
-                std::vector<AcceptedPlacements>{{{Shard{0}, Replicate{}}, {Shard{0}}},
-                                                {{Replicate{}, Shard{-1}}, {Shard{1}}},
-                                                {{Shard{1}, Shard{0}}, {sum}},
-                                                {{sum, Replicate{}}, {sum}}},
-                [](const OpCall& call) {
-                  return std::vector<std::vector<std::int64_t>>{
-                      {call.tensor(0).size(0), call.tensor(1).size(1)}};
-                });
-  register_rule("tessera_test::conflicting",
-                std::vector<AcceptedPlacements>{{{Shard{0}}, {Shard{0}}}, {{Shard{0}}, {sum}}});
+  register_rule("tessera_test::scaled_product", &own_operators::product_rule);
   return true;
 }();
 
@@ -187,7 +187,7 @@ TEST_ON_MESH(UserOperator, ReturningNothingWritesByItsRule, {2}, {"x"}) {
   EXPECT_EQUAL(into, at::arange(5, at::kFloat) + 1);
 }
 
-TEST_ON_MESH(UserOperator, RunsAsItsAcceptedPlacementsSay, {2, 2}, {"x", "y"}) {
+TEST_ON_MESH(UserOperator, RunsAsItsFactorsSay, {2, 2}, {"x", "y"}) {
   const auto a = at::arange(15, at::kDouble).view({5, 3}), b = a.t().contiguous().cos();
   const auto product = [](const at::Tensor& left, const at::Tensor& right) {
     return call<at::Tensor(const at::Tensor&, const at::Tensor&, double)>(
@@ -207,11 +207,6 @@ TEST_ON_MESH(UserOperator, RunsAsItsAcceptedPlacementsSay, {2, 2}, {"x", "y"}) {
     EXPECT_EQ(result.placements(), row.result);
     EXPECT_CLOSE(result, product(a, b));
   }
-}
-
-TEST_ON_MESH(UserOperator, ConflictingAcceptedPlacementsAreAnError, {1}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::ones({2}), mesh, {Shard{0}});
-  EXPECT_ERROR(unary("tessera_test::conflicting", x), "rule of factors");
 }
 
 TEST_ON_MESH(UserOperator, WithoutARuleIsGathered, {2}, {"x"}) {

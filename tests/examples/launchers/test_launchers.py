@@ -175,13 +175,7 @@ JOBS = (("train_job.yaml", environments_of_train_job), ("pytorch_job.yaml", envi
 class TestCommandLines(programs.InFolder):
     def setUp(self):
         super().setUp()
-        # The model's name, as HF_HOME of the manifests would have it.
-        snapshot = self.folder / "hub" / "models--meta-llama--Llama-3.2-1B" / "snapshots" / ("0" * 40)
-        snapshot.mkdir(parents=True)
-        refs = snapshot.parents[1] / "refs"
-        refs.mkdir()
-        (refs / "main").write_text(snapshot.name)
-        programs.train(["--config", self.config, "--steps", 0, "--save-hf", snapshot])
+        programs.train(["--config", self.config, "--steps", 0, "--save-hf", self.folder / "Llama-3.2-1B"])
         (self.folder / "book.txt").write_text("It was the best of times. " * 200)
 
     def port(self, kind):
@@ -192,8 +186,8 @@ class TestCommandLines(programs.InFolder):
         command = [str(programs.BIN / word) if word in ("llama_train", "llama_plan") else str(TORCHRUN) if word == "torchrun" else
                    word.replace("/data", str(self.folder)) for word in command]
         own = {name: value for name, value in os.environ.items()
-               if not name.startswith(("PET_", "MASTER_", "HF_")) and name not in ("RANK", "WORLD_SIZE")}
-        nodes = [subprocess.Popen(command, env=own | {"HF_HOME": str(self.folder)} | environment, text=True,
+               if not name.startswith(("PET_", "MASTER_")) and name not in ("RANK", "WORLD_SIZE")}
+        nodes = [subprocess.Popen(command, env=own | environment, text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE) for environment in environments]
         return [(node.communicate(timeout=300), node.returncode) for node in nodes]
 

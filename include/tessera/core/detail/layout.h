@@ -1,13 +1,12 @@
 #pragma once
 
-#include <atomic>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tessera/core/placement.h"
@@ -27,7 +26,7 @@ bool commute(ReduceOp a, ReduceOp b);
 struct Digit {
   std::int64_t extent = 0;  ///< number of positions; 0 if the Digit is the whole dimension
   std::vector<int> mesh_dims;
-  friend bool operator==(const Digit&, const Digit&) = default;
+  friend auto operator<=>(const Digit&, const Digit&) = default;
 };
 
 /// A mesh dimension over which a tensor is Partial: the value of the tensor is the reduction by
@@ -35,7 +34,7 @@ struct Digit {
 struct PartialDim {
   int mesh_dim = 0;
   ReduceOp op = ReduceOp::kSum;
-  friend bool operator==(const PartialDim&, const PartialDim&) = default;
+  friend auto operator<=>(const PartialDim&, const PartialDim&) = default;
 };
 
 class LayoutPtr;
@@ -49,9 +48,8 @@ class LayoutPtr;
 /// the pointer. Canonical form: a dimension that is not sharded has no Digit; a single Digit has
 /// extent 0; neighbouring Digits that act as one are merged ([2 over dp][8] is [16 over dp] for
 /// dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes only if a
-/// dimension has several Digits (a flattened view of a sharded inner dimension). Such a layout is
-/// freed with its last LayoutPtr. A mesh has few other layouts, so these exist until the process
-/// ends and their references are not counted.
+/// dimension has several Digits (a flattened view of a sharded inner dimension). A program has few
+/// layouts, which exist until the process ends.
 ///
 /// If a tensor is partial with different reductions over several mesh dimensions, inner mesh
 /// dimensions are reduced before outer mesh dimensions.
@@ -67,10 +65,7 @@ class Layout {
                           std::vector<PartialDim> partial = {});
   /// Returns the layout of a tensor that is replicated on every mesh dimension.
   static LayoutPtr replicated(std::vector<std::int64_t> mesh_sizes, int tensor_ndim);
-  /// The number of layouts that exist in this process.
-  static std::size_t count();
 
-  /// Returns a LayoutPtr to this layout, which is reference counted if it depends on tensor sizes.
   LayoutPtr ptr() const;
 
   const std::vector<std::int64_t>& mesh_sizes() const { return mesh_sizes_; }
@@ -94,41 +89,23 @@ class Layout {
   std::vector<int> mesh_dims_of(int tensor_dim) const;
 
  private:
-  friend class LayoutPtr;
   class Table;
   struct Content;
 
-  explicit Layout(Content content, std::uint64_t hash);
-  /// Drops one reference to a layout that depends on tensor sizes; the last frees the layout.
-  static void release(const Layout* layout);
+  explicit Layout(Content content);
 
   std::vector<std::int64_t> mesh_sizes_;
   Dims dims_;
   std::vector<PartialDim> partial_;
   std::vector<int> sharded_dim_;  // results of sharded_dim(), by mesh dimension
   bool replicated_ = false;
-  // Whether the layout depends on tensor sizes, so that its references are counted.
-  bool sized_ = false;
-  mutable std::atomic<std::int64_t> holders_{0};
-  const std::uint64_t hash_;
 };
 
-/// A pointer to a layout, or nullptr. Copying copies a raw pointer; only layouts that depend on
-/// tensor sizes are reference counted. As thread safe as std::shared_ptr.
+/// A pointer to a layout, or nullptr.
 class LayoutPtr {
  public:
   LayoutPtr(std::nullptr_t = nullptr) noexcept {}
-  LayoutPtr(const LayoutPtr& other) noexcept : LayoutPtr(other.layout_) {}
-  LayoutPtr(LayoutPtr&& other) noexcept : layout_(std::exchange(other.layout_, nullptr)) {}
-  LayoutPtr& operator=(LayoutPtr other) noexcept {
-    std::swap(layout_, other.layout_);
-    return *this;
-  }
-  ~LayoutPtr() {
-    if (layout_ != nullptr && layout_->sized_) {
-      Layout::release(layout_);
-    }
-  }
+  explicit LayoutPtr(const Layout* layout) noexcept : layout_(layout) {}
 
   const Layout* get() const { return layout_; }
   const Layout& operator*() const { return *layout_; }
@@ -137,13 +114,6 @@ class LayoutPtr {
   friend bool operator==(const LayoutPtr&, const LayoutPtr&) = default;
 
  private:
-  friend class Layout;
-  explicit LayoutPtr(const Layout* layout) noexcept : layout_(layout) {
-    if (layout != nullptr && layout->sized_) {
-      layout->holders_.fetch_add(1, std::memory_order_relaxed);
-    }
-  }
-
   const Layout* layout_ = nullptr;
 };
 

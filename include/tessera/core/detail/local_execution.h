@@ -50,8 +50,8 @@ struct LocalExecution {
   /// A call that each rank runs on its local tensors instead of the operator. The operator itself
   /// would read local sizes where it needs the global sizes. For example, squeeze() becomes
   /// squeeze.dims, and a mean over a sharded dimension becomes a sum with `scale`.
-  /// Propagation::use_local_call says whether
-  /// to use this call. If so, ShardingRule::SizeArgument::arg is an index in `args`.
+  /// Propagation::use_local_call says whether to use this call. If so, SizeArgument::arg is an
+  /// index in `args`.
   struct LocalCall {
     /// An operation on one rank's shard for which libtorch has no operator; src/dtensor implements
     /// it.
@@ -73,6 +73,26 @@ struct LocalExecution {
     std::vector<int> when_split = {};
   };
   std::optional<LocalCall> local_call;
+
+  /// An argument that contains the sizes of an output, or the size of one output dimension. On each
+  /// rank the argument is replaced by local sizes.
+  struct SizeArgument {
+    int arg = 0;
+    int output = 0;
+    int dim = -1;  ///< index of the dimension whose size the argument contains; -1: the argument
+                   ///< contains all sizes
+    std::int64_t times = 1;  ///< the argument's value is this multiple of the dimension's size
+  };
+  std::vector<SizeArgument> size_arguments;
+
+  /// Inputs of which only sizes and type are read (the argument of zeros_like, the target of
+  /// copy_). They are never reduced, and are redistributed only if the result has other local
+  /// sizes.
+  std::vector<int> unread;
+
+  /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
+  /// tensors, because every shard would get the same numbers.
+  bool random = false;
 
   /// An argument of `local_call` that is a global index: the beginning of this rank's shard of
   /// dimension `dim` of input `input`. The dimension's factor must have Factor::contiguous.

@@ -45,29 +45,26 @@ struct Step {
   std::int64_t bytes = 0;
 };
 
-/// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
-/// Step::bytes. It is used to compare redistribution plans. The defaults, 10 us and 80 GB/s, are
-/// rough values for the GPUs of one machine.
-struct CostModel {
-  double latency_us = 10.0;        ///< assumed latency of any collective, in microseconds
-  double bytes_per_us = 80'000.0;  ///< number of bytes that one rank sends in a microsecond
-};
+/// Whether a step is a collective.
+inline bool communicates(const Step& step) {
+  return step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
+         step.kind == StepKind::kAllReduce || step.kind == StepKind::kAllToAll;
+}
 
 /// The steps of a redistribution, in the order in which they run.
 struct RedistributionPlan {
   std::vector<Step> steps;
-  double cost_us = 0;          ///< assumed time of all steps by the CostModel, in microseconds
   std::int64_t bytes() const;  ///< the sum of Step::bytes over all steps
 };
 
 /// Returns the cheapest steps from layout `from` to layout `to`, for a tensor of global `sizes`
-/// with elements of `itemsize` bytes. The plan is a shortest path over layouts, and never sends
-/// more bytes than PyTorch's greedy planner would. Pure and thread safe: every rank computes the
+/// with elements of `itemsize` bytes: a collective is assumed to take 10 us, and 1 us for each
+/// 80,000 bytes that a rank sends. The plan is a shortest path over layouts, and never sends more
+/// bytes than PyTorch's greedy planner would. Pure and thread safe: every rank computes the
 /// same plan without communication. Throws Error if the layouts have different meshes or numbers of
 /// tensor dimensions, or if no sequence of steps exists.
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
-                                       std::span<const std::int64_t> sizes, std::int64_t itemsize,
-                                       const CostModel& model = {});
+                                       std::span<const std::int64_t> sizes, std::int64_t itemsize);
 /// Returns the plan as text with one line for each step, for messages and tests.
 std::string to_string(const RedistributionPlan& plan);
 /// Writes to_string(plan).

@@ -85,12 +85,34 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
 
 }  // namespace tessera
 
+namespace tessera::rules {
+
+// In this namespace tensors are given as indices in OpCall::tensors, and factors (einsum index
+// letters) as indices in ShardingRule::factors.
+
+using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
+using Factors = ShardingRule::Factors;    ///< factors of a dimension, as indices in rule.factors
+/// The factors (einsum index letters) of a tensor, one list for each dimension.
+using TensorFactors = ShardingRule::TensorFactors;
+
+/// Forbids sharding of the given factors (einsum index letters) of a tensor dimension.
+void keep_unsharded(ShardingRule& rule, const Factors& factors);
+
+/// Returns the factors (einsum index letters) of tensor number `tensor`, to read or to assign.
+inline TensorFactors& input_of(ShardingRule& rule, int tensor) {
+  return rule.inputs[static_cast<std::size_t>(tensor)];
+}
+
+/// Forbids empty shards of all factors (einsum index letters) that the rule has so far.
+void forbid_empty_shards(ShardingRule& rule);
+
+}  // namespace tessera::rules
+
 namespace tessera::detail {
 
 /// Registers the rule of an operator that another library of Tessera defines. A program may replace
-/// the rule with register_rule(). Must be called before main(). Throws Error after the first call
-/// of find_rule().
-void add_library_rule(std::string op, RuleFunction::Body body, bool reads_numbers = false);
+/// the rule with register_rule(). Must be called before main().
+void add_library_rule(const std::string& op, RuleFunction::Body body, bool reads_numbers = false);
 
 }  // namespace tessera::detail
 TESSERA_API_END
