@@ -14,13 +14,12 @@
 #include <string>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/attention.h"
+#include "tessera/nn/blocks.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
-#include "tessera/nn/mlp.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 

@@ -6,8 +6,8 @@
 
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::models {

@@ -16,7 +16,6 @@
 #include <torch/nn/modules/instancenorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
-#include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformer.h>
 
 #include <algorithm>
@@ -97,36 +96,6 @@ void add_attention(torch::nn::Module& module, ModuleMembers& found) {
   }
 }
 
-template <class... Cells>
-void add_cells(torch::nn::Module& module, ModuleMembers& found) {
-  const auto add_those_of = [&found]<class M>(M* cell) {
-    if (cell != nullptr) {
-      add<M>(*cell, found,
-             {{"weight_ih", &M::weight_ih},
-              {"weight_hh", &M::weight_hh},
-              {"bias_ih", &M::bias_ih},
-              {"bias_hh", &M::bias_hh}});
-    }
-  };
-  (add_those_of(dynamic_cast<Cells*>(&module)), ...);
-}
-
-/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights of all layers from a
-/// list.
-template <class M>
-struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
-  static void add(torch::nn::Module& module, ModuleMembers& found) {
-    if (auto* rnn = dynamic_cast<M*>(&module)) {
-      const std::vector<std::string>& names = rnn->*(&FlatWeights::flat_weights_names_);
-      for (std::size_t i = 0; i < names.size(); ++i) {
-        found.emplace_back(names[i], [rnn, i]() -> at::Tensor& {
-          return (rnn->*(&FlatWeights::flat_weights_))[i];
-        });
-      }
-    }
-  }
-};
-
 void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   if (dynamic_cast<torch::nn::ParameterListImpl*>(&module) == nullptr &&
       dynamic_cast<torch::nn::ParameterDictImpl*>(&module) == nullptr) {
@@ -148,10 +117,6 @@ void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   add_running_stats<BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl,
                     InstanceNorm2dImpl, InstanceNorm3dImpl>(module, found);
   add_attention(module, found);
-  add_cells<RNNCellImpl, LSTMCellImpl, GRUCellImpl>(module, found);
-  FlatWeights<RNNImpl>::add(module, found);
-  FlatWeights<LSTMImpl>::add(module, found);
-  FlatWeights<GRUImpl>::add(module, found);
   add_registered(module, found);
 }
 
@@ -317,11 +282,6 @@ class Slots {
       init_.fill(found->second, initializer);
     }
   }
-  void fill_all(const Initializer& initializer) const {
-    for (const auto& [name, slot] : holder_.slots()) {
-      init_.fill(slot, initializer);
-    }
-  }
   /// Resets running statistics, except running statistics that a checkpoint or weights file has
   /// filled.
   void reset_statistics() const {
@@ -423,20 +383,6 @@ void fill_transformer(const ModuleBase& holder, const InitContext& init) {
   }
 }
 
-template <class... Classes>
-void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
-  std::int64_t size = 0;
-  const auto note = [&size](const auto* found) {
-    if (found != nullptr) {
-      size = found->options_base.hidden_size();
-    }
-  };
-  (note(dynamic_cast<const Classes*>(&module)), ...);
-  if (size > 0) {
-    slots.fill_all(by_inputs(size));
-  }
-}
-
 }  // namespace
 
 void detail::reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
@@ -459,9 +405,6 @@ void detail::reset_adopted(const torch::nn::Module& module, const ModuleBase& ho
     fill_attention(slots, holder, init);
   } else if (is_any<TransformerImpl>(module)) {
     fill_transformer(holder, init);
-  } else {
-    fill_recurrent<RNNCellImpl, LSTMCellImpl, GRUCellImpl, RNNImpl, LSTMImpl, GRUImpl>(slots,
-                                                                                       module);
   }
 }
 

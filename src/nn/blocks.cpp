@@ -1,6 +1,6 @@
 // The blocks of language models: Attention, SwiGlu, GeluMlp.
 
-#include "tessera/nn/attention.h"
+#include "tessera/nn/blocks.h"
 
 #include <ATen/ops/gelu.h>
 
@@ -11,7 +11,6 @@
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/mlp.h"
 
 namespace tessera::nn {
 

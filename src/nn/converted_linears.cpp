@@ -24,9 +24,8 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/fp8.h"
-#include "tessera/nn/freeze.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::nn {
@@ -126,16 +125,6 @@ Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
 
 bool is_fp8(const Linear& linear) {
   return linear.attached<Fp8Mark>() != nullptr;
-}
-
-NamedSlots fp8_weights(const ModuleBase& module) {
-  NamedSlots weights;
-  for (const NamedLinear& each : linears_below(module)) {
-    if (is_fp8(*each.linear)) {
-      weights.emplace_back(detail::join_fqn(each.fqn, "weight"), each.linear->weight.slot());
-    }
-  }
-  return weights;
 }
 
 // LoRA is inside Linear's forward and not in a hook. An adapter needs the input and result of the

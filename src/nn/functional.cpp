@@ -30,7 +30,6 @@
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/context_parallel.h"
 
 namespace tessera::nn {
 namespace {
@@ -169,14 +168,14 @@ const char* name_of(at::SDPBackend backend) {
 
 }  // namespace
 
-std::string to_string(const AttentionKernel& kernel) {
+std::string detail::to_string(const tessera::detail::AttentionKernel& kernel) {
   return std::string(name_of(kernel.backend)) +
          (kernel.repeats_heads ? ", key-value heads repeated" : "");
 }
 
-AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t heads,
-                                 std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
-                                 bool masked) {
+std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
+                             std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
+                             bool masked, bool packed) {
   const at::Tensor one = at::empty({1, 1, 1, width}, options).requires_grad_();
   const at::Tensor q = one.expand({1, heads, tokens, width});
   const at::Tensor kv = one.expand({1, kv_heads, tokens, width});
@@ -184,8 +183,9 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
   const at::Tensor mask =
       masked ? at::empty({tokens}, options.dtype(c10::kBool)).expand({tokens, tokens})
              : at::Tensor();
-  return tessera::detail::choose_attention(
+  const tessera::detail::AttentionKernel kernel = tessera::detail::choose_attention(
       q, kv, kv, tessera::detail::backend_of_libtorch(/*causal=*/!masked, mask));
+  return detail::to_string(packed ? detail::packed_kernel(kernel) : kernel);
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -401,8 +401,8 @@ at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const CausalAttentionOptions& options) {
   const Documents* documents = options.documents.get();
-  switch (packed_kernel(tessera::detail::choose_attention(
-                            q, k, v, tessera::detail::backend_of_libtorch(/*causal=*/true)))
+  switch (detail::packed_kernel(tessera::detail::choose_attention(
+                                    q, k, v, tessera::detail::backend_of_libtorch(/*causal=*/true)))
               .backend) {
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
@@ -462,7 +462,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                                   : by_blocks(q, k, v, own.window);
 }
 
-AttentionKernel packed_kernel(AttentionKernel kernel) {
+tessera::detail::AttentionKernel detail::packed_kernel(tessera::detail::AttentionKernel kernel) {
   if (kernel.backend == at::SDPBackend::cudnn_attention) {
     kernel.backend = at::SDPBackend::flash_attention;
   }

@@ -3,7 +3,6 @@
 
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/records.h"
-#include "tessera/nn/linear.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -380,8 +379,7 @@ void Linear::reset_parameters(const InitContext& init) {
   }
 }
 
-Embedding::Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim)
-    : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim) {
+Embedding::Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim) {
   weight = register_slot("weight", {num_embeddings, embedding_dim});
 }
 

@@ -9,12 +9,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <new>
-#include <stdexcept>
 #include <typeinfo>
 #include <unordered_set>
 
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
@@ -27,7 +24,7 @@ namespace tessera::nn {
 namespace {
 
 void walk_below(torch::nn::Module& module, const std::string& fqn,
-                const detail::ModuleVisitor& visit, const ModuleWalk& walk,
+                const detail::ModuleVisitor& visit, const detail::ModuleWalk& walk,
                 std::unordered_set<const torch::nn::Module*>& seen) {
   // By default, a shared module is visited once, under the first FQN that leads to it.
   if ((walk.skip && walk.skip(module)) || (!walk.every_place && !seen.insert(&module).second)) {
@@ -175,17 +172,6 @@ thread_local const detail::RunningCall* call_of_thread = nullptr;
 class ErrorInModule final : public Error {
  public:
   using Error::Error;
-};
-
-/// Like ErrorInModule, for programs that catch std::bad_alloc.
-class BadAllocInModule final : public std::bad_alloc {
- public:
-  explicit BadAllocInModule(const std::string& message) : text_(message) {}
-  const char* what() const noexcept override { return text_.what(); }
-
- private:
-  // The message is in a std::runtime_error, because its copies need no allocation.
-  std::runtime_error text_;
 };
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
@@ -530,12 +516,6 @@ void ModuleBase::rethrow_named() const {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
-  } catch (const std::bad_alloc& error) {
-    // An exception of a derived class already names its module, or has its own message.
-    if (typeid(error) != typeid(std::bad_alloc)) {
-      throw;
-    }
-    throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
     // An exception of a derived class already names its module, or belongs to no module.
     if (typeid(error) != typeid(Error)) {

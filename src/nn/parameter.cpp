@@ -26,8 +26,6 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/distribute_module.h"
-#include "tessera/nn/freeze.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::nn {
@@ -459,9 +457,11 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
 }
 
-void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
-                       const PartitionFunction& partition, const BoundaryFunction& input,
-                       const BoundaryFunction& output) {
+void distribute_module(
+    ModuleBase& module, const DeviceMesh& mesh,
+    const std::function<void(const std::string&, ModuleBase&, const DeviceMesh&)>& partition,
+    const std::function<void(TensorList, const DeviceMesh&)>& input,
+    const std::function<void(TensorList, const DeviceMesh&)>& output) {
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");

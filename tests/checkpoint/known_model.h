@@ -13,7 +13,6 @@
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 

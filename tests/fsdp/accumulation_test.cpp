@@ -8,7 +8,7 @@
 
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
-#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"

@@ -1,6 +1,6 @@
 // Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/detail/records.h"
+#include "tessera/nn/module.h"
 
 #include "fsdp/training/training.h"
 #include "tessera/dtensor/communication_scope.h"

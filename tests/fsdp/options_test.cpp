@@ -9,7 +9,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/distribute_module.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"

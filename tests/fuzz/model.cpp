@@ -41,7 +41,6 @@
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::fuzz {

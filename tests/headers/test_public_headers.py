@@ -83,8 +83,8 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/nn/causal_attention.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/linear_product.h",
                                                          "tessera/nn/detail/adopted_module.h"},
-                                 "tessera/nn/linear.h": {"tessera/nn/detail/linear_product.h"},
                                  "tessera/nn/initialization.h": {"tessera/dtensor/detail/thread_modes.h"},
+                                 "tessera/nn/layers.h": {"tessera/nn/detail/linear_product.h"},
                                  "tessera/nn/module.h": {"tessera/nn/detail/records.h"},
                                  "tessera/nn/parameter.h": {"tessera/nn/detail/records.h"},
                                  "tessera/planning/plan.h": {"tessera/observe/detail/memory.h"},
@@ -185,7 +185,7 @@ def compiler_says(program):
 WRONG_CALLS = """
 #include <memory>
 #include "tessera/nn/containers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 using namespace tessera;
 struct NoForward : nn::Module<NoForward> {};
 struct TwoArguments : nn::Module<TwoArguments> {

@@ -15,11 +15,9 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/nn/attention.h"
+#include "tessera/nn/blocks.h"
 #include "tessera/nn/causal_attention.h"
-#include "tessera/nn/context_parallel.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/mlp.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
 
@@ -43,7 +41,7 @@ TEST(ChooseAttention, RepeatsHeadsOnlyWhereThatLetsAKernelRun) {
   };
   const auto chosen = [](std::int64_t kv_heads, const auto& ask) {
     const at::Tensor kv = on_meta(kv_heads);
-    return to_string(tessera::detail::choose_attention(on_meta(4), kv, kv, ask));
+    return detail::to_string(tessera::detail::choose_attention(on_meta(4), kv, kv, ask));
   };
   EXPECT_EQ(chosen(2, equal_heads_only), "efficient, key-value heads repeated");
   EXPECT_EQ(chosen(2, always(SDPBackend::flash_attention)), "flash");
@@ -52,7 +50,7 @@ TEST(ChooseAttention, RepeatsHeadsOnlyWhereThatLetsAKernelRun) {
   const at::Tensor q = at::ones({2, 4, 5, 8}), kv = at::ones({2, 2, 5, 8});
   EXPECT_FALSE(tessera::detail::choose_attention(q, kv, kv, equal_heads_only).repeats_heads)
       << "a CPU is left to libtorch";
-  EXPECT_EQ(to_string(attention_kernel(at::dtype(at::kFloat), 4, 4, 16, 8)), "flash");
+  EXPECT_EQ(attention_kernel(at::dtype(at::kFloat), 4, 4, 16, 8), "flash");
 }
 
 TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
@@ -273,8 +271,9 @@ TEST(DocumentsOf, SequencesBeginWithOne) {
 }
 
 TEST(PackedKernel, IsFlashWhereCudnnWouldBeTaken) {
-  EXPECT_EQ(to_string(packed_kernel({at::SDPBackend::cudnn_attention})), "flash");
-  EXPECT_EQ(to_string(packed_kernel({at::SDPBackend::efficient_attention, true})),
+  using detail::packed_kernel;
+  EXPECT_EQ(detail::to_string(packed_kernel({at::SDPBackend::cudnn_attention})), "flash");
+  EXPECT_EQ(detail::to_string(packed_kernel({at::SDPBackend::efficient_attention, true})),
             "efficient, key-value heads repeated");
 }
 

@@ -12,14 +12,13 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/detail/records.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/memory.h"
 
@@ -204,24 +203,17 @@ TEST(Checkpoint, RecomputesOnceABackward) {
   EXPECT_EQ(counted->regions, 1);
   EXPECT_EQ(counted->recomputations, 1);
   EXPECT_EQ(counted->packed, 4);  // exp's result, sin's argument, both of the product
-  EXPECT_EQ(counted->repacked, 4);
 }
 
 TEST(Checkpoint, StopsOnceTheLastTensorIsThere) {
-  Counted counted;
   int ends = 0;
   const auto fn = [&](const at::Tensor& t) {
     const at::Tensor y = t.exp();
     ++ends;
     return y + 1;
   };
-  checkpoint(counted.options, fn, leaf({4}, 1)).sum().backward();
+  checkpoint(fn, leaf({4}, 1)).sum().backward();
   EXPECT_EQ(ends, 1);
-  EXPECT_EQ(counted->early_stops, 1);
-  counted.options.early_stop = false;
-  checkpoint(counted.options, fn, leaf({4}, 1)).sum().backward();
-  EXPECT_EQ(ends, 3);
-  EXPECT_EQ(counted->early_stops, 1);
 }
 
 TEST(Checkpoint, ServesARetainedGraphAgain) {
@@ -388,14 +380,6 @@ TEST(CheckpointReplay, DrawsTheNumbersOfForward) {
   EXPECT_EQUAL(plain.second, again.second) << "the generator was left elsewhere";
 }
 
-TEST(CheckpointReplay, DrawsOtherNumbersWithoutPreserveRngState) {
-  const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
-  const auto plain = drawn(fn);
-  const auto again =
-      drawn([&](const at::Tensor& x) { return checkpoint({.preserve_rng_state = false}, fn, x); });
-  EXPECT_FALSE(at::equal(plain.first, again.first));
-}
-
 TEST(CheckpointReplay, CountsTheCallsOfDropoutModulesOnce) {
   const auto run = [](bool checkpointed) {
     Dropout dropout(0.5);
@@ -464,11 +448,10 @@ TEST(CheckpointReplay, CastsAsForwardDid) {
 
 /// Backward of a function that does `forward` first and `again` when it is recomputed.
 std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
-                            std::function<at::Tensor(const at::Tensor&)> again,
-                            const CheckpointOptions& options = {}) {
+                            std::function<at::Tensor(const at::Tensor&)> again) {
   const at::Tensor x = leaf({4}, 1);
   const auto fn = [&](const at::Tensor& t) { return is_recomputing() ? again(t) : forward(t); };
-  return message_of([&] { checkpoint(options, fn, x).sum().backward(); });
+  return message_of([&] { checkpoint(fn, x).sum().backward(); });
 }
 
 TEST(CheckpointReplay, Refusals) {
@@ -480,7 +463,6 @@ TEST(CheckpointReplay, Refusals) {
                   "Double[4]", "Float[4]");
   EXPECT_CONTAINS(error_of_change(exp_sin, exp), "saved 1 tensors", "saved 2");
   EXPECT_EQ(error_of_change(exp, exp_sin), "");
-  EXPECT_CONTAINS(error_of_change(exp, exp_sin, {.early_stop = false}), "more tensors", "saved 1");
   const at::Tensor x = leaf({4}, 1) * 2;
   const at::Tensor loss = checkpoint([](const at::Tensor& t) { return t.exp(); }, x).sum();
   {

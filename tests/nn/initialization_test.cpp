@@ -6,10 +6,10 @@
 #include <type_traits>
 
 #include "tessera/nn/containers.h"
-#include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/models.h"
 #include "testing/module_values.h"

@@ -7,10 +7,8 @@
 #include <stdexcept>
 
 #include "tessera/nn/containers.h"
-#include "tessera/nn/distribute_module.h"
 #include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/visit_tensors.h"
 #include "testing/distributed.h"
@@ -276,24 +274,6 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
-TEST(Module, IsNamedWhereMemoryRunsOut) {
-  class Inner : public Module<Inner> {
-   public:
-    at::Tensor forward(const at::Tensor& x) {
-      if (x.dim() == 1) {
-        throw std::bad_array_new_length();
-      }
-      throw std::bad_alloc();
-    }
-  };
-  Calling<Inner> module;
-  const auto call = [&] { module(at::ones({2, 3})); };
-  EXPECT_THROWN(std::bad_alloc, call(), "std::bad_alloc (in module 'inner', a ", "Inner)");
-  const std::string message = testing::message_of(call);
-  EXPECT_EQ(message.find("in module"), message.rfind("in module"));
-  EXPECT_THROWN(std::bad_array_new_length, module(at::ones({2})), "bad_array_new_length");
-}
-
 /// As in a unit of mixed precision: the parameter was gathered in bfloat16, the buffer is as it
 /// was.
 class Scaled : public Module<Scaled> {
@@ -538,7 +518,7 @@ class Tree : public Module<Tree> {
   std::shared_ptr<ModuleList> block;
 };
 
-Names visited(Tree& tree, const ModuleWalk& walk = {}) {
+Names visited(Tree& tree, const detail::ModuleWalk& walk = {}) {
   Names names;
   visit_modules(
       tree, [&](const std::string& fqn, torch::nn::Module&) { names.push_back(fqn); }, walk);

@@ -15,7 +15,6 @@
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"

@@ -12,7 +12,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"

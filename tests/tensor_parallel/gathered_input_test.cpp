@@ -5,10 +5,9 @@
 #include <tuple>
 
 #include "tessera/kernels/detail/fused.h"
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/fp8.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/tensor_parallel/styles.h"
 #include "testing/added_terms.h"

@@ -5,7 +5,6 @@
 #include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"

@@ -25,7 +25,6 @@
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 
 // Models of libtorch's own modules, written as libtorch's documents have it. Two and three ranks do
 // not divide their sizes.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
@@ -45,8 +45,6 @@ Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options = {})
 
 /// Whether convert_to_fp8() has converted `linear`.
 bool is_fp8(const Linear& linear);
-/// The weights of all Linears that are converted to fp8: `module` itself and the modules below it.
-NamedSlots fp8_weights(const ModuleBase& module);
 
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -385,6 +385,8 @@ class Module : public ModuleBase {
 /// caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
+namespace detail {
+
 /// Options of visit_modules(): the order of modules, repeated visits, and the modules to skip.
 struct ModuleWalk {
   /// Whether a module that is registered at several places is visited once for each of its FQNs;
@@ -397,8 +399,6 @@ struct ModuleWalk {
   /// module.
   std::function<bool(const torch::nn::Module& module)> skip{};
 };
-
-namespace detail {
 
 using ModuleVisitor = std::function<void(const std::string& fqn, torch::nn::Module& module)>;
 void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const ModuleWalk& walk);
@@ -416,7 +416,8 @@ void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const Mod
 /// ModuleBase objects below them. The visitor must not register modules. Not collective. Several
 /// threads may visit the same modules. Throws the exceptions of the visitor.
 template <class Visit>
-void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
+void visit_modules(torch::nn::Module& root, const Visit& visit,
+                   const detail::ModuleWalk& walk = {}) {
   if constexpr (std::is_invocable_v<const Visit&, const std::string&, torch::nn::Module&>) {
     detail::walk_modules(root, visit, walk);
   } else {
@@ -432,11 +433,76 @@ void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk
 /// Like the other visit_modules(), for a const module.
 template <class Visit>
   requires std::is_invocable_v<const Visit&, const std::string&, const ModuleBase&>
-void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
+void visit_modules(const torch::nn::Module& root, const Visit& visit,
+                   const detail::ModuleWalk& walk = {}) {
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
   // anyway.
   visit_modules(const_cast<torch::nn::Module&>(root), visit, walk);
 }
+
+/// Freezes the parameters whose FQN matches one of the patterns (see matches_fqn). A frozen
+/// parameter gets no gradient and no optimizer state, and FSDP does not reduce its gradient. Saved
+/// checkpoints contain frozen parameters too. A tied parameter is frozen if any of its FQNs
+/// matches. Call freeze() before or after parallelize_module and fully_shard, but not between a
+/// forward and its backward.
+///
+/// Not collective; every rank must freeze the same parameters. Throws Error, before anything is
+/// changed, for a pattern that matches no parameter.
+void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
+
+/// Distributes every parameter and buffer of `module` and of the modules below it. `partition` is
+/// called once for each module, parents first, with its FQN ("" for the root), and calls
+/// distribute_parameter() for the module's own slots. Parameters that are plain after the call of
+/// `partition` become replicated. `input` and `output` run before and after every call of the root
+/// module, with the tensors of its arguments or result, which they may replace. Not collective: the
+/// values must be equal on every rank, and each rank stores only its shard. Throws Error for a
+/// module that was distributed before, and for a child with parameters that is not a ModuleBase.
+/// Like PyTorch's distribute_module.
+void distribute_module(
+    ModuleBase& module, const DeviceMesh& mesh,
+    const std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>&
+        partition = nullptr,
+    const std::function<void(TensorList tensors, const DeviceMesh& mesh)>& input = nullptr,
+    const std::function<void(TensorList tensors, const DeviceMesh& mesh)>& output = nullptr);
+
+/// Distributes the parameter or buffer in `slot`, which must be plain and the same on every rank.
+/// Each rank stores only its shard; requires_grad is unchanged. Not collective. Throws Error if the
+/// tensor is already distributed or belongs to an FSDP unit. `by`: the caller's name, for messages.
+void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
+                          const std::string& by = "distribute_parameter");
+
+/// A function that decides whether the calls of a module are checkpointed. The function must be
+/// pure, and must return the same result on every rank.
+using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
+
+/// A predicate that selects the modules of class M or a derived class.
+template <class M>
+ModulePredicate of_class() {
+  return [](const std::string&, const ModuleBase& module) {
+    return dynamic_cast<const M*>(&module) != nullptr;
+  };
+}
+/// A predicate that selects the modules whose FQN matches a pattern such as "model.layers.*"
+/// (matches_fqn).
+ModulePredicate named(std::string pattern);
+
+/// Options of apply_activation_checkpointing(): which modules are checkpointed, and how.
+struct ActivationCheckpointing {
+  ModulePredicate select{};
+  /// Only every `every`-th selected module is checkpointed, in the order of registration, starting
+  /// with the first.
+  std::size_t every = 1;
+  CheckpointOptions options{};
+};
+
+/// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
+/// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
+/// Call this function after parallelize_module, so that the recomputation repeats the
+/// tensor-parallel hooks, and before fully_shard, so that it does not repeat all-gathers. Not
+/// collective; every rank must select the same modules. Throws Error, before anything is changed,
+/// if no module is selected.
+std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
+                                                        const ActivationCheckpointing& what);
 
 }  // namespace tessera::nn
 TESSERA_API_END

@@ -15,7 +15,7 @@
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
