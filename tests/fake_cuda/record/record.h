@@ -103,6 +103,9 @@ void count_violation(const std::string& what);
 /// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json, if the process has used the fake.
 void write_reports();
 
+/// The memory of each device, that of an H200.
+constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
+
 // The environment variables that the fake reads, once, when it is first called.
 
 /// Faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK.
@@ -118,10 +121,9 @@ struct Faults {
 };
 
 struct Settings {
-  int rank;             ///< RANK, 0 without it
-  std::string report;   ///< TESSERA_FAKE_CUDA_REPORT: where reports go; none if empty
-  int devices;          ///< TESSERA_FAKE_CUDA_DEVICES
-  std::int64_t memory;  ///< TESSERA_FAKE_CUDA_MEMORY: bytes a device
+  int rank;            ///< RANK, 0 without it
+  std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: where reports go; none if empty
+  int devices;         ///< TESSERA_FAKE_CUDA_DEVICES
   Faults faults;
 };
 

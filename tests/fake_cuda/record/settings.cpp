@@ -11,7 +11,6 @@
 namespace fake_cuda {
 namespace {
 
-constexpr std::int64_t kH200Bytes = std::int64_t{140} << 30;
 constexpr std::int64_t kDevices = 8;
 
 struct FaultKind {
@@ -84,7 +83,6 @@ Settings read_settings() {
   return {.rank = rank,
           .report = variable("TESSERA_FAKE_CUDA_REPORT"),
           .devices = static_cast<int>(number_of("TESSERA_FAKE_CUDA_DEVICES", kDevices)),
-          .memory = number_of("TESSERA_FAKE_CUDA_MEMORY", kH200Bytes),
           .faults = parse_faults(variable("TESSERA_FAKE_CUDA_FAULT"), rank)};
 }
 

@@ -110,8 +110,8 @@ bool fits(std::size_t bytes) {
   const auto size = static_cast<std::int64_t>(bytes);
   const Faults& faults = settings().faults;
   const bool failing = faults.malloc && number >= *faults.malloc;
-  return !failing && size <= faults.malloc_above.value_or(settings().memory) &&
-         blocks().used[current_device()] + size <= settings().memory;
+  return !failing && size <= faults.malloc_above.value_or(kDeviceBytes) &&
+         blocks().used[current_device()] + size <= kDeviceBytes;
 }
 
 struct sigaction previous {};
@@ -263,7 +263,7 @@ cudaError_t cudaHostUnregister(void* pointer) {
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   count_call("cudaMemGetInfo");
   const std::lock_guard lock(blocks().mutex);
-  *total = static_cast<std::size_t>(settings().memory);
+  *total = static_cast<std::size_t>(kDeviceBytes);
   *free = *total - static_cast<std::size_t>(blocks().used[current_device()]);
   return cudaSuccess;
 }
