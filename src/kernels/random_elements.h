@@ -1,5 +1,5 @@
-// Random numbers element by element, for GPU threads. random.cu compiles the functions for GPUs;
-// tests compile them for a CPU.
+// Random numbers element by element. random.cu compiles the functions for GPUs, and random.cpp for
+// CPUs.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 #include "tessera/kernels/detail/random.h"
@@ -63,6 +64,26 @@ struct BoxView {
   std::int64_t local_strides[kMaxDims];
   std::int64_t global_strides[kMaxDims];
 };
+
+/// Describes `box`, a part of the tensor `local`. Throws Error for more than kMaxDims dimensions.
+inline BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
+  TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers for a tensor of ", box.sizes.size(),
+                " dimensions were asked for; at most ", kMaxDims, " are supported");
+  BoxView view;
+  view.dims = static_cast<int>(box.sizes.size());
+  view.global_start = place.first_element;
+  std::int64_t global_stride = 1;
+  for (int d = view.dims - 1; d >= 0; --d) {
+    view.sizes[d] = box.sizes[d];
+    view.local_strides[d] = local.stride(d);
+    view.global_strides[d] = global_stride;
+    view.local_start += box.local_offset[d] * local.stride(d);
+    view.global_start += box.global_offset[d] * global_stride;
+    view.numel *= box.sizes[d];
+    global_stride *= place.sizes[d];
+  }
+  return view;
+}
 
 /// An element's offset in local memory, and its index in the global tensor, which selects its
 /// random number.
