@@ -103,24 +103,22 @@ at::Tensor detail::fp8_product(const at::Tensor& x, const at::Tensor& weight,
   return bias.defined() ? y.add(bias) : y;
 }
 
-Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
+std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
   const std::vector<NamedLinear> linears = linears_below(module);
   TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
                 "; it must be 1 or more");
   check_each_matches("convert_to_fp8", options.exclude, linears, module,
                      "leave it out, or name one");
   std::ranges::for_each(linears, check_convertible);
-  Fp8Conversion conversion;
+  std::vector<std::string> converted;
   for (const NamedLinear& each : linears) {
-    if (is_left(each, options)) {
-      conversion.left.push_back(each.fqn);
-      continue;
+    if (!is_left(each, options)) {
+      converted.push_back(each.fqn);
+      each.linear->attach(std::make_shared<Fp8Mark>());
+      each.linear->set_product(detail::fp8_product);
     }
-    conversion.converted.push_back(each.fqn);
-    each.linear->attach(std::make_shared<Fp8Mark>());
-    each.linear->set_product(detail::fp8_product);
   }
-  return conversion;
+  return converted;
 }
 
 bool is_fp8(const Linear& linear) {

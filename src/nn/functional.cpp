@@ -211,7 +211,7 @@ at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device devic
 
 }  // namespace
 
-Documents::Documents(const at::Tensor& positions, c10::Device device) {
+detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Device device) {
   TESSERA_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
                 "documents were said by positions of sizes ", positions.sizes(), " in ",
                 positions.scalar_type(), "; give (batch, tokens) in int64");
@@ -233,19 +233,19 @@ Documents::Documents(const at::Tensor& positions, c10::Device device) {
   device_offsets_ = copied_to(offsets_, device);
 }
 
-std::vector<std::int64_t> Documents::lengths() const {
+std::vector<std::int64_t> detail::DocumentOffsets::lengths() const {
   std::vector<std::int64_t> lengths(offsets_.size());
   std::adjacent_difference(offsets_.begin(), offsets_.end(), lengths.begin());
   return {lengths.begin() + 1, lengths.end()};
 }
 
-void Documents::check_sequences(std::int64_t batch, std::int64_t tokens) const {
+void detail::DocumentOffsets::check_sequences(std::int64_t batch, std::int64_t tokens) const {
   TESSERA_CHECK(batch == batch_ && tokens == tokens_, "attention of ", batch, " sequences of ",
                 tokens, " tokens was given documents of ", batch_, " sequences of ", tokens_,
                 "; make them of the positions of these sequences");
 }
 
-at::Tensor Documents::mask(std::int64_t window) const {
+at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
   const c10::Device device = device_offsets_.device();
   std::vector<std::int64_t> of_tokens;
   std::int64_t document = 0;

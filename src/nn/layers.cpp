@@ -298,33 +298,24 @@ std::unique_ptr<LinearProducts> make_linear_products() {
 }  // namespace tessera::nn::detail
 
 namespace tessera::nn {
-namespace {
 
-using Linears = std::vector<std::reference_wrapper<Linear>>;
-
-detail::MakeLinearProducts products_of_all(const Linears& linears) {
-  const detail::MakeLinearProducts first =
+std::vector<at::Tensor> linear_products(
+    const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears) {
+  std::vector<at::Tensor> results;
+  const detail::MakeLinearProducts make =
       linears.empty() ? nullptr : linears.front().get().products_together();
   const auto is_like_first = [&](const Linear& linear) {
-    return linear.products_together() == first;
+    return linear.products_together() == make;
   };
-  return std::ranges::all_of(linears, is_like_first) ? first : nullptr;
-}
-
-}  // namespace
-
-std::vector<at::Tensor> linear_products(const at::Tensor& x, const Linears& linears) {
-  std::vector<at::Tensor> results;
-  const detail::MakeLinearProducts make = products_of_all(linears);
-  if (make == nullptr) {
+  if (make == nullptr || !std::ranges::all_of(linears, is_like_first)) {
     for (Linear& linear : linears) {
       results.push_back(linear(x));
     }
     return results;
   }
   const std::unique_ptr<detail::LinearProducts> products = make();
-  const LinearProduct product = [&](const at::Tensor& own, const at::Tensor& weight,
-                                    const at::Tensor& bias) {
+  const detail::LinearProduct product = [&](const at::Tensor& own, const at::Tensor& weight,
+                                            const at::Tensor& bias) {
     return products->add(own, weight, bias);
   };
   for (Linear& linear : linears) {
@@ -349,7 +340,7 @@ at::Tensor Linear::forward(const at::Tensor& x) {
   return lora == nullptr ? y : y.add(lora->term(x, is_training()), lora->scale);
 }
 
-at::Tensor Linear::forward(const at::Tensor& x, const LinearProduct& product) {
+at::Tensor Linear::forward(const at::Tensor& x, const detail::LinearProduct& product) {
   check_called();
   TESSERA_CHECK(attached<LoraBranch>() == nullptr,
                 "Linear: a function in place of the product was given to a module with an adapter, "

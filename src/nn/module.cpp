@@ -176,7 +176,7 @@ class ErrorInModule final : public Error {
 
 at::Tensor uninitialised(at::IntArrayRef sizes) {
   // New parameters are on the CPU or on the meta device, because models are moved or filled later.
-  const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
+  const c10::Device device = tessera::detail::makes_meta_tensors() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
 
@@ -358,12 +358,6 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
 }
 
 void ModuleBase::reset_parameters(const InitContext&) {}
-
-std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::Device>&) const {
-  fail("clone() of a ", name(),
-       " was asked for; build a second module with the same arguments and "
-       "copy the values of named_slots() into it");
-}
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);

@@ -42,14 +42,12 @@ std::string attention_kernel(const at::TensorOptions& options, std::int64_t head
                              std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                              bool masked = false, bool packed = false);
 
-/// Boundaries of documents that are packed into sequences: a token sees only its own document. The
-/// offsets of documents replace a mask of (batch, tokens, tokens). All layers use one object.
-class Documents {
+namespace detail {
+
+/// The boundaries of Documents, for attention.
+class DocumentOffsets {
  public:
-  /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
-  /// starts a document. The first token of a sequence always starts a document. The CPU reads
-  /// `positions`, and waits for a GPU to do so. `device`: the device that computes attention.
-  Documents(const at::Tensor& positions, c10::Device device);
+  DocumentOffsets(const at::Tensor& positions, c10::Device device);
 
   /// The index of the first token of each document, counted over all sequences, followed by the
   /// total number of tokens.
@@ -73,6 +71,19 @@ class Documents {
   std::vector<std::int64_t> offsets_;
   at::Tensor device_offsets_;
   std::int64_t longest_ = 0;
+};
+
+}  // namespace detail
+
+/// Boundaries of documents that are packed into sequences: a token sees only its own document. The
+/// offsets of documents replace a mask of (batch, tokens, tokens). All layers use one object.
+class Documents : public detail::DocumentOffsets {
+ public:
+  /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
+  /// starts a document. The first token of a sequence always starts a document. The CPU reads
+  /// `positions`, and waits for a GPU to do so. `device`: the device that computes attention.
+  Documents(const at::Tensor& positions, c10::Device device)
+      : detail::DocumentOffsets(positions, device) {}
 };
 /// A shared pointer, because all attention layers of a model call use one Documents object.
 using DocumentsPtr = std::shared_ptr<const Documents>;

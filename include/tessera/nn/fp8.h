@@ -21,12 +21,6 @@ struct Fp8Options {
   std::int64_t multiple_of = 16;
 };
 
-/// Result of convert_to_fp8(): FQNs of Linears. The Linears in `left` were not converted: they are
-/// excluded, have sizes that are not divisible, or a tied weight.
-struct Fp8Conversion {
-  std::vector<std::string> converted{}, left{};
-};
-
 /// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
 ///
 /// Makes the Linears below `module`, including FusedLinears, compute their matrix products in
@@ -40,8 +34,9 @@ struct Fp8Conversion {
 ///
 /// Not collective; every rank must convert the same Linears. Throws Error, before anything is
 /// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
-/// adapter, and for a weight that is already distributed.
-Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
+/// adapter, and for a weight that is already distributed. Returns the FQNs of the converted
+/// Linears; the others are excluded, have sizes that are not divisible, or a tied weight.
+std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
 
 /// Whether convert_to_fp8() has converted `linear`.
 bool is_fp8(const Linear& linear);

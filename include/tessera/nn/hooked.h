@@ -123,9 +123,10 @@ class Hooked : public Module<Hooked<Holder>>,
   bool is_training() const noexcept override { return held_->is_training(); }
   /// The wrapped module. held().forward() runs without hooks.
   Held& held() { return *held_; }
-  const torch::nn::Module& adopted_module() const override { return *held_; }
 
  private:
+  const torch::nn::Module& adopted_module() const override { return *held_; }
+
   /// During this scope, `module` has no bias. The destructor restores the bias.
   class BiasScope : tessera::detail::NoCopy {
    public:

@@ -21,11 +21,6 @@ namespace tessera::nn {
 /// and types without storage. Factory functions that are called without a device also create
 /// tensors on the meta device. Scopes may nest. Like torch.device("meta").
 class MetaDevice : tessera::detail::NoCopy {
- public:
-  /// Whether this thread is inside the scope of a MetaDevice object.
-  static bool active() { return tessera::detail::makes_meta_tensors(); }
-
- private:
   tessera::detail::MetaFactoryGuard factories_;
 };
 

@@ -23,39 +23,22 @@ struct LinearOptions {
   bool bias = true;
 };
 
-/// A function that replaces aten::linear. x: (..., in); weight: (out, in); bias: (out) or
-/// undefined. Distributed arguments must have layouts that aten::linear accepts.
-using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
-                                               const at::Tensor& bias)>;
-
 /// Computes y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial
 /// values like torch.nn.Linear: uniform in ±1/sqrt(in).
 ///
 /// forward is aten::linear. With distributed tensors, forward and backward communicate as the
 /// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
 /// exceptions for sizes and meshes that do not match.
-class Linear : public Module<Linear>, public detail::DeferredBias {
+class Linear : public Module<Linear>,
+               public detail::DeferredBias,
+               public detail::ReplaceableProduct {
  public:
   Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x);
   /// Computes `product` of x, the weight and the bias instead of aten::linear, as fused operations
   /// need. Throws Error for a module with an adapter (apply_lora), and the exceptions of `product`.
-  at::Tensor forward(const at::Tensor& x, const LinearProduct& product);
-  /// Makes later calls of forward(x) compute `product` instead of aten::linear, as some parallel
-  /// styles need. Not collective; every rank must set the same function. `together` creates the
-  /// object that computes several such matrix products of one x. If `together` is nullptr,
-  /// linear_products() calls each module separately.
-  void set_product(LinearProduct product, detail::MakeLinearProducts together = nullptr) {
-    product_ = std::move(product);
-    together_ = together;
-  }
+  at::Tensor forward(const at::Tensor& x, const detail::LinearProduct& product);
   void reset_parameters(const InitContext& init) override;
-
-  /// The function that makes an object to compute the matrix products of this and other Linears
-  /// together; nullptr if this is not possible.
-  detail::MakeLinearProducts products_together() const;
-  /// Whether this Linear has a bias that forward leaves out (set_defer_bias).
-  bool defers_bias() const { return leaves_out_bias() && bias.defined(); }
 
   std::int64_t in_features() const { return in_features_; }
   std::int64_t out_features() const { return out_features_; }
@@ -64,12 +47,15 @@ class Linear : public Module<Linear>, public detail::DeferredBias {
   Parameter bias;  ///< the bias; undefined for a Linear without bias
 
  private:
+  friend std::vector<at::Tensor> linear_products(
+      const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears);
+  /// The function that makes an object to compute the matrix products of this and other Linears
+  /// together; nullptr if this is not possible.
+  detail::MakeLinearProducts products_together() const;
   at::Tensor own_bias() const;
 
   std::int64_t in_features_;
   std::int64_t out_features_;
-  LinearProduct product_;  ///< the product that replaces aten::linear; empty for aten::linear
-  detail::MakeLinearProducts together_ = detail::make_linear_products;
 };
 
 /// Calls each of `linears` with x, in order. Backward adds their gradients of x in place, unless a
@@ -142,6 +128,25 @@ class LayerNorm : public Module<LayerNorm> {
   double eps_;
 };
 
+namespace detail {
+
+/// The state of a Dropout, which checkpoints save.
+class DropoutState {
+ public:
+  /// The module's random key; nullopt if no key was set and the module has not been called yet.
+  const std::optional<RandomKey>& key() const { return key_; }
+  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
+  /// activation checkpointing does so automatically.
+  std::uint64_t calls() const { return calls_; }
+  void set_calls(std::uint64_t calls) { calls_ = calls; }
+
+ protected:
+  std::optional<RandomKey> key_;
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace detail
+
 /// In training, zeroes each element with probability p and scales the others by 1/(1-p). The result
 /// has the sizes, type and layout of x. The gradient uses the mask of the forward. Outside of
 /// training, or for p = 0, the result is x itself, and the call is not counted.
@@ -153,7 +158,7 @@ class LayerNorm : public Module<LayerNorm> {
 /// all data-parallel ranks. These ranks compare their numbers of rows when the forward begins;
 /// otherwise nothing is communicated (docs/random.md). Thread safety: one thread at a time, because
 /// calls are counted.
-class Dropout : public Module<Dropout> {
+class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
   /// Throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
@@ -163,18 +168,10 @@ class Dropout : public Module<Dropout> {
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;
 
-  /// The module's random key; nullopt if no key was set and the module has not been called yet.
-  const std::optional<RandomKey>& key() const { return key_; }
   void set_key(RandomKey key) { key_ = key; }
-  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
-  /// activation checkpointing does so automatically.
-  std::uint64_t calls() const { return calls_; }
-  void set_calls(std::uint64_t calls) { calls_ = calls; }
 
  private:
   double p_;
-  std::optional<RandomKey> key_;
-  std::uint64_t calls_ = 0;
 };
 
 /// One of the Linears that a FusedLinear replaces.

@@ -51,6 +51,25 @@ struct RunningCall {
   int depth = 1;
 };
 
+/// Objects that are attached to a module, at most one per type. FSDP, for example, attaches its
+/// unit.
+class Attachments {
+ public:
+  template <class T>
+  void attach(std::shared_ptr<T> object) {
+    attached_[typeid(T)] = std::move(object);
+  }
+  /// The attached object of type T, or nullptr if there is none.
+  template <class T>
+  std::shared_ptr<T> attached() const {
+    const auto found = attached_.find(typeid(T));
+    return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
+  }
+
+ private:
+  std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
+};
+
 }  // namespace detail
 
 /// The tensors in the arguments or the result of a call, in order, including undefined tensors. A
@@ -67,7 +86,7 @@ using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 ///
 /// A module can't be copied, because its slots point to it. Construct a second module and copy the
 /// values.
-class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
+class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera::detail::NoCopy {
  public:
   using torch::nn::Module::Module;
   ~ModuleBase() override;
@@ -115,28 +134,12 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Attaches an object to this module, at most one per type. FSDP, for example, attaches its unit.
-  template <class T>
-  void attach(std::shared_ptr<T> object) {
-    attached_[typeid(T)] = std::move(object);
-  }
-  /// The attached object of type T, or nullptr if there is none.
-  template <class T>
-  std::shared_ptr<T> attached() const {
-    const auto found = attached_.find(typeid(T));
-    return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
-  }
-
   /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point
   /// buffers change their type. Throws Error, before anything is changed, for a parameter that FSDP
   /// has gathered, because its shard would not be converted.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
-
-  /// Cloning a module is not supported: this function always throws Error.
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
 
  protected:
   /// Registers a parameter with the given sizes and without values. The parameter is on the meta
@@ -157,11 +160,9 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// Throws Error if this module has hooks that have not run, because forward was called as
   /// m.forward(x) instead of m(x). A forward may call this function in its first line.
   void check_called() const;
-  /// Whether this module has an FQN. If not, first asks the outermost called module for the FQNs of
-  /// all modules below that module.
-  bool is_in_a_tree() const;
 
  private:
+  friend class Dropout;
   friend class ParameterSlot;
   friend class AdoptedModule;
   template <class Derived>
@@ -243,6 +244,9 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   std::size_t index_of(const std::string& name) const;
   void note_fqn(const std::string& fqn) const;
   void note_names_of_tree() const;
+  /// Whether this module has an FQN. If not, first asks the outermost called module for the FQNs of
+  /// all modules below that module.
+  bool is_in_a_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
   void check_members(const std::string& fqn) const;
@@ -254,7 +258,6 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   Hooks hooks_;
   Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
-  std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
   /// This module's FQN; mutable, because the const function named_slots() sets it.
   mutable std::optional<std::string> fqn_;
   /// Whether the modules below this module already have FQNs that begin at this module.

@@ -104,12 +104,10 @@ class Parameter {
   Parameter() = default;
   explicit Parameter(SlotPtr slot) : slot_(std::make_shared<SlotPtr>(std::move(slot))) {}
   Parameter(const Parameter&) = default;
-  Parameter(Parameter&&) = default;
   Parameter& operator=(Parameter&&) = default;
   // Deleted because `head->weight = embed->weight` would not tie the weights. The compiler prints
   // the next line, whose comment shows the right call:
   Parameter& operator=(const Parameter&) = delete;  // tie_slot("weight", other.slot("weight"))
-  ~Parameter() = default;
 
   operator const at::Tensor&() const { return get(); }
   const at::Tensor& operator*() const { return get(); }
