@@ -180,10 +180,6 @@ at::Tensor uninitialised(at::IntArrayRef sizes) {
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
 }
 
-bool may_have_gradient(const at::Tensor& tensor) {
-  return tensor.is_floating_point() || tensor.is_complex();
-}
-
 /// Throws Error if a module that is not a ModuleBase has parameters, because tensor parallelism and
 /// FSDP cannot replace such parameters.
 void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& module) {
@@ -291,24 +287,9 @@ void ModuleBase::check_in_a_tree() const {
   check_initialized(*this, "forward of a " + name());  // also sets the FQN of each module
 }
 
-/// Throws Error if the program has assigned another tensor to a member from bind_slot(), because
-/// forward would read that tensor.
-void ModuleBase::check_members(const std::string& fqn) const {
-  for (std::size_t i = 0; i < bindings_.size(); ++i) {
-    const at::Tensor* member = bindings_[i].member;
-    const auto& [parameter, slot] = slots_[i];
-    TESSERA_CHECK(
-        member == nullptr || member->is_same(slot->get()), "the member of parameter '",
-        detail::join_fqn(fqn, parameter), "' of a ", name(),
-        " was assigned another tensor after bind_slot; to share a parameter call tie_slot(\"",
-        parameter, "\", other.slot(...)), to change its values copy_ into it");
-  }
-}
-
 /// Throws Error if a parameter has no ParameterSlot, because the program called libtorch's
 /// register_parameter.
 void ModuleBase::check_slots(const std::string& fqn) const {
-  check_members(fqn);
   if (parameters_.size() == slots_.size()) {
     return;
   }
@@ -399,16 +380,8 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
   // A parameter must be a leaf, even if the caller computed `tensor` from other tensors.
-  tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
+  tensor = tensor.detach().requires_grad_(tensor.is_floating_point() || tensor.is_complex());
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
-}
-
-Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
-  member = member.detach().requires_grad_(may_have_gradient(member));
-  Parameter parameter = add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()),
-                                 [&member](const at::Tensor& tensor) { member = tensor; });
-  bindings_.back().member = &member;
-  return parameter;
 }
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
@@ -426,7 +399,7 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow fol
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);
-  bindings_.push_back({parameter.slot_, std::move(follow), nullptr});
+  bindings_.push_back({parameter.slot_, std::move(follow)});
   slots_.emplace_back(name, std::move(slot));
   return parameter;
 }

@@ -43,13 +43,11 @@ class Silent : public Module<Silent> {
 class Affine : public Module<Affine> {
  public:
   Affine() {
-    weight = at::full({3}, 2.0);
-    bind_slot("weight", weight);
+    weight = register_slot("weight", at::full({3}, 2.0));
     bias = register_slot("bias", at::ones({3}));
   }
-  at::Tensor forward(const at::Tensor& x) { return x * weight + *bias; }
-  at::Tensor weight;
-  Parameter bias;
+  at::Tensor forward(const at::Tensor& x) { return x * *weight + *bias; }
+  Parameter weight, bias;
 };
 
 class Parent : public Module<Parent> {
@@ -70,7 +68,7 @@ TEST(Child, IsRegisteredWhereItIsDeclaredAndCalledWithItsHooks) {
   parent.second->add_forward_hook([&](ModuleBase&, TensorList) { ++calls; });
   EXPECT_EQUAL(parent(at::ones({3})), at::full({3}, 7.0));
   EXPECT_EQ(calls, 1);
-  EXPECT_EQUAL((*parent.first).weight, at::full({3}, 2.0));
+  EXPECT_EQUAL(*(*parent.first).weight, at::full({3}, 2.0));
 }
 
 TEST(Module, RunsHooksInOrderAroundForward) {
@@ -158,7 +156,7 @@ TEST(Slot, SwapReachesEveryName) {
   const at::Tensor bias = at::full({3}, 7.0).requires_grad_();
   module.slot("weight")->set(weight);
   module.slot("bias")->set(bias);
-  EXPECT_TRUE(module.weight.is_same(weight));
+  EXPECT_TRUE((*module.weight).is_same(weight));
   EXPECT_TRUE((*module.bias).is_same(bias));
   EXPECT_TRUE(module.named_parameters()["weight"].is_same(weight));
   EXPECT_TRUE(module.named_parameters()["bias"].is_same(bias));
@@ -220,21 +218,19 @@ TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
    public:
     Complex() {
       filter = register_slot("filter", at::ones({3}, at::kComplexFloat));
-      bound = at::ones({3}, at::kComplexDouble);
-      bind_slot("bound", bound);
+      wide = register_slot("wide", at::ones({3}, at::kComplexDouble));
       steps = register_slot("steps", at::ones({3}, at::kLong));
     }
     at::Tensor forward(const at::Tensor& x) {
-      return at::view_as_real(x * *filter * bound * *steps).square().mean();
+      return at::view_as_real(x * *filter * *wide * *steps).square().mean();
     }
-    Parameter filter, steps;
-    at::Tensor bound;
+    Parameter filter, wide, steps;
   };
   Complex module;
   EXPECT_FALSE(module.slot("steps")->get().requires_grad());
   module(at::full({3}, 2.0)).backward();
   EXPECT_CLOSE(module.filter->grad(), at::full({3}, 8.0 / 6, at::kComplexFloat));
-  EXPECT_CLOSE(module.bound.grad(), at::full({3}, 8.0 / 6, at::kComplexDouble));
+  EXPECT_CLOSE(module.wide->grad(), at::full({3}, 8.0 / 6, at::kComplexDouble));
 }
 
 /// Calls its child, "inner".

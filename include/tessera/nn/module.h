@@ -147,11 +147,6 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
   /// Registers a parameter that shares the memory of `tensor`.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// Registers a parameter that is stored in a tensor member of the module. Replacing the
-  /// parameter's tensor, for example by a shard, updates the member:
-  ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
-  /// Module calls and named_slots() throw Error if another tensor was assigned to the member.
-  Parameter bind_slot(const std::string& name, at::Tensor& member);
   /// Registers a buffer, which to() moves with the module. Saved checkpoints contain the buffer if
   /// `persistent` is true. A table that reset_parameters() computes need not be persistent.
   Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
@@ -224,12 +219,10 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// A function that copies the tensor of a ParameterSlot to the module member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
   /// The objects to update when the tensor of a ParameterSlot is replaced: the parameter's handles,
-  /// and the member from bind_slot().
+  /// and a member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< function that updates the bound member; empty if no member is bound
-    /// The member from bind_slot(). It must be the same tensor as that of the ParameterSlot.
-    const at::Tensor* member{};
+    Follow follow;  ///< function that updates the member; empty if there is none
   };
 
   struct Checkpointed {
@@ -249,7 +242,6 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   bool is_in_a_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
-  void check_members(const std::string& fqn) const;
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;

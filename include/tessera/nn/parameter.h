@@ -36,9 +36,9 @@ class ParameterSlot : tessera::detail::NoCopy {
   /// The tensor that forward uses now. With FSDP this is the unsharded tensor while the unit
   /// computes and after fsdp::unshard(), otherwise the shard.
   const at::Tensor& get() const { return tensor_; }
-  /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the bound
-  /// member of every owner. The parameter is then initialized, unless the tensor is on the meta
-  /// device.
+  /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the
+  /// members of adopted modules. The parameter is then initialized, unless the tensor is on the
+  /// meta device.
   void set(at::Tensor tensor);
   /// Like set(), for a tensor with equal values in another layout. A parameter without values
   /// remains uninitialised.
