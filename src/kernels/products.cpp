@@ -1,6 +1,6 @@
 // Uses oneDNN instead of MKL for large fp32 matrix products, in programs that request it. On some
 // processors MKL uses only half of the vector width, and oneDNN is twice as fast.
-#include "rows/processor.h"
+#include "rows/row_kernels.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>

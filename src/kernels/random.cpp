@@ -10,7 +10,6 @@
 #include <type_traits>
 #include <variant>
 
-#include "float_types.h"
 #include "fused_dispatch.h"
 #include "random_elements.h"
 #include "tessera/core/error.h"
@@ -30,7 +29,7 @@ constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a threa
 template <class Run>
 void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run& run) {
   for (const Box& box : place.boxes) {
-    const BoxView view = view_of(box, place, local);
+    const BoxView view = box_view(box, place, local);
     parallel_for(0, view.numel, kGrain, [&](std::int64_t begin, std::int64_t end) {
       BoxView range = view;
       range.numel = end;

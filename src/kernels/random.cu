@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <variant>
 
-#include "float_types.h"
-
 // Random numbers and dropout on a GPU, part of libtessera_cuda.so. Uses the same headers as
 // random.cpp, compiled with --fmad=false, and so gives the same bits.
 namespace tessera::kernels {
@@ -51,7 +49,7 @@ void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {
-    const BoxView view = view_of(box, place, local);
+    const BoxView view = box_view(box, place, local);
     // A launch with a grid of 0 blocks is an error.
     if (view.numel == 0) {
       continue;
@@ -73,7 +71,7 @@ void dropout_cuda(const at::Tensor& out, const at::Tensor& x, const GlobalPlace&
   const c10::cuda::CUDAGuard guard(x.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {
-    const BoxView view = view_of(box, place, x);
+    const BoxView view = box_view(box, place, x);
     if (view.numel == 0) {
       continue;
     }

@@ -16,6 +16,25 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
+/// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
+/// other types; `what` completes the message, for example: "dropout of a Long tensor was asked
+/// for".
+template <class Body>
+decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return body.template operator()<float>();
+    case c10::ScalarType::Double:
+      return body.template operator()<double>();
+    case c10::ScalarType::BFloat16:
+      return body.template operator()<c10::BFloat16>();
+    case c10::ScalarType::Half:
+      return body.template operator()<c10::Half>();
+    default:
+      fail(what, " of a ", type, " tensor was asked for; it takes fp32, fp64, bf16 or fp16");
+  }
+}
+
 /// Converts `value` to T with the result of a single rounding to nearest even. For types narrower
 /// than float it first rounds to a float, to odd; the second rounding then gives the result of a
 /// single rounding (Boldo and Melquiond 2008).
@@ -66,7 +85,7 @@ struct BoxView {
 };
 
 /// Describes `box`, a part of the tensor `local`. Throws Error for more than kMaxDims dimensions.
-inline BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
+inline BoxView box_view(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
   TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers for a tensor of ", box.sizes.size(),
                 " dimensions were asked for; at most ", kMaxDims, " are supported");
   BoxView view;

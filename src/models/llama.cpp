@@ -347,7 +347,7 @@ class Llama::Attention : public nn::Attention {
     if (q.size(2) == 1 || inputs.mask.defined()) {
       return nn::attention(q, seen.keys, seen.values, /*causal=*/false, inputs.mask);
     }
-    return nn::causal_attention(q, seen.keys, seen.values, {.window = options().window});
+    return nn::detail::causal_attention(q, seen.keys, seen.values, {.window = options().window});
   }
 
   std::size_t layer_;

@@ -172,7 +172,7 @@ at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at:
   }
   const double dropout = is_training() ? options_.dropout : 0;
   if (options_.causal && !inputs.mask.defined()) {
-    return causal_attention(
+    return detail::causal_attention(
         q, k, v, {.window = options_.window, .documents = inputs.documents, .dropout = dropout});
   }
   return attention(q, k, v, /*causal=*/false, inputs.mask, dropout);

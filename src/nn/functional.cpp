@@ -391,7 +391,7 @@ at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tens
 }
 
 at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                   const CausalAttentionOptions& options) {
+                   const detail::CausalAttentionOptions& options) {
   const at::Tensor mask = options.documents != nullptr
                               ? options.documents->mask(options.window)
                               : detail::causal_mask(q.size(kTokensDim), options.window, q.device());
@@ -399,7 +399,7 @@ at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 }
 
 at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const CausalAttentionOptions& options) {
+                  const detail::CausalAttentionOptions& options) {
   const Documents* documents = options.documents.get();
   switch (detail::packed_kernel(tessera::detail::choose_attention(
                                     q, k, v, tessera::detail::backend_of_libtorch(/*causal=*/true)))
@@ -419,7 +419,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 }
 
 /// Returns `options` without a window or documents that have no effect.
-CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
+detail::CausalAttentionOptions needed(detail::CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
   }
@@ -432,8 +432,8 @@ CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t token
 
 }  // namespace
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const CausalAttentionOptions& options) {
+at::Tensor detail::causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const CausalAttentionOptions& options) {
   check_attention("causal attention", q, k, v, options.window);
   if (options.documents != nullptr) {
     options.documents->check_sequences(q.size(0), q.size(kTokensDim));

@@ -154,8 +154,8 @@ TEST_P(CausalAttention, EqualsThatWithAMask) {
   const Packing& packing = GetParam();
   const Inputs t = inputs_of(packing);
   const std::array<Tensor, 4> results = with_gradients(
-      t, causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
-                          {.window = packing.window, .documents = documents_of(packing)}));
+      t, detail::causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
+                                  {.window = packing.window, .documents = documents_of(packing)}));
   const std::array<Tensor, 4> expected = by_mask(packing);
   for (std::size_t i = 0; i < results.size(); ++i) {
     EXPECT_EQ(results[i].sizes(), expected[i].sizes());
@@ -180,8 +180,8 @@ TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
     }
     const StrictScope strict;
     const Tensor mixed =
-        causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
-                         {.window = packing.window, .documents = documents_of(packing)});
+        detail::causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
+                                 {.window = packing.window, .documents = documents_of(packing)});
     const std::array<Tensor, 4> results = with_gradients(t, mixed);
     for (std::size_t i = 0; i < results.size(); ++i) {
       EXPECT_CLOSE(results[i], expected[i], 1e-10, 1e-12) << "of result " << i;
@@ -209,11 +209,11 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(CausalAttentionOf, Refusals) {
   const Tensor q = at::zeros({2, 4, 9, 8});
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
-  EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "2 sequences of 9 tokens",
-               "documents of 2 sequences of 8");
+  EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
+               "2 sequences of 9 tokens", "documents of 2 sequences of 8");
   // As many tokens, in other sequences.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
-    EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents_of(other)}),
+    EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");
   }
   {
@@ -221,10 +221,10 @@ TEST(CausalAttentionOf, Refusals) {
     for (const Tensor& other :
          {at::zeros({2, 3, 9, 8}), at::zeros({2, 0, 9, 8}), at::zeros({1, 4, 9, 8}),
           at::zeros({2, 4, 7, 8}), at::zeros({4, 9, 8})}) {
-      EXPECT_ERROR(causal_attention(q, other, other, {.window = 3}),
+      EXPECT_ERROR(detail::causal_attention(q, other, other, {.window = 3}),
                    "queries of sizes [2, 4, 9, 8]", "heads that divide them");
     }
-    EXPECT_ERROR(causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
+    EXPECT_ERROR(detail::causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
   }
 }
 
@@ -238,20 +238,20 @@ TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
       largest = std::max(largest, result.numel());
     }
   });
-  causal_attention(q, q, q, {.window = kWindow});
+  detail::causal_attention(q, q, q, {.window = kWindow});
   EXPECT_EQ(largest, kBlock * (kBlock + kWindow - 1));
 }
 
 TEST_ON_MESH(CausalAttentionOf, SplitBatchesIsRefused, {2}, {"dp"}) {
   const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
   const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
-  EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
+  EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
 }
 
 TEST(CausalAttentionOf, NoSequencesIsEmpty) {
   const Tensor q = at::zeros({0, 4, 9, 8});
   const auto documents = std::make_shared<const Documents>(at::zeros({0, 9}, at::kLong), at::kCPU);
-  EXPECT_EQ(causal_attention(q, q, q, {.documents = documents}).sizes(), q.sizes());
+  EXPECT_EQ(detail::causal_attention(q, q, q, {.documents = documents}).sizes(), q.sizes());
 }
 
 TEST(DocumentsOf, PositionsAreWhereTheyBegin) {

@@ -37,7 +37,7 @@ using tessera::detail::allow_math_attention;
 /// The name of the kernel that attention() uses in training, for logs: "flash", "efficient,
 /// key-value heads repeated". The device and type are those of `options`, the numbers of heads
 /// those of one rank. `masked`: whether a mask tensor is passed instead of the causal flag.
-/// `packed`: whether causal_attention() is called, with documents or a window. Allocates no memory.
+/// `packed`: whether an Attention has documents or a window. Allocates no memory.
 std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
                              std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
                              bool masked = false, bool packed = false);
@@ -88,6 +88,8 @@ class Documents : public detail::DocumentOffsets {
 /// A shared pointer, because all attention layers of a model call use one Documents object.
 using DocumentsPtr = std::shared_ptr<const Documents>;
 
+namespace detail {
+
 /// Options of causal_attention(): which keys a query sees, up to its own position.
 struct CausalAttentionOptions {
   /// Number of positions that a query sees, including its own; 0: all positions.
@@ -110,8 +112,6 @@ struct CausalAttentionOptions {
 /// window.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const CausalAttentionOptions& options = {});
-
-namespace detail {
 
 /// Returns a causal mask with a window: (tokens, tokens), true where a query sees a key. A query
 /// sees at most `window` positions, including its own; 0: all earlier positions.
