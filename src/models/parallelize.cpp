@@ -41,7 +41,7 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
   const auto is_recomputed = [&](const std::string&, const nn::ModuleBase& module) {
     return std::ranges::find(blocks, &module) != blocks.end();
   };
-  nn::apply_activation_checkpointing(model, {.select = is_recomputed, .options = checkpoint});
+  nn::apply_activation_checkpointing(model, is_recomputed, checkpoint);
 }
 
 /// The number of FSDP units, from the first, that are resharded after forward. By default the last

@@ -568,15 +568,13 @@ ModulePredicate named(std::string pattern) {
 }
 
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
-                                                        const ActivationCheckpointing& what) {
-  TESSERA_CHECK(what.select && what.every > 0,
-                "activation checkpointing needs a predicate that selects modules, and every n-th "
-                "of them with n > 0");
+                                                        const ModulePredicate& select,
+                                                        const CheckpointOptions& options) {
   std::vector<std::pair<std::string, ModuleBase*>> selected;
   // Visits a shared module under each of its FQNs, because a pattern may match any of them.
   visit_modules(root,
                 [&](const std::string& fqn, ModuleBase& module) {
-                  if (what.select(fqn, module)) {
+                  if (select(fqn, module)) {
                     selected.emplace_back(fqn, &module);
                   }
                 },
@@ -584,8 +582,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
   TESSERA_CHECK(!selected.empty(), "activation checkpointing selects no module of this ",
                 root.name(), "; look at the pattern or the class");
   std::vector<std::string> applied;
-  for (std::size_t i = 0; i < selected.size(); i += what.every) {
-    const auto& [fqn, module] = selected[i];
+  for (const auto& [fqn, module] : selected) {
     // Skips a module that is already checkpointed, perhaps under another FQN.
     if (module->checkpoints_calls()) {
       continue;
@@ -595,7 +592,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
         fqn, "', a ", module->name(),
         " inside of a module in nn::Hooked, which calls it without hooks; apply it to the "
         "module that nn::Hooked holds");
-    module->checkpoint_calls(what.options);
+    module->checkpoint_calls(options);
     applied.push_back(fqn);
   }
   return applied;

@@ -344,7 +344,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
     RunOnMesh(c.sizes, c.names, [&](Rank& rank, const DeviceMesh& mesh) {
       Filled<SmallModel> model(kDim, kHidden, kClasses);
       if (checkpointed) {
-        nn::apply_activation_checkpointing(model, {.select = nn::of_class<Block>()});
+        nn::apply_activation_checkpointing(model, nn::of_class<Block>());
       }
       shard(model, mesh, c.options);
       {

@@ -243,7 +243,7 @@ TEST(Adopt, Refusals) {
                  "outside the MetaDevice scope");
   }
   const auto model = adopt(testing::torch_encoder());
-  EXPECT_ERROR(apply_activation_checkpointing(*model, {.select = named("layers.*")}),
+  EXPECT_ERROR(apply_activation_checkpointing(*model, named("layers.*")),
                "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
 }
 

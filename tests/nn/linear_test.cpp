@@ -621,9 +621,8 @@ TEST(Fp8, IsAMatrixProductForActivationCheckpointing) {
   testing::Filled<Mlp> model;
   convert_to_fp8(model);
   const auto counts = std::make_shared<CheckpointCounts>();
-  apply_activation_checkpointing(
-      model,
-      {.select = named(""), .options = {.policy = save_matmuls_and_attention(), .counts = counts}});
+  apply_activation_checkpointing(model, named(""),
+                                 {.policy = save_matmuls_and_attention(), .counts = counts});
   model(uniform_values({4, 16}, 1)).sum().backward();
   EXPECT_EQ(counts->kept_operators, 3);
 }

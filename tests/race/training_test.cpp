@@ -183,7 +183,7 @@ void shard(testing::SmallLlama& model, const DeviceMesh& mesh, const LlamaTraini
   testing::fill(model);
   tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
   if (how.recomputes) {
-    nn::apply_activation_checkpointing(model, {.select = nn::of_class<testing::LlamaBlock>()});
+    nn::apply_activation_checkpointing(model, nn::of_class<testing::LlamaBlock>());
   }
   for (const auto& block : model.blocks) {
     fsdp::fully_shard(*block, mesh["dp"], how.options);

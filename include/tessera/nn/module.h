@@ -481,15 +481,6 @@ ModulePredicate of_class() {
 /// (matches_fqn).
 ModulePredicate named(std::string pattern);
 
-/// Options of apply_activation_checkpointing(): which modules are checkpointed, and how.
-struct ActivationCheckpointing {
-  ModulePredicate select{};
-  /// Only every `every`-th selected module is checkpointed, in the order of registration, starting
-  /// with the first.
-  std::size_t every = 1;
-  CheckpointOptions options{};
-};
-
 /// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
 /// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
 /// Call this function after parallelize_module, so that the recomputation repeats the
@@ -497,7 +488,8 @@ struct ActivationCheckpointing {
 /// collective; every rank must select the same modules. Throws Error, before anything is changed,
 /// if no module is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
-                                                        const ActivationCheckpointing& what);
+                                                        const ModulePredicate& select,
+                                                        const CheckpointOptions& options = {});
 
 }  // namespace tessera::nn
 TESSERA_API_END
