@@ -355,27 +355,13 @@ TEST(Dropout, DrawsAnewAtEachCallAndReplaysOne) {
   EXPECT_EQUAL(module(x), first);
 }
 
-TEST(Dropout, TwoUninitialisedModulesDrawIndependently) {
-  struct Both : Module<Both> {
-    std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
-    Child<Dropout> a{*this, "a", 0.5}, b{*this, "b", 0.5};
-  };
-  const at::Tensor x = at::ones({1000});
-  Both first;
-  Both second;
-  const auto masks = first(x);
-  EXPECT_FALSE(masks[0].equal(masks[1]));
-  const auto others = second(x);
-  EXPECT_TRUE(masks[0].equal(others[0]) && masks[1].equal(others[1]));
-}
-
 /// Blocks; each calls its own dropout "drop".
 struct DropBlock : Module<DropBlock> {
   at::Tensor forward(const at::Tensor& x) { return (*drop)(x); }
   Child<Dropout> drop{*this, "drop", 0.5};
 };
 
-TEST(Dropout, TakesItsNameInTheWholeModelAfterAPartWasAskedForNames) {
+TEST(Dropout, DrawsByItsNameInTheWholeModelAlsoAfterAPartWasAskedForNames) {
   const auto masks = [](bool ask_parts) {
     struct Two : Module<Two> {
       std::vector<at::Tensor> forward(const at::Tensor& x) { return {(*a)(x), (*b)(x)}; }
@@ -469,7 +455,7 @@ TEST_ON_MESH(DistributeModule, ComputesWhatThePlainModuleDoes, {4}, {"tp"}) {
   }
 }
 
-TEST_ON_MESH(DistributeModule, ReplicatesTheRemainingParameters, {2}, {"tp"}) {
+TEST_ON_MESH(DistributeModule, ReplicatesTheRemainingParametersOnce, {2}, {"tp"}) {
   const auto model = initialized();
   std::vector<std::string> visited;
   distribute_module(*model, mesh, [&](const std::string& name, ModuleBase& module, auto& on) {
@@ -483,11 +469,6 @@ TEST_ON_MESH(DistributeModule, ReplicatesTheRemainingParameters, {2}, {"tp"}) {
   EXPECT_EQ(DistributedTensor(*model->table).placements(), Placements{Replicate{}});
   EXPECT_TRUE(model->norm->weight->requires_grad());
   EXPECT_FALSE(model->table->requires_grad());
-}
-
-TEST_ON_MESH(DistributeModule, RefusesToDistributeTwice, {1}, {"tp"}) {
-  const auto model = initialized();
-  distribute_module(*model, mesh);
   EXPECT_ERROR(distribute_module(*model, mesh), "already");
 }
 
@@ -545,11 +526,6 @@ TEST(VisitModules, ReadsAConstTree) {
   std::size_t modules = 0;
   visit_modules(tree, [&](const std::string&, const torch::nn::Module&) { ++modules; });
   EXPECT_EQ(modules, 5);
-}
-
-TEST(JoinFqn, LeavesTheRootOut) {
-  EXPECT_EQ(detail::join_fqn("", "head"), "head");
-  EXPECT_EQ(detail::join_fqn("layers.0", "mlp"), "layers.0.mlp");
 }
 
 }  // namespace
