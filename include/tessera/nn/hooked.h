@@ -84,9 +84,9 @@ template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
                public detail::AdoptsModule {
- public:
   using Held = typename Holder::ContainedType;
 
+ public:
   /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
   /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for a buffer that
   /// neither declares. Not collective.

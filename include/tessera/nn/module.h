@@ -158,7 +158,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
 
  private:
   friend class Dropout;
-  friend class ParameterSlot;
+  friend class detail::SlotState;
   friend class AdoptedModule;
   template <class Derived>
   friend class tessera::nn::Module;
