@@ -5,7 +5,6 @@
 #include <ATen/ops/erf.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/outer.h>
-#include <ATen/ops/softmax.h>
 #include <c10/core/InferenceMode.h>
 
 #include <array>
@@ -296,19 +295,29 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight, double eps)
   return x / (x.square().mean(-1, true) + eps).sqrt() * weight;
 }
 
-/// One head at a time, every score in memory.
+/// By formula.
+at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const at::Tensor& seen) {
+  const std::int64_t group = q.size(1) / k.size(1);
+  const at::Tensor scores = q.matmul(k.repeat_interleave(group, 1).transpose(2, 3)) /
+                            std::sqrt(static_cast<double>(q.size(3)));
+  return scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity())
+      .softmax(-1)
+      .matmul(v.repeat_interleave(group, 1));
+}
+
 at::Tensor by_formula(Attention& attention, const at::Tensor& x, const AttentionInputs& inputs) {
   const AttentionOptions& o = attention.options();
-  const auto of = [&](const char* name) {
-    const auto parameters = attention.named_parameters();
-    const at::Tensor* bias = parameters.find(std::string(name) + ".bias");
-    return at::linear(x, parameters[std::string(name) + ".weight"],
+  const auto parameters = attention.named_parameters();
+  const auto product = [&](const at::Tensor& in, const std::string& name) {
+    const at::Tensor* bias = parameters.find(name + ".bias");
+    return at::linear(in, parameters[name + ".weight"],
                       bias == nullptr ? std::nullopt : std::optional(*bias));
   };
-  const auto head = [&](const at::Tensor& t, std::int64_t i, const char* norm) {
-    at::Tensor h = t.narrow(-1, i * o.head_dim, o.head_dim);
+  const auto heads = [&](const char* name, const char* norm) {
+    at::Tensor h = product(x, name).unflatten(-1, {-1, o.head_dim}).transpose(1, 2);
     if (norm != nullptr && o.qk_norm) {
-      h = rms_normed(h, attention.named_parameters()[norm], o.norm_eps);
+      h = rms_normed(h, parameters[norm], o.norm_eps);
     }
     if (norm == nullptr || !inputs.cos.defined()) {
       return h;
@@ -316,27 +325,15 @@ at::Tensor by_formula(Attention& attention, const at::Tensor& x, const Attention
     const std::vector<at::Tensor> halves = h.chunk(2, -1);
     return h * inputs.cos + at::cat({-halves[1], halves[0]}, -1) * inputs.sin;
   };
-  const at::Tensor q = of("q_proj"), k = of("k_proj"), v = of("v_proj");
-  at::Tensor hidden = at::arange(kTokens).unsqueeze(0) > at::arange(kTokens).unsqueeze(1);
+  const at::Tensor back = at::arange(kTokens).unsqueeze(1) - at::arange(kTokens);
+  at::Tensor seen = o.causal ? back.ge(0) : at::ones({kTokens, kTokens}, at::kBool);
   if (o.window > 0) {
-    hidden =
-        hidden | (at::arange(kTokens).unsqueeze(0) <= at::arange(kTokens).unsqueeze(1) - o.window);
+    seen = seen.logical_and(back.lt(o.window));
   }
-  std::vector<at::Tensor> mixed;
-  for (std::int64_t i = 0; i < o.heads; ++i) {
-    const std::int64_t kv = i / (o.heads / o.kv_heads);
-    at::Tensor scores =
-        head(q, i, "q_norm.weight").matmul(head(k, kv, "k_norm.weight").transpose(1, 2)) /
-        std::sqrt(static_cast<double>(o.head_dim));
-    if (o.causal) {
-      scores = scores.masked_fill(hidden, -INFINITY);
-    }
-    mixed.push_back(at::softmax(scores, -1).matmul(head(v, kv, nullptr)));
-  }
-  const auto parameters = attention.named_parameters();
-  const at::Tensor* bias = parameters.find("o_proj.bias");
-  return at::linear(at::cat(mixed, -1), parameters["o_proj.weight"],
-                    bias == nullptr ? std::nullopt : std::optional(*bias));
+  const at::Tensor mixed =
+      attention_of_one_rank(heads("q_proj", "q_norm.weight"), heads("k_proj", "k_norm.weight"),
+                            heads("v_proj", nullptr), seen);
+  return product(mixed.transpose(1, 2).flatten(2), "o_proj");
 }
 
 TEST(AttentionBlock, IsTheFormulaWithEachOption) {
@@ -548,17 +545,6 @@ at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64
   return c.documents.empty()
              ? near
              : near.logical_and(document_positions(c, tokens).unsqueeze(2).ge(back)).unsqueeze(1);
-}
-
-/// By formula.
-at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const at::Tensor& seen) {
-  const std::int64_t group = q.size(1) / k.size(1);
-  const at::Tensor scores = q.matmul(k.repeat_interleave(group, 1).transpose(2, 3)) /
-                            std::sqrt(static_cast<double>(q.size(3)));
-  return scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity())
-      .softmax(-1)
-      .matmul(v.repeat_interleave(group, 1));
 }
 
 class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention> {};
