@@ -5,7 +5,7 @@ set(TESSERA_RENAMED_HEADERS
   core/atomic_file core/input_file core/nearest core/op_call core/rule_builder core/text data/json_lines
   data/prefetch_loader data/prompt_completions data/samples data/stream_decoder data/token_source
   dtensor/manual_seed dtensor/redistribute_options dtensor/visualize fsdp/collectives
-  fsdp/forward_method nn/activation_checkpointing nn/attention nn/attention_kernel nn/child
+  fsdp/forward_method nn/activation_checkpointing nn/attention nn/attention_kernel nn/causal_attention nn/child
   nn/context_parallel nn/distribute_module nn/dropout nn/embedding nn/freeze nn/fused_linear nn/linear
   nn/meta_device nn/mlp nn/norm nn/visit_modules observe/device observe/flops observe/measured_peak
   observe/memory observe/sharding_table observe/step_trace observe/tensor_memory optim/ema

@@ -48,7 +48,6 @@
 #include "tessera/models/parallelize.h"
 #include "tessera/models/tokenizer.h"
 #include "tessera/nn/blocks.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/fp8.h"

@@ -15,8 +15,8 @@
 
 #include "tessera/core/error.h"
 #include "tessera/nn/blocks.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/containers.h"
+#include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"

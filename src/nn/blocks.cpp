@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 

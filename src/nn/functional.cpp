@@ -28,7 +28,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
 
 namespace tessera::nn {

@@ -80,7 +80,7 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/kernels/fake_mode.h": {"tessera/internals/detail/dispatch_keys.h"},
                                  "tessera/models/llama.h": {"tessera/models/detail/positions.h"},
                                  "tessera/models/llama_config.h": {"tessera/models/detail/positions.h"},
-                                 "tessera/nn/causal_attention.h": {"tessera/dtensor/detail/attention_kernel.h"},
+                                 "tessera/nn/functional.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/linear_product.h",
                                                          "tessera/nn/detail/adopted_module.h"},
                                  "tessera/nn/initialization.h": {"tessera/dtensor/detail/thread_modes.h"},

@@ -15,7 +15,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/blocks.h"
-#include "tessera/nn/causal_attention.h"
+#include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

@@ -13,7 +13,7 @@
 #include "tessera/models/detail/positions.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
-#include "tessera/nn/causal_attention.h"
+#include "tessera/nn/functional.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tessera/export.h"
-#include "tessera/nn/causal_attention.h"
+#include "tessera/nn/functional.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
