@@ -171,9 +171,10 @@ class Run {
   void receive(Transfers& transfers, std::size_t peer, void* data) {
     transfers.receive(communicator_, static_cast<int>(peer), header(), data);
   }
-  void send_to_peer(Transfers& transfers, std::size_t peer);
-  void receive_from_peer(Transfers& transfers, std::size_t peer);
-  void keep_own();
+  /// The part of the input that goes to `peer`; nullopt if the collective sends nothing to it.
+  std::optional<const void*> part_for(std::size_t peer) const;
+  /// Where the data of `peer` goes; nullopt if the collective receives nothing from it.
+  std::optional<void*> place_for(std::size_t peer);
 
   Operation operation_;
   Communicator& communicator_;
@@ -209,65 +210,48 @@ void Run::start(Transfers& transfers) {
   }
   inputs_.resize(reduces() ? ranks_ : 0);
   for (std::size_t other = 0; other < ranks_; ++other) {
-    if (other != rank_) {
-      send_to_peer(transfers, other);
-      receive_from_peer(transfers, other);
+    if (other == rank_ && reduces()) {
+      continue;  // finish() reads its own part from the input
+    }
+    const std::optional<const void*> part = part_for(other);
+    const std::optional<void*> place = place_for(other);
+    if (other == rank_) {
+      if (part && place) {
+        std::memmove(*place, *part, bytes_);
+      }
+      continue;
+    }
+    if (part) {
+      send(transfers, other, *part);
+    }
+    if (place) {
+      receive(transfers, other, *place);
     }
   }
-  keep_own();
 }
 
-void Run::send_to_peer(Transfers& transfers, std::size_t peer) {
+std::optional<const void*> Run::part_for(std::size_t peer) const {
   switch (operation_.collective) {
-    case Collective::kAllGather:
-    case Collective::kAllReduce:
-      return send(transfers, peer, operation_.send);
     case Collective::kReduceScatter:
     case Collective::kAllToAll:
-      return send(transfers, peer, block(operation_.send, peer, bytes_));
+      return block(operation_.send, peer, bytes_);
     case Collective::kBroadcast:
-      return is_root() ? send(transfers, peer, operation_.send) : void();
+      return is_root() ? std::optional(operation_.send) : std::nullopt;
     default:
-      return;
+      return operation_.send;
   }
 }
 
-void Run::receive_from_peer(Transfers& transfers, std::size_t peer) {
+std::optional<void*> Run::place_for(std::size_t peer) {
   if (reduces()) {
     inputs_[peer].resize(bytes_);
-    return receive(transfers, peer, inputs_[peer].data());
+    return inputs_[peer].data();
   }
-  switch (operation_.collective) {
-    case Collective::kAllGather:
-    case Collective::kAllToAll:
-      return receive(transfers, peer, block(operation_.receive, peer, bytes_));
-    case Collective::kBroadcast:
-      return static_cast<int>(peer) == operation_.root
-                 ? receive(transfers, peer, operation_.receive)
-                 : void();
-    default:
-      return;
+  if (operation_.collective == Collective::kBroadcast) {
+    return static_cast<int>(peer) == operation_.root ? std::optional(operation_.receive)
+                                                     : std::nullopt;
   }
-}
-
-/// Copies the part that this rank sends to itself.
-void Run::keep_own() {
-  switch (operation_.collective) {
-    case Collective::kAllGather:
-      std::memmove(block(operation_.receive, rank_, bytes_), operation_.send, bytes_);
-      return;
-    case Collective::kAllToAll:
-      std::memmove(block(operation_.receive, rank_, bytes_), block(operation_.send, rank_, bytes_),
-                   bytes_);
-      return;
-    case Collective::kBroadcast:
-      if (is_root()) {
-        std::memmove(operation_.receive, operation_.send, bytes_);
-      }
-      return;
-    default:
-      return;
-  }
+  return block(operation_.receive, peer, bytes_);
 }
 
 /// Reduces at the end, since the output may be the input, which is still being sent.
