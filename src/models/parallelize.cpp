@@ -21,11 +21,11 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
 
 /// Saves the results of attention and of every other matrix product, as torchtitan does. In a Llama
 /// block these are the matrix products of the queries, the values and the gate.
-nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
+bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
   const bool other = is_product && call.index % 2 == 1;
-  return other ? nn::SavePolicy::kPreferRecompute : costly(call);
+  return !other && costly(call);
 }
 
 /// Applies activation checkpointing to the blocks, which are also FSDP units.

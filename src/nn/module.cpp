@@ -493,8 +493,7 @@ void ModuleBase::run_always_hooks(const Hooks& hooks) noexcept {
 
 OperatorPolicy save_operators(std::vector<std::string> names) {
   return [names = std::move(names)](const OperatorCall& call) {
-    const bool named = std::ranges::find(names, call.name) != names.end();
-    return named ? SavePolicy::kMustSave : SavePolicy::kPreferRecompute;
+    return std::ranges::find(names, call.name) != names.end();
   };
 }
 

@@ -266,7 +266,7 @@ class RecordOperators final : public OperatorMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
     Results results = call_next(outer_, op, run);
     const std::size_t index = calls_[op.name]++;
-    if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
+    if (options_.policy({op.name, index})) {
       std::optional<RandomSnapshot> after;
       if (op.draws_random) {
         after.emplace(random_.retaken());

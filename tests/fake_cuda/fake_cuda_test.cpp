@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 
+#include <chrono>
+#include <cstdint>
 #include <future>
 #include <numeric>
 #include <thread>
 #include <vector>
-
-#include "record/record.h"
 
 // A call that nvcc generates.
 extern "C" void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int,
@@ -176,21 +176,6 @@ TEST(FakeHandles, EndedOnesAreRefused) {
   cudaStream_t stream = new_stream();
   expect_ok(cudaStreamDestroy(stream));
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
-}
-
-TEST(FakeSettings, FaultsAreOfOneRankOrOfAll) {
-  const Faults faults = parse_faults("malloc:3@1,lost:7", 1);
-  EXPECT_EQ(faults.malloc, 3);
-  EXPECT_EQ(faults.lost, 7);
-  EXPECT_EQ(parse_faults("malloc:3@1,lost:7", 0).malloc, std::nullopt);
-  for (const char* const bad : {"malloc", "malloc:x", "mallocs:1", "nccl:1@"}) {
-    try {
-      parse_faults(bad, 0);
-      ADD_FAILURE() << bad << " was taken";
-    } catch (const std::invalid_argument& error) {
-      EXPECT_NE(std::string(error.what()).find("TESSERA_FAKE_CUDA_FAULT: "), std::string::npos);
-    }
-  }
 }
 
 // The fake refuses what a card refuses.

@@ -507,8 +507,7 @@ TEST(SelectiveCheckpoint, TellsThePolicyWhichCallItIs) {
   std::vector<std::pair<std::string, std::size_t>> calls;
   const auto policy = [&](const OperatorCall& call) {
     calls.emplace_back(call.name, call.index);
-    const bool second = call.name == "aten::mm" && call.index % 2 == 1;
-    return second ? SavePolicy::kMustSave : SavePolicy::kPreferRecompute;
+    return call.name == "aten::mm" && call.index % 2 == 1;
   };
   const Counted counted = keeping(policy);
   checkpoint(counted.options, dense, leaf({5, 7}, 1), leaf({7, 7}, 2)).sum().backward();
@@ -566,7 +565,7 @@ TEST(SelectiveCheckpoint, DoesNotAskOfViewsWritesAndFactories) {
   std::vector<std::string> names;
   const auto policy = [&](const OperatorCall& call) {
     names.emplace_back(call.name);
-    return SavePolicy::kMustSave;
+    return true;
   };
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = at::zeros({4}).add_(1).view({2, 2}).flatten();
@@ -642,7 +641,7 @@ TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKep
   EXPECT_EQUAL(run(&counted), run(nullptr));
   EXPECT_EQ(counted->replayed_operators, 1);
   // The mask of at::dropout is memory that is filled after it was made.
-  const Counted all = keeping([](const OperatorCall&) { return SavePolicy::kMustSave; });
+  const Counted all = keeping([](const OperatorCall&) { return true; });
   EXPECT_EQUAL(run(&all), run(nullptr));
 }
 

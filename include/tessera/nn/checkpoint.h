@@ -22,21 +22,18 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether forward saves an operator's results, or the recomputation runs the operator again. Like
-/// PyTorch's CheckpointPolicy.
-enum class SavePolicy { kMustSave, kPreferRecompute };
-
 /// An operator call in the forward of a checkpointed region.
 struct OperatorCall {
   std::string_view name;  ///< name of the operator, such as "aten::mm" or "aten::sum.dim_IntList"
   std::size_t index = 0;  ///< number of earlier calls of the same operator in this region
 };
 
-/// Decides for each operator call of a checkpointed region whether its results are saved. Forward
-/// calls the policy for each operator below autograd that makes new tensors, plain or distributed,
-/// but not for views and in-place operators. A redistribution is one call of
-/// "tessera::redistribute". The policy must return the same value on every rank.
-using OperatorPolicy = std::function<SavePolicy(const OperatorCall& call)>;
+/// Returns for each operator call of a checkpointed region whether its results are saved; otherwise
+/// the recomputation runs the operator again. Forward calls the policy for each operator below
+/// autograd that makes new tensors, plain or distributed, but not for views and in-place operators.
+/// A redistribution is one call of "tessera::redistribute". The policy must return the same value
+/// on every rank.
+using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
 /// A policy that saves the results of the operators in `names`. Other operators are recomputed.
 OperatorPolicy save_operators(std::vector<std::string> names);

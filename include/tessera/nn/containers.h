@@ -64,7 +64,6 @@ class Sequential : public Module<Sequential> {
     }
     return x;
   }
-  std::size_t size() const { return steps_.size(); }
 
  private:
   std::vector<std::function<at::Tensor(const at::Tensor&)>> steps_;

@@ -106,10 +106,6 @@ class ParameterSlot : public detail::SlotState {
 /// A shared pointer, because modules and optimizers share a ParameterSlot.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
 
-/// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
-/// before the FQN is known.
-std::string describe(const ParameterSlot& slot);
-
 /// A module's parameter: a handle that converts to the tensor of a ParameterSlot. After tie_slot()
 /// the handle and its copies read the new ParameterSlot.
 ///   nn::Parameter weight = register_slot("weight", {out, in});

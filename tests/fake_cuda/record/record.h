@@ -129,7 +129,4 @@ struct Settings {
 
 const Settings& settings();
 
-/// Throws std::invalid_argument with the entry's text. Entries of other ranks are ignored.
-Faults parse_faults(const std::string& text, int rank);
-
 }  // namespace fake_cuda
