@@ -490,13 +490,6 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
   }
 }
 
-TEST_ON_RANKS(ContextParallel, HasAChunkOfTheHeadAndOneOfTheTail, 3) {
-  const at::Tensor expected = rank.rank() == 1   ? at::tensor({2, 3, 8, 9})
-                              : rank.rank() == 0 ? at::tensor({0, 1, 10, 11})
-                                                 : at::tensor({4, 5, 6, 7});
-  EXPECT_EQUAL(split_over(rank)->positions(12, at::kCPU), expected.to(at::kLong));
-}
-
 TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
   const ContextParallelPtr split = split_over(rank);
   const at::Tensor whole = testing::values({2, 12, 3}).requires_grad_();
@@ -518,33 +511,18 @@ struct SplitAttention {
   bool masked = false;  ///< by one that hides what no causal mask does
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
-  /// The lengths of the documents of each sequence, one sequence after another; none: no documents.
-  std::vector<std::int64_t> documents{};
+  Lengths documents{};  ///< none: a document for each sequence
 };
 
-/// (batch, tokens): the position of each token in its document.
-at::Tensor document_positions(const SplitAttention& c, std::int64_t tokens) {
-  std::vector<at::Tensor> of_documents;
-  for (const std::int64_t length : c.documents) {
-    of_documents.push_back(at::arange(length));
-  }
-  return at::cat(of_documents).view({c.batch, tokens});
-}
-
-/// Which keys the queries of one rank see: (tokens, tokens) or as the mask.
+/// Which keys the queries see: (tokens, tokens) or as the mask.
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
   if (c.masked) {
     return mask;
   }
-  const at::Tensor keys = at::arange(tokens), back = keys.unsqueeze(1) - keys;
-  const std::int64_t window = c.options.window > 0 ? c.options.window : tokens;
   if (!c.options.causal) {
     return at::ones({tokens, tokens}, at::kBool);
   }
-  const at::Tensor near = back.ge(0).logical_and(back.lt(window));
-  return c.documents.empty()
-             ? near
-             : near.logical_and(document_positions(c, tokens).unsqueeze(2).ge(back)).unsqueeze(1);
+  return mask_of({"", c.documents.empty() ? Lengths{{tokens}} : c.documents, c.options.window});
 }
 
 class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention> {};
@@ -576,8 +554,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
         options.mask = split->shard(mask, 2);
       }
       if (!c.documents.empty()) {
-        options.documents =
-            std::make_shared<const Documents>(document_positions(c, kTokens), at::kCPU);
+        options.documents = documents_of({"", c.documents});
       }
       const at::Tensor y = split->attention(own[0], own[1], own[2], options);
       EXPECT_EQ(y.scalar_type(), c.type);
@@ -611,12 +588,12 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(
-        SplitAttention{6, {}, false, 2, 4, at::kDouble, {7, 17, 24}},
-        SplitAttention{2, {}, false, 2, 4, at::kDouble, {24, 24}},
-        SplitAttention{1, {}, false, 2, 4, at::kDouble, {1, 1, 22, 12, 12}},
-        SplitAttention{3, {.window = 5}, false, 2, 4, at::kDouble, {3, 20, 1, 2, 9, 13}},
-        SplitAttention{2, {.window = 13}, false, 1, 8, at::kFloat, {23, 1}},
-        SplitAttention{2, {}, false, 3, 16, at::kBFloat16, {6, 6, 6, 6, 5, 14, 5, 24}}));
+        SplitAttention{6, {}, false, 2, 4, at::kDouble, {{7, 17}, {24}}},
+        SplitAttention{2, {}, false, 2, 4, at::kDouble, {{24}, {24}}},
+        SplitAttention{1, {}, false, 2, 4, at::kDouble, {{1, 1, 22}, {12, 12}}},
+        SplitAttention{3, {.window = 5}, false, 2, 4, at::kDouble, {{3, 20, 1}, {2, 9, 13}}},
+        SplitAttention{2, {.window = 13}, false, 1, 8, at::kFloat, {{23, 1}}},
+        SplitAttention{2, {}, false, 3, 16, at::kBFloat16, {{6, 6, 6, 6}, {5, 14, 5}, {24}}}));
 
 TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack, 2) {
   const ContextParallelPtr split = split_over(rank);
