@@ -113,6 +113,58 @@ constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+NamedTensors buffers_of(const ModuleBase& root) {
+  NamedTensors buffers;
+  for (const auto& [fqn, slot] : root.named_buffer_slots()) {
+    buffers.emplace_back(fqn, slot->get());
+  }
+  for (const auto& item : root.named_buffers()) {
+    buffers.emplace_back(item.key(), item.value());
+  }
+  return buffers;
+}
+
+/// Whether the module that owns `buffer` is `module` or a parent of `module`. Both arguments are
+/// FQNs.
+bool is_around(const std::string& buffer, const std::string& module) {
+  const std::size_t dot = buffer.rfind('.');
+  return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
+}
+
+/// A hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor on the
+/// meta device, or about a buffer whose floating-point type differs from that of the parameters,
+/// because mixed precision does not cast buffers. Returns "" for other errors.
+std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
+  if (error.msg().find("meta") != std::string::npos) {
+    return kKeptFromConstructor;
+  }
+  if (error.msg().find("type") == std::string::npos) {
+    return "";
+  }
+  const NamedSlots slots = root.named_slots();
+  for (const auto& [name, buffer] : buffers_of(root)) {
+    if (!buffer.defined() || !buffer.is_floating_point() || !is_around(name, fqn)) {
+      continue;
+    }
+    const auto other = std::ranges::find_if(slots, [type = buffer.scalar_type()](auto& slot) {
+      const at::Tensor& parameter = slot.second->get();
+      return parameter.is_floating_point() && parameter.scalar_type() != type;
+    });
+    if (other != slots.end()) {
+      return tessera::detail::concat(
+          "; buffer '", name, "' is of type ", buffer.scalar_type(), ", and parameters are ",
+          other->second->get().scalar_type(),
+          ", as a policy of mixed precision may have it: cast it where it is used, "
+          "buffer.to(x.scalar_type()), or make its module (for example an adopted one of libtorch) "
+          "an FSDP unit of its own, whose mp_policy has param_dtype = at::k",
+          buffer.scalar_type(), " and restore_input_dtype = true");
+    }
+  }
+  return "";
+}
+
 thread_local const detail::RunningCall* call_of_thread = nullptr;
 
 /// An Error whose message names the module in which it was thrown.
@@ -427,8 +479,7 @@ void ModuleBase::rethrow_named() const {
     // Only the innermost module is named, because a second context would make the message several
     // lines long.
     if (error.context().empty()) {
-      const bool met_meta = error.msg().find("meta") != std::string::npos;
-      error.add_context(context() + (met_meta ? kKeptFromConstructor : ""));
+      error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
   } catch (const Error& error) {

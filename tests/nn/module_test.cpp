@@ -269,6 +269,52 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
+/// As in a unit of mixed precision: the parameter was gathered in bfloat16, the buffer is as it
+/// was.
+class Scaled : public Module<Scaled> {
+ public:
+  class Product : public Module<Product> {
+   public:
+    at::Tensor forward(const at::Tensor& x, const at::Tensor& weight) { return x.mm(weight); }
+  };
+  explicit Scaled(bool of_libtorch) {
+    weight = register_slot("weight", at::ones({3, 3}, at::kBFloat16));
+    product = register_module("product", std::make_shared<Product>());
+    if (of_libtorch) {
+      table = register_buffer("table", at::ones({3}));
+    } else {
+      slot_table = register_buffer_slot("table", {3});
+      slot_table->fill_(1);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return (*product)(x * (table.defined() ? table : *slot_table), *weight);
+  }
+  Parameter weight, slot_table;
+  at::Tensor table;
+  std::shared_ptr<Product> product;
+};
+
+TEST(Module, NamesABufferOfAnotherTypeInAnErrorOfLibtorch) {
+  for (const bool of_libtorch : {true, false}) {
+    class Root : public Module<Root> {
+     public:
+      explicit Root(bool of_libtorch) {
+        scaled = register_module("scaled", std::make_shared<Scaled>(of_libtorch));
+      }
+      at::Tensor forward(const at::Tensor& x) { return (*scaled)(x); }
+      std::shared_ptr<Scaled> scaled;
+    };
+    Root root(of_libtorch);
+    EXPECT_THROWN(c10::Error, root(at::ones({2, 3}, at::kBFloat16)), "in module 'scaled.product'",
+                  "; buffer 'scaled.table' is of type Float, and parameters are BFloat16",
+                  "cast it where it is used, buffer.to(x.scalar_type())",
+                  "an FSDP unit of its own, whose mp_policy has param_dtype = at::kFloat");
+    EXPECT_FALSE(testing::Contains(
+        testing::message_of([&] { root(at::ones({2, 4}, at::kBFloat16)); }), {"; buffer"}));
+  }
+}
+
 TEST(Linear, StartsWithinItsBoundAndDefersItsBias) {
   Linear module(100, 50);
   init_weights(module, 1);
