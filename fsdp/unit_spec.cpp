@@ -1,4 +1,4 @@
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 #include "unit.h"
 
 #include <c10/util/Exception.h>
@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

@@ -27,7 +27,7 @@
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/linear_product.h"
-#include "tessera/nn/fp8.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::tensor_parallel {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "tessera/tensor_parallel/parallelize.h"
 #include "tessera/nn/blocks.h"
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,7 +20,6 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::tensor_parallel {

@@ -21,7 +21,7 @@
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {
 namespace {

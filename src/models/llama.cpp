@@ -15,11 +15,10 @@
 
 #include "tessera/core/error.h"
 #include "tessera/nn/blocks.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/lora.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 

@@ -3,7 +3,7 @@
 // Neither of the two then keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -32,7 +32,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 

@@ -3,8 +3,8 @@
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/lora.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/mm.h>
@@ -23,10 +23,7 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
-#include "tessera/nn/fp8.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 namespace {

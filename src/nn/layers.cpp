@@ -27,7 +27,6 @@
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/lora.h"
 
 namespace tessera::nn::detail {
 

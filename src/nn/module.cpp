@@ -2,7 +2,6 @@
 // parallelism change only slots, so ModuleBase copies each change to libtorch's parameter table.
 
 #include "tessera/nn/module.h"
-#include "tessera/nn/fqn_pattern.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
@@ -12,7 +11,6 @@
 #include <typeinfo>
 #include <unordered_set>
 
-#include "tessera/nn/containers.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/initialization.h"

@@ -5,7 +5,7 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -26,7 +26,6 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 

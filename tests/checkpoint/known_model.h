@@ -11,7 +11,6 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"

@@ -8,7 +8,6 @@
 #include "fsdp/unit.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/fsdp/wrap_policy.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"

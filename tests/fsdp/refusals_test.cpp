@@ -9,7 +9,6 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/module.h"
 

@@ -36,11 +36,11 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::fuzz {

@@ -184,7 +184,6 @@ def compiler_says(program):
 
 WRONG_CALLS = """
 #include <memory>
-#include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
 using namespace tessera;
 struct NoForward : nn::Module<NoForward> {};

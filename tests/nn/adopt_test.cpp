@@ -7,7 +7,6 @@
 #include <cmath>
 
 #include "nn/graphs.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/module.h"
 #include "testing/errors.h"
 #include "testing/models.h"

@@ -13,7 +13,6 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/detail/records.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"

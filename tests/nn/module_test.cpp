@@ -6,8 +6,6 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "tessera/nn/containers.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/visit_tensors.h"

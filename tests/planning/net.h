@@ -12,7 +12,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "tessera/kernels/detail/fused.h"
-#include "tessera/nn/fp8.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"

@@ -1,7 +1,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"

@@ -2,7 +2,6 @@
 
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"

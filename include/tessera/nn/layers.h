@@ -1,4 +1,5 @@
-// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear.
+// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and conversions of
+// Linears: to matrix products in fp8, and to LoRA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -218,6 +219,69 @@ class FusedLinear : public Linear {
   std::vector<FusedPart> parts_;
   std::int64_t groups_;
 };
+
+/// Options of convert_to_fp8().
+struct Fp8Options {
+  /// FQN patterns of Linears that are not converted (see matches_fqn): {"lm_head"}.
+  std::vector<std::string> exclude{};
+  /// A Linear is converted only if both sizes of its weight are multiples of this number.
+  /// at::_scaled_mm requires 16. With tensor parallelism each rank's shard must have such sizes:
+  /// use 16 * ranks.
+  std::int64_t multiple_of = 16;
+};
+
+/// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
+///
+/// Makes the Linears below `module`, including FusedLinears, compute their matrix products in
+/// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row along which a
+/// matrix product sums has its own scale (docs/fp8.md has error bounds). Parameters keep their type
+/// in files and in the optimizer. Call convert_to_fp8() before apply_lora (the adapters' matrices
+/// are not converted), parallelize_module and fully_shard.
+///
+/// On a GPU the computation type must be bf16. A Linear whose matrix product is fused with another
+/// operation (Linear::forward with a function) is computed by that function in its own type.
+///
+/// Not collective; every rank must convert the same Linears. Throws Error, before anything is
+/// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
+/// adapter, and for a weight that is already distributed. Returns the FQNs of the converted
+/// Linears; the others are excluded, have sizes that are not divisible, or a tied weight.
+std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
+
+/// Whether convert_to_fp8() has converted `linear`.
+bool is_fp8(const Linear& linear);
+
+/// Options of LoRA. Names and defaults are PEFT's.
+struct LoraOptions {
+  std::int64_t rank = 8;
+  double alpha = 8;  ///< scale of the adapter's term: the term is multiplied by alpha / rank
+  /// FQN patterns of the Linears that get an adapter (see matches_fqn):
+  /// {"layers.*.attn.[qv]_proj"}.
+  std::vector<std::string> targets{};
+  double dropout = 0;  ///< dropout probability on the input of the adapter's term, in training only
+};
+
+/// Adds low-rank adapters (Hu et al. 2021) to the Linears that match `options.targets`: y = x
+/// weight^T + bias + alpha / rank * B(A(dropout(x))). A and B are child modules of the Linear, with
+/// PEFT's names: lora_A.weight (rank, in) and lora_B.weight (out, rank). Freezes all other
+/// parameters of `module`. Call apply_lora() before parallelize_module and fully_shard, which then
+/// shard the adapters like the weights: for a column-wise Linear the rows of B are split and A is
+/// replicated, for a row-wise Linear the columns of A are split and B is replicated.
+///
+/// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros; initialiser
+/// tables of parent modules do not apply. After the weights have been loaded, init_unfilled() fills
+/// A and B in this way. An FSDP unit reduces only the adapters' gradients.
+///
+/// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
+/// [0, 1), a pattern that matches no Linear, and a Linear that already has an adapter, has a tied
+/// weight, or has a weight that is already distributed.
+void apply_lora(ModuleBase& module, const LoraOptions& options);
+
+/// Adds scale * B A to the weight of each Linear with an adapter, and sets B to zero. Outside of
+/// training the model's results do not change. Call merge_lora() before save_hugging_face.
+/// Collective if parameters are distributed: A and B are gathered on every rank, one Linear after
+/// another. Throws Error for a model without adapters, for parameters without values, and for
+/// weights that FSDP has gathered.
+void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn
 TESSERA_API_END

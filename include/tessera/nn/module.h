@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <typeindex>
@@ -490,6 +491,130 @@ ModulePredicate named(std::string pattern);
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ModulePredicate& select,
                                                         const CheckpointOptions& options = {});
+
+/// A list of modules with FQNs "0", "1", ... It has no forward. Like torch.nn.ModuleList.
+class ModuleList : public ModuleBase {
+ public:
+  ModuleList() = default;
+  template <class M>
+  std::shared_ptr<M> push_back(std::shared_ptr<M> module) {
+    modules_.push_back(module);
+    return register_module(std::to_string(modules_.size() - 1), std::move(module));
+  }
+  std::size_t size() const { return modules_.size(); }
+  const std::vector<std::shared_ptr<ModuleBase>>& items() const { return modules_; }
+  /// The module at `index`, cast to M. Throws Error if the index is out of range or the module is
+  /// not an M.
+  template <class M>
+  std::shared_ptr<M> at(std::size_t index) const {
+    TESSERA_CHECK(index < size(), "module ", index, " of a ModuleList of ", size(),
+                  " was asked for");
+    auto module = std::dynamic_pointer_cast<M>(modules_[index]);
+    TESSERA_CHECK(module, "module ", index, " of a ModuleList is a ", modules_[index]->name(),
+                  ", not of the type asked for");
+    return module;
+  }
+
+ private:
+  std::vector<std::shared_ptr<ModuleBase>> modules_;
+};
+
+/// Runs modules one after another. Each module maps a tensor to a tensor. The FQNs are "0", "1",
+/// ...
+class Sequential : public Module<Sequential> {
+ public:
+  Sequential() = default;
+  template <class... Modules>
+  explicit Sequential(std::shared_ptr<Modules>... modules) {
+    (push_back(std::move(modules)), ...);
+  }
+  template <class M>
+  std::shared_ptr<M> push_back(std::shared_ptr<M> module) {
+    steps_.push_back([m = module.get()](const at::Tensor& x) -> at::Tensor { return (*m)(x); });
+    return register_module(std::to_string(steps_.size() - 1), std::move(module));
+  }
+  at::Tensor forward(at::Tensor x) {
+    check_called();
+    for (const auto& step : steps_) {
+      x = step(x);
+    }
+    return x;
+  }
+
+ private:
+  std::vector<std::function<at::Tensor(const at::Tensor&)>> steps_;
+};
+
+/// A child module that is constructed and registered in its declaration:
+///
+///   struct Block : nn::Module<Block> {
+///     at::Tensor forward(const at::Tensor& x) { return x + mlp(norm(x)); }
+///     nn::Child<nn::RMSNorm> norm{*this, "norm", 512};
+///     nn::Child<nn::GeluMlp> mlp{*this, "mlp", options};
+///   };
+///
+/// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor:
+/// The FQNs equal those of register_module. Children are registered in the order of their
+/// declarations.
+template <class M>
+class Child {
+ public:
+  /// Constructs the module from `args`. Throws c10::Error if the parent already has a child of the
+  /// given name.
+  template <class... Args>
+  Child(ModuleBase& parent, const std::string& name, Args&&... args)
+      : module_(parent.register_module(name, std::make_shared<M>(std::forward<Args>(args)...))) {}
+
+  /// Calls the child module, including its hooks.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    return (*module_)(std::forward<Args>(args)...);
+  }
+  M* operator->() const { return module_.get(); }
+  M& operator*() const { return *module_; }
+
+ private:
+  std::shared_ptr<M> module_;
+};
+
+/// Whether a fully qualified name matches a pattern. All name patterns in the library have this
+/// syntax: parallel plans, fsdp::wrap_named, nn::named, initialiser tables, optim::split_for_muon.
+///
+/// Names and patterns are split at the dots, and each segment is compared with one segment. In a
+/// segment:
+///   *       any number of characters, also none    "layers.*.w" matches "layers.10.w", not
+///     "layers.0.mlp.w"
+///   ?       one character                "layers.?.w" matches "layers.3.w"
+///   [qkv]   one of these characters      "attn.[qkv]_proj" matches "attn.q_proj"
+///   [0-9]   one of this range            "layers.[0-3]" matches "layers.2"
+///   [!0-9]  one that is not of these     also written [^0-9]
+///   **      as a whole segment: any number of segments, also none.
+///           "layers.**.w" matches "layers.w" and "layers.0.mlp.w"; "**" matches every name
+/// Every other character matches itself, and so does a '[' without a ']'. A ']' directly after the
+/// '[' is one of the set's characters. There is no escape character, since module names contain
+/// none of the special characters. "" is the name of the root module: the patterns "" and "**"
+/// match it, "*" does not.
+///
+/// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
+bool matches_fqn(std::string_view pattern, std::string_view fqn);
+
+namespace detail {
+
+/// The FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
+std::string join_fqn(const std::string& parent, const std::string& name);
+
+/// Renames `fqn` by the pair of patterns {from, to}. Returns nullopt if `fqn` does not match
+/// `from`. Otherwise returns `to`, with each wildcard replaced by the text that the same wildcard
+/// in `from` matched. If several matches are possible, each wildcard but the last matches as little
+/// as possible.
+///   {"blocks.*.mlp.fc[12].*", "layers.*.fc[12].*"}   "blocks.3.mlp.fc1.bias" ->
+///   "layers.3.fc1.bias"
+/// Throws Error unless both patterns have the same wildcards in the same order; `from` may have
+/// additional wildcards at the end. Thread safe.
+std::optional<std::string> renamed_fqn(std::string_view from, std::string_view to,
+                                       std::string_view fqn);
+
+}  // namespace detail
 
 }  // namespace tessera::nn
 TESSERA_API_END

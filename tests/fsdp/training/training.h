@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
