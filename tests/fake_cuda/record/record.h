@@ -27,21 +27,13 @@ std::string demangle(const char* name);
 /// Memory of one kind: on devices, or pinned on the host.
 struct MemoryUse {
   std::int64_t active = 0;
-  std::int64_t peak = 0;
   std::int64_t allocations = 0;
-  std::int64_t frees = 0;
-
-  void add(std::int64_t bytes);
-  void remove(std::int64_t bytes);
 };
 
 struct StreamUse {
   int device = 0;
-  int priority = 0;
   std::int64_t launches = 0;
   std::int64_t copies = 0;
-  std::int64_t collectives = 0;
-  std::int64_t waits = 0;
 };
 
 struct CommunicatorUse {
@@ -86,7 +78,6 @@ struct Record {
   std::map<std::int64_t, StreamUse> streams;
   std::vector<CommunicatorUse> communicators;
   std::map<CollectiveKey, CollectiveUse> collectives;
-  std::int64_t groups = 0;
 };
 
 /// Never destroyed: other libraries call in until the very end of the process.

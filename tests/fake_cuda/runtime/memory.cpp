@@ -63,7 +63,9 @@ void insert(void* pointer, const Block& block) {
     }
   }
   const std::lock_guard lock(record().mutex);
-  use_of(block.kind).add(static_cast<std::int64_t>(block.bytes));
+  MemoryUse& use = use_of(block.kind);
+  use.active += static_cast<std::int64_t>(block.bytes);
+  ++use.allocations;
 }
 
 std::optional<Block> remove(void* pointer) {
@@ -81,7 +83,7 @@ std::optional<Block> remove(void* pointer) {
     }
   }
   const std::lock_guard lock(record().mutex);
-  use_of(block->kind).remove(static_cast<std::int64_t>(block->bytes));
+  use_of(block->kind).active -= static_cast<std::int64_t>(block->bytes);
   return block;
 }
 
