@@ -163,7 +163,6 @@ class Run {
 
  private:
   Header header() const;
-  bool reduces() const;
   bool is_root() const { return operation_.root == communicator_.rank(); }
   void send(Transfers& transfers, std::size_t peer, const void* data) {
     transfers.send(communicator_, static_cast<int>(peer), header(), data);
@@ -195,11 +194,6 @@ Header Run::header() const {
           .bytes = bytes_};
 }
 
-bool Run::reduces() const {
-  return operation_.collective == Collective::kReduceScatter ||
-         operation_.collective == Collective::kAllReduce;
-}
-
 void Run::start(Transfers& transfers) {
   const auto peer = static_cast<std::size_t>(operation_.root);
   if (operation_.collective == Collective::kSend) {
@@ -208,9 +202,9 @@ void Run::start(Transfers& transfers) {
   if (operation_.collective == Collective::kReceive) {
     return receive(transfers, peer, operation_.receive);
   }
-  inputs_.resize(reduces() ? ranks_ : 0);
+  inputs_.resize(operation_.reduces() ? ranks_ : 0);
   for (std::size_t other = 0; other < ranks_; ++other) {
-    if (other == rank_ && reduces()) {
+    if (other == rank_ && operation_.reduces()) {
       continue;  // finish() reads its own part from the input
     }
     const std::optional<const void*> part = part_for(other);
@@ -243,7 +237,7 @@ std::optional<const void*> Run::part_for(std::size_t peer) const {
 }
 
 std::optional<void*> Run::place_for(std::size_t peer) {
-  if (reduces()) {
+  if (operation_.reduces()) {
     inputs_[peer].resize(bytes_);
     return inputs_[peer].data();
   }
@@ -256,7 +250,7 @@ std::optional<void*> Run::place_for(std::size_t peer) {
 
 /// Reduces at the end, since the output may be the input, which is still being sent.
 void Run::finish() {
-  if (!reduces()) {
+  if (!operation_.reduces()) {
     return;
   }
   std::vector<const void*> inputs;
@@ -535,32 +529,19 @@ bool run_on_host(const Operation& operation) {
 // ncclAllGather and the other collectives.
 namespace {
 
-ncclResult_t call_any(Collective collective, const void* send, void* receive, std::size_t count,
-                      ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t communicator,
-                      cudaStream_t stream) {
-  return call({.collective = collective,
-               .send = send,
-               .receive = receive,
-               .count = count,
-               .type = type,
-               .op = op,
-               .root = root,
-               .communicator = find(communicator),
-               .stream = find_stream(stream)});
-}
-
-ncclResult_t call_move(Collective collective, const void* send, void* receive, std::size_t count,
-                       ncclDataType_t type, int root, ncclComm_t communicator,
-                       cudaStream_t stream) {
-  return call_any(collective, send, receive, count, type, ncclSum, root, communicator, stream);
-}
-
-ncclResult_t call_reduction(Collective collective, const void* send, void* receive,
-                            std::size_t count, ncclDataType_t type, ncclRedOp_t op,
-                            ncclComm_t communicator, cudaStream_t stream) {
-  return can_reduce(type, op)
-             ? call_any(collective, send, receive, count, type, op, 0, communicator, stream)
-             : ncclInvalidArgument;
+ncclResult_t call(Collective collective, const void* send, void* receive, std::size_t count,
+                  ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream, int root = 0,
+                  ncclRedOp_t op = ncclSum) {
+  const Operation operation{.collective = collective,
+                            .send = send,
+                            .receive = receive,
+                            .count = count,
+                            .type = type,
+                            .op = op,
+                            .root = root,
+                            .communicator = find(communicator),
+                            .stream = find_stream(stream)};
+  return operation.reduces() && !can_reduce(type, op) ? ncclInvalidArgument : call(operation);
 }
 
 }  // namespace
@@ -572,17 +553,17 @@ extern "C" {
 
 ncclResult_t ncclAllGather(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kAllGather, send, receive, count, type, 0, communicator, stream);
+  return call(Collective::kAllGather, send, receive, count, type, communicator, stream);
 }
 
 ncclResult_t ncclAlltoAll(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                           ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kAllToAll, send, receive, count, type, 0, communicator, stream);
+  return call(Collective::kAllToAll, send, receive, count, type, communicator, stream);
 }
 
 ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            int root, ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kBroadcast, send, receive, count, type, root, communicator, stream);
+  return call(Collective::kBroadcast, send, receive, count, type, communicator, stream, root);
 }
 
 ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int root,
@@ -592,25 +573,25 @@ ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int
 
 ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type, int peer,
                       ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kSend, send, nullptr, count, type, peer, communicator, stream);
+  return call(Collective::kSend, send, nullptr, count, type, communicator, stream, peer);
 }
 
 ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int peer,
                       ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kReceive, nullptr, receive, count, type, peer, communicator, stream);
+  return call(Collective::kReceive, nullptr, receive, count, type, communicator, stream, peer);
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, communicator,
-                        stream);
+  return call(Collective::kAllReduce, send, receive, count, type, communicator, stream, /*root=*/0,
+              op);
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
                                ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
                                cudaStream_t stream) {
-  return call_reduction(Collective::kReduceScatter, send, receive, count, type, op, communicator,
-                        stream);
+  return call(Collective::kReduceScatter, send, receive, count, type, communicator, stream,
+              /*root=*/0, op);
 }
 
 ncclResult_t ncclMemAlloc(void** pointer, std::size_t bytes) {
