@@ -68,8 +68,6 @@ class InitContext {
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
   /// The random key of the module being initialised, for example for dropout.
   RandomKey key() const;
-  /// FQN of the module being initialised; "" for the root.
-  const std::string& fqn() const { return fqn_; }
 
  private:
   friend struct InitRun;

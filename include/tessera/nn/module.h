@@ -495,7 +495,6 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
 /// A list of modules with FQNs "0", "1", ... It has no forward. Like torch.nn.ModuleList.
 class ModuleList : public ModuleBase {
  public:
-  ModuleList() = default;
   template <class M>
   std::shared_ptr<M> push_back(std::shared_ptr<M> module) {
     modules_.push_back(module);
@@ -523,7 +522,6 @@ class ModuleList : public ModuleBase {
 /// ...
 class Sequential : public Module<Sequential> {
  public:
-  Sequential() = default;
   template <class... Modules>
   explicit Sequential(std::shared_ptr<Modules>... modules) {
     (push_back(std::move(modules)), ...);
