@@ -3,7 +3,6 @@
 // Neither of the two then keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/module.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>
@@ -16,6 +15,7 @@
 #include <torch/nn/modules/instancenorm.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformer.h>
 
 #include <algorithm>
@@ -32,6 +32,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 
@@ -95,6 +96,36 @@ void add_attention(torch::nn::Module& module, ModuleMembers& found) {
   }
 }
 
+template <class... Cells>
+void add_cells(torch::nn::Module& module, ModuleMembers& found) {
+  const auto add_those_of = [&found]<class M>(M* cell) {
+    if (cell != nullptr) {
+      add<M>(*cell, found,
+             {{"weight_ih", &M::weight_ih},
+              {"weight_hh", &M::weight_hh},
+              {"bias_ih", &M::bias_ih},
+              {"bias_hh", &M::bias_hh}});
+    }
+  };
+  (add_those_of(dynamic_cast<Cells*>(&module)), ...);
+}
+
+/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights of all layers from a
+/// list.
+template <class M>
+struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
+  static void add(torch::nn::Module& module, ModuleMembers& found) {
+    if (auto* rnn = dynamic_cast<M*>(&module)) {
+      const std::vector<std::string>& names = rnn->*(&FlatWeights::flat_weights_names_);
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        found.emplace_back(names[i], [rnn, i]() -> at::Tensor& {
+          return (rnn->*(&FlatWeights::flat_weights_))[i];
+        });
+      }
+    }
+  }
+};
+
 void add_registered(torch::nn::Module& module, ModuleMembers& found) {
   if (dynamic_cast<torch::nn::ParameterListImpl*>(&module) == nullptr &&
       dynamic_cast<torch::nn::ParameterDictImpl*>(&module) == nullptr) {
@@ -116,6 +147,10 @@ void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   add_running_stats<BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl,
                     InstanceNorm2dImpl, InstanceNorm3dImpl>(module, found);
   add_attention(module, found);
+  add_cells<RNNCellImpl, LSTMCellImpl, GRUCellImpl>(module, found);
+  FlatWeights<RNNImpl>::add(module, found);
+  FlatWeights<LSTMImpl>::add(module, found);
+  FlatWeights<GRUImpl>::add(module, found);
   add_registered(module, found);
 }
 
@@ -281,6 +316,11 @@ class Slots {
       init_.fill(found->second, initializer);
     }
   }
+  void fill_all(const Initializer& initializer) const {
+    for (const auto& [name, slot] : holder_.slots()) {
+      init_.fill(slot, initializer);
+    }
+  }
   /// Resets running statistics, except running statistics that a checkpoint or weights file has
   /// filled.
   void reset_statistics() const {
@@ -382,6 +422,20 @@ void fill_transformer(const ModuleBase& holder, const InitContext& init) {
   }
 }
 
+template <class... Classes>
+void fill_recurrent(const Slots& slots, const torch::nn::Module& module) {
+  std::int64_t size = 0;
+  const auto note = [&size](const auto* found) {
+    if (found != nullptr) {
+      size = found->options_base.hidden_size();
+    }
+  };
+  (note(dynamic_cast<const Classes*>(&module)), ...);
+  if (size > 0) {
+    slots.fill_all(by_inputs(size));
+  }
+}
+
 }  // namespace
 
 void detail::reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
@@ -404,6 +458,9 @@ void detail::reset_adopted(const torch::nn::Module& module, const ModuleBase& ho
     fill_attention(slots, holder, init);
   } else if (is_any<TransformerImpl>(module)) {
     fill_transformer(holder, init);
+  } else {
+    fill_recurrent<RNNCellImpl, LSTMCellImpl, GRUCellImpl, RNNImpl, LSTMImpl, GRUImpl>(slots,
+                                                                                       module);
   }
 }
 

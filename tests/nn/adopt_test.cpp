@@ -1,6 +1,7 @@
 // nn::Hooked and nn::adopt on one rank: names, members, initial values, refusals.
 
 #include <torch/nn/modules/container/parameterlist.h>
+#include <torch/nn/modules/rnn.h>
 #include <torch/nn/modules/transformer.h>
 #include <torch/optim/sgd.h>
 
@@ -190,17 +191,22 @@ TEST(Adopt, ListsOfParametersReadTheSlots) {
   const auto list = std::make_shared<torch::nn::ParameterListImpl>(at::ones({2}), at::ones({3}));
   struct Sum : torch::nn::Module {
     explicit Sum(std::shared_ptr<torch::nn::ParameterListImpl> from)
-        : list(register_module("list", std::move(from))) {}
-    at::Tensor forward(const at::Tensor& x) { return x.sum() + (*list)[0].sum(); }
+        : list(register_module("list", std::move(from))),
+          lstm(register_module("lstm", torch::nn::LSTM(3, 2))) {}
+    at::Tensor forward(const at::Tensor& x) {
+      return std::get<0>(lstm(x)).sum() + (*list)[0].sum();
+    }
     std::shared_ptr<torch::nn::ParameterListImpl> list;
+    torch::nn::LSTM lstm;
   };
   const auto model = adopt(std::make_shared<Sum>(list));
   for (const auto& [name, slot] : model->named_slots()) {
     slot->set(at::zeros_like(slot->get()).requires_grad_());
   }
-  const at::Tensor y = (*model)(at::ones({4}));
-  EXPECT_EQ(y.item<float>(), 4);
+  const at::Tensor y = (*model)(at::ones({4, 1, 3}));
+  EXPECT_EQ(y.item<float>(), 0);
   y.backward();
+  EXPECT_TRUE(model->named_parameters()["lstm.weight_ih_l0"].grad().defined());
   EXPECT_EQUAL(model->named_parameters()["list.0"].grad(), at::ones({2}));
 }
 
@@ -282,6 +288,13 @@ TEST(Adopt, FillsAttentionAndTransformersAsLibtorchDoes) {
       value(transformer, "encoder.layers.0.linear1.weight").abs().max().item<double>();
   EXPECT_LE(widest, std::sqrt(6.0 / 48));
   EXPECT_GE(widest, 0.9 * std::sqrt(6.0 / 48));  // libtorch's Transformer fills its matrices itself
+}
+
+TEST(Adopt, FillsRecurrentModulesByTheSizeOfTheirState) {
+  const auto model = initialised([] { return torch::nn::GRU(3, 16).ptr(); });
+  const double largest = value(model, "weight_ih_l0").abs().max().item<double>();
+  EXPECT_LE(largest, 0.25);
+  EXPECT_GE(largest, 0.2);
 }
 
 TEST(Adopt, InitialisersOfTheProgramComeFirst) {
