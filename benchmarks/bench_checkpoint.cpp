@@ -35,7 +35,7 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
 namespace {

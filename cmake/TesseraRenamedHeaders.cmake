@@ -5,8 +5,9 @@ set(TESSERA_RENAMED_HEADERS
   core/atomic_file core/input_file core/nearest core/op_call core/rule_builder core/text data/json_lines
   data/prefetch_loader data/prompt_completions data/samples data/stream_decoder data/token_source
   dtensor/manual_seed dtensor/redistribute_options dtensor/visualize fsdp/collectives
-  fsdp/forward_method nn/attention_kernel nn/child nn/dropout nn/embedding nn/fused_linear
-  nn/meta_device nn/norm nn/visit_modules observe/device observe/flops observe/measured_peak
+  fsdp/forward_method nn/activation_checkpointing nn/attention nn/attention_kernel nn/causal_attention nn/child
+  nn/containers nn/context_parallel nn/distribute_module nn/dropout nn/embedding nn/fp8 nn/fqn_pattern
+  nn/freeze nn/fused_linear nn/linear nn/lora nn/meta_device nn/mlp nn/norm nn/visit_modules observe/device observe/flops observe/measured_peak
   observe/memory observe/sharding_table observe/step_trace observe/tensor_memory optim/ema
   optim/lr_schedule optim/optimizer_list optim/sgd planning/estimate planning/step_time
   tensor_parallel/block_plans tensor_parallel/declared_plan tensor_parallel/linear_cross_entropy

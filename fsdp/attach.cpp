@@ -299,7 +299,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
   return units;
 }
 
-nn::ModuleWalk outside_of_units() {
+nn::detail::ModuleWalk outside_of_units() {
   return {.skip = [](const torch::nn::Module& module) {
     const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
     return ours != nullptr && ours->attached<Unit>() != nullptr;

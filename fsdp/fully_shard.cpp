@@ -10,9 +10,9 @@
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/fsdp/detail/active_units.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/records.h"
+#include "tessera/nn/module.h"
 #include "unit.h"
 
 namespace tessera::fsdp {

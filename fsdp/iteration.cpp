@@ -14,7 +14,6 @@
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/nn/detail/records.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fsdp {

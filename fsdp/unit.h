@@ -409,7 +409,7 @@ std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool r
                                             const char* caller);
 
 /// Options of nn::visit_modules that skip FSDP units and the modules below them.
-nn::ModuleWalk outside_of_units();
+nn::detail::ModuleWalk outside_of_units();
 
 // The functions below move tensors to the device on which a unit computes. A tensor that is on this
 // device stays the same object. Meta tensors and distributed tensors are not moved.

@@ -1,4 +1,4 @@
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 #include "unit.h"
 
 #include <c10/util/Exception.h>
@@ -10,7 +10,6 @@
 #include <ranges>
 
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp {
 

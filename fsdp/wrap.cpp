@@ -7,8 +7,6 @@
 #include <set>
 
 #include "tessera/fsdp/wrap_policy.h"
-#include "tessera/nn/containers.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 #include "unit.h"
 

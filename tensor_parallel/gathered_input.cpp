@@ -27,7 +27,7 @@
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/internals/detail/graph.h"
 #include "tessera/nn/detail/linear_product.h"
-#include "tessera/nn/fp8.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::tensor_parallel {
 namespace {
@@ -309,7 +309,7 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
   return whole;
 }
 
-nn::LinearProduct regathered_product(const nn::Linear& linear) {
+nn::detail::LinearProduct regathered_product(const nn::Linear& linear) {
   const Products& products = nn::is_fp8(linear) ? kFp8Products : kProducts;
   return [&products](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     return RegatheredProducts(products).add(x, weight, bias);

@@ -13,7 +13,7 @@
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/styles.h"
 
@@ -80,7 +80,7 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard);
 /// gather_again_in_backward() made the input, only the weight is saved for backward. Otherwise
 /// aten::linear is used, or the fp8 product if convert_to_fp8 has converted the module. Backward
 /// throws Error under create_graph.
-nn::LinearProduct regathered_product(const nn::Linear& linear);
+nn::detail::LinearProduct regathered_product(const nn::Linear& linear);
 
 /// Makes an nn::Linear use regathered_product() if `regather` is true. Does nothing for other
 /// modules.

@@ -464,8 +464,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, nn::Linear& head,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options) {
-  return head(hidden, nn::LinearProduct([&](const at::Tensor& x, const at::Tensor& weight,
-                                            const at::Tensor& bias) {
+  return head(hidden, nn::detail::LinearProduct([&](const at::Tensor& x, const at::Tensor& weight,
+                                                    const at::Tensor& bias) {
                 TESSERA_CHECK(!bias.defined(),
                               "linear_cross_entropy: the head has a bias, which is not supported; "
                               "make the head with {.bias = false}");

@@ -3,8 +3,8 @@
 // adds hooks, so that a plan with an error changes nothing.
 
 #include "tessera/tensor_parallel/parallelize.h"
-#include "tessera/nn/attention.h"
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/blocks.h"
+#include "tessera/nn/module.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,8 +20,6 @@
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/distribute_module.h"
-#include "tessera/nn/module.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::tensor_parallel {

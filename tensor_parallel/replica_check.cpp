@@ -4,7 +4,7 @@
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/nn/detail/records.h"
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 #include <c10/core/GradMode.h>
 
@@ -20,7 +20,6 @@
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::tensor_parallel {
 namespace {

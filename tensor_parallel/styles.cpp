@@ -14,8 +14,6 @@
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
-#include "tessera/nn/lora.h"
 
 namespace tessera::tensor_parallel {
 namespace {

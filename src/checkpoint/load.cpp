@@ -24,7 +24,6 @@
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 

@@ -12,9 +12,7 @@
 #include "ranks.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/lora.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {

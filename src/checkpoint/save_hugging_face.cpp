@@ -16,9 +16,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/lora.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::checkpoint {

@@ -15,9 +15,6 @@
 
 // Cross entropy of rows of logits by ATen operators: for fp64, fp16 on a CPU, and meta tensors.
 namespace tessera::kernels::by_operators {
-
-void make_relative(const LossRows& rows, const RowTerms& terms);
-
 namespace {
 
 /// Calls `body(first_row, rows)` for blocks of rows that are small enough for their working copy to
@@ -112,12 +109,6 @@ RowTerms row_terms(const LossRows& rows) {
     result.terms[0].narrow(0, row, count).copy_(block.exp_().sum(1));
   });
   return result;
-}
-
-RowTerms whole_terms(const LossRows& rows) {
-  RowTerms terms = by_operators::row_terms(rows);
-  by_operators::make_relative(rows, terms);
-  return terms;
 }
 
 void make_relative(const LossRows& rows, const RowTerms& terms) {
@@ -305,7 +296,9 @@ RowLosses empty_losses(const at::Tensor& logits) {
 
 void row_losses(const LossRows& rows, const RowLosses& into) {
   if (!has_loss_kernels(rows.logits)) {
-    return by_operators::losses_of_terms(rows, by_operators::whole_terms(rows), into);
+    const RowTerms terms = by_operators::row_terms(rows);
+    by_operators::make_relative(rows, terms);
+    return by_operators::losses_of_terms(rows, terms, into);
   }
   const at::Tensor targets = rows.targets.contiguous();
   run(CrossEntropy{.step = CrossEntropyStep::kWhole,

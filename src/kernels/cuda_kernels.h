@@ -4,11 +4,19 @@
 
 #include <tuple>
 
+#include "device/vectors.h"
 #include "tessera/export.h"
 #include "tessera/kernels/detail/random.h"
 
 TESSERA_API_BEGIN
 namespace tessera::kernels {
+
+/// The element type of x, for which has_cuda_kernels() must be true.
+inline Element element_of(const at::Tensor& x) {
+  return x.scalar_type() == c10::ScalarType::Float      ? Element::kFloat
+         : x.scalar_type() == c10::ScalarType::BFloat16 ? Element::kBFloat16
+                                                        : Element::kHalf;
+}
 
 /// Runs a kernel of src/kernels/device/. `call` contains the addresses of the tensors. `like` is
 /// one of these tensors, which all have one device and type and are not empty.

@@ -6,24 +6,9 @@
 #include "cuda_kernels.h"
 #include "device/launches.h"
 #include "random_elements.h"
-#include "tessera/core/error.h"
 
 namespace tessera::kernels {
 namespace {
-
-Element element_of(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case c10::ScalarType::Float:
-      return Element::kFloat;
-    case c10::ScalarType::BFloat16:
-      return Element::kBFloat16;
-    case c10::ScalarType::Half:
-      return Element::kHalf;
-    default:
-      fail("a fused kernel for CUDA was asked for a ", x.scalar_type(),
-           " tensor; it takes fp32, bf16 or fp16");
-  }
-}
 
 /// Launches the kernel of `call` on the device of `like`, which need not be the current device. The
 /// kernel runs on the current stream, like the caller's other work on the tensor.

@@ -8,13 +8,11 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
 
 #include "device/embedding.h"
-#include "float_types.h"
 #include "fused_dispatch.h"
 #include "tessera/core/error.h"
 #include "tessera/kernels/detail/fake_state.h"
@@ -109,75 +107,27 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// The positions in `indices` of this shard's rows, sorted by row and then by position. One thread
-/// then sums each row in a fixed order, so no atomic additions are needed and the bits are the same
-/// each time.
-std::vector<std::int64_t> positions_by_row(const std::int64_t* indices, std::int64_t count,
-                                           std::int64_t first_row, std::int64_t rows) {
-  std::vector<std::int64_t> positions;
-  positions.reserve(static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (indices[i] >= first_row && indices[i] < first_row + rows) {
-      positions.push_back(i);
+/// Adds the terms to the shard's rows in `sums`, which contains zeros. Threads divide the columns,
+/// so that the terms of a row are added in the order of their positions on any number of threads.
+template <class T>
+void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_t first_row,
+               const at::Tensor& sums) {
+  const std::int64_t dim = sums.size(1);
+  const std::int64_t count = dim == 0 ? 0 : terms.numel() / dim;
+  const T* const from = in<T>(terms);
+  T* const to = out<T>(sums);
+  parallel_for(0, dim, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t row = indices[i] - first_row;
+      if (row < 0 || row >= sums.size(0)) {
+        continue;  // another rank has the row
+      }
+      for (std::int64_t column = begin; column < end; ++column) {
+        to[row * dim + column] += from[i * dim + column];
+      }
     }
-  }
-  std::stable_sort(positions.begin(), positions.end(),
-                   [&](std::int64_t a, std::int64_t b) { return indices[a] < indices[b]; });
-  return positions;
+  });
 }
-
-/// For each row that occurs, the index of its first entry in `positions`, which is sorted by row.
-/// The last element is the size of `positions`.
-std::vector<std::size_t> run_starts(const std::int64_t* indices,
-                                    const std::vector<std::int64_t>& positions) {
-  std::vector<std::size_t> starts;
-  for (std::size_t i = 0; i < positions.size(); ++i) {
-    if (i == 0 || indices[positions[i]] != indices[positions[i - 1]]) {
-      starts.push_back(i);
-    }
-  }
-  starts.push_back(positions.size());
-  return starts;
-}
-
-/// Computes the gradient of the shard's rows. `weight_grad` must contain zeros.
-struct Backward {
-  const at::Tensor& grad;
-  const at::Tensor& weight_grad;
-  const std::int64_t* indices;
-  std::int64_t first_row;
-
-  /// Adds the terms of type T in the type Compute, and rounds each sum once.
-  template <class T, class Compute>
-  void run() const {
-    const std::int64_t dim = weight_grad.size(1);
-    const auto positions = positions_by_row(indices, grad.numel() / std::max<std::int64_t>(dim, 1),
-                                            first_row, weight_grad.size(0));
-    const auto starts = run_starts(indices, positions);
-    const auto* from = in<T>(grad);
-    auto* to = out<T>(weight_grad);
-    // Threads divide the rows. The terms of a frequent row are not divided among threads. Rows that
-    // do not occur stay zero.
-    parallel_for(0, static_cast<std::int64_t>(starts.size()) - 1, 8,
-                 [&](std::int64_t begin, std::int64_t end) {
-                   // The sums of a row, in a wider type, so that only the result is rounded. A task
-                   // uses one buffer for all its rows.
-                   std::vector<Compute> sum(static_cast<std::size_t>(dim));
-                   for (auto row = static_cast<std::size_t>(begin);
-                        row < static_cast<std::size_t>(end); ++row) {
-                     std::fill(sum.begin(), sum.end(), Compute(0));
-                     for (std::size_t i = starts[row]; i < starts[row + 1]; ++i) {
-                       const T* const term = from + positions[i] * dim;
-                       std::transform(sum.begin(), sum.end(), term, sum.begin(),
-                                      [](Compute a, T b) { return a + static_cast<Compute>(b); });
-                     }
-                     std::transform(sum.begin(), sum.end(),
-                                    to + (indices[positions[starts[row]]] - first_row) * dim,
-                                    [](Compute each) { return static_cast<T>(each); });
-                   }
-                 });
-  }
-};
 
 }  // namespace
 
@@ -232,16 +182,15 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
   if (!grad.is_cpu() || fake_device() != c10::DeviceType::CPU) {
     return composed_backward(grad, indices, first_row, rows);
   }
-  const at::Tensor terms = grad.contiguous();
+  // Sums are computed in fp32 or fp64, and rounded once.
+  const at::Tensor terms = grad.to(compute_type(grad)).contiguous();
   const at::Tensor flat = indices.contiguous();
-  at::Tensor weight_grad = at::zeros({rows, grad.size(-1)}, grad.options());
-  const Backward backward{terms, weight_grad, in<std::int64_t>(flat), first_row};
+  const at::Tensor sums = at::zeros({rows, grad.size(-1)}, terms.options());
   if (!in_fake_mode()) {
-    with_float_type(grad.scalar_type(), "the gradient of an embedding", [&]<class T>() {
-      backward.run<T, std::conditional_t<std::is_same_v<T, double>, double, float>>();
-    });
+    const auto add = grad.scalar_type() == at::kDouble ? &add_terms<double> : &add_terms<float>;
+    add(terms, in<std::int64_t>(flat), first_row, sums);
   }
-  return weight_grad;
+  return sums.to(grad.scalar_type());
 }
 
 }  // namespace tessera::kernels

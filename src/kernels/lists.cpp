@@ -28,12 +28,6 @@ bool is_for_kernel(const at::Tensor& from, const at::Tensor& to) {
          from.sizes() == to.sizes();
 }
 
-Element element_of(c10::ScalarType type) {
-  return type == c10::ScalarType::Float      ? Element::kFloat
-         : type == c10::ScalarType::BFloat16 ? Element::kBFloat16
-                                             : Element::kHalf;
-}
-
 /// A launch of copies from one element type to another, on one device.
 class PackLaunch {
  public:
@@ -51,7 +45,7 @@ class PackLaunch {
   }
 
   void run() {
-    call_.to = element_of(to_.front().scalar_type());
+    call_.to = element_of(to_.front());
     run_cuda_kernel(call_, "tessera::pack", from_, to_, from_.front());
     call_.list = {};
     from_.clear();

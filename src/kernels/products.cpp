@@ -1,10 +1,12 @@
 // Uses oneDNN instead of MKL for large fp32 matrix products, in programs that request it. On some
 // processors MKL uses only half of the vector width, and oneDNN is twice as fast.
-#include "rows/processor.h"
+#include "rows/row_kernels.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
+
+#include <algorithm>
 
 #include "tessera/internals/detail/libtorch_kernels.h"
 #include "tessera/kernels/products.h"
@@ -16,10 +18,25 @@ using tessera::detail::has_onednn;
 using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Up to these sizes MKL is as fast as oneDNN. With few multiplications, oneDNN's time is spent on
-/// the kernel look-up; with few rows or columns, on reading the other matrix.
-constexpr std::int64_t kMostMultiplications = 2'000'000;
-constexpr std::int64_t kShortSide = 7;
+/// Whether MKL has no kernels for this processor's widest vectors. MKL has AVX-512 kernels for
+/// Intel processors only, and uses AVX2 kernels on AMD's.
+bool mkl_leaves_vectors_unused() {
+#ifdef __x86_64__
+  return __builtin_cpu_is("amd") != 0 && has_avx512();
+#else
+  return false;
+#endif
+}
+
+/// Whether a matrix product (rows, inner) x (inner, columns) is so large that oneDNN beats MKL.
+/// With few multiplications, oneDNN's time is spent on the kernel look-up; with few rows or
+/// columns, on reading the other matrix.
+bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns) {
+  constexpr std::int64_t kMostMultiplications = 2'000'000;
+  constexpr std::int64_t kShortSide = 7;
+  return std::min({rows, inner, columns}) > kShortSide &&
+         rows * inner * columns > kMostMultiplications;
+}
 
 bool is_dense_fp32(const at::Tensor& matrix) {
   if (matrix.dim() != 2 || matrix.scalar_type() != c10::ScalarType::Float) {
@@ -31,14 +48,8 @@ bool is_dense_fp32(const at::Tensor& matrix) {
 }
 
 bool takes_onednn(const at::Tensor& a, const at::Tensor& b) {
-  return mkl_leaves_vectors_unused() && is_dense_fp32(a) && is_dense_fp32(b) &&
-         a.size(1) == b.size(0) && gains_from_onednn(a.size(0), a.size(1), b.size(1)) &&
-         has_onednn();
-}
-
-bool takes_onednn_into(const at::Tensor& result, const at::Tensor& a, const at::Tensor& b) {
-  return takes_onednn(a, b) && result.scalar_type() == c10::ScalarType::Float &&
-         result.is_contiguous() && result.sizes() == at::IntArrayRef{a.size(0), b.size(1)};
+  return is_dense_fp32(a) && is_dense_fp32(b) && a.size(1) == b.size(0) &&
+         gains_from_onednn(a.size(0), a.size(1), b.size(1)) && has_onednn();
 }
 
 at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
@@ -50,24 +61,23 @@ at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
   return result;
 }
 
+at::Tensor& add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b,
+                        const at::Scalar& beta, const at::Scalar& alpha) {
+  if (!takes_onednn(a, b) || result.scalar_type() != c10::ScalarType::Float ||
+      !result.is_contiguous() || result.sizes() != at::IntArrayRef{a.size(0), b.size(1)}) {
+    return libtorch::addmm_(result, a, b, beta, alpha);
+  }
+  onednn_product(a, b, result, beta.toFloat(), alpha.toFloat());
+  return result;
+}
+
 at::Tensor addmm(const at::Tensor& term, const at::Tensor& a, const at::Tensor& b,
                  const at::Scalar& beta, const at::Scalar& alpha) {
   if (!takes_onednn(a, b) || term.scalar_type() != c10::ScalarType::Float) {
     return libtorch::addmm(term, a, b, beta, alpha);
   }
-  at::Tensor result = at::empty({a.size(0), b.size(1)}, a.options());
-  result.copy_(term.expand(result.sizes()));
-  onednn_product(a, b, result, beta.toFloat(), alpha.toFloat());
-  return result;
-}
-
-at::Tensor& add_product(at::Tensor& result, const at::Tensor& a, const at::Tensor& b,
-                        const at::Scalar& beta, const at::Scalar& alpha) {
-  if (!takes_onednn_into(result, a, b)) {
-    return libtorch::addmm_(result, a, b, beta, alpha);
-  }
-  onednn_product(a, b, result, beta.toFloat(), alpha.toFloat());
-  return result;
+  at::Tensor result = term.expand({a.size(0), b.size(1)}).clone(at::MemoryFormat::Contiguous);
+  return add_product(result, a, b, beta, alpha);
 }
 
 class Silent final : public c10::WarningHandler {
@@ -92,15 +102,6 @@ void use_fast_products() {
     return made;
   }();
   static_cast<void>(library);
-}
-
-bool mkl_leaves_vectors_unused() {
-  return is_amd() && has_avx512();
-}
-
-bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns) {
-  return rows > kShortSide && inner > kShortSide && columns > kShortSide &&
-         rows * inner * columns > kMostMultiplications;
 }
 
 }  // namespace tessera::kernels

@@ -1,16 +1,15 @@
-// Random numbers on a CPU, the registration of the equivalent CUDA kernels, and dropout. Each
-// number is a function of key and global index, so loops may run in any order on any number of
-// threads.
+// Random numbers and dropout on a CPU, and the registration of the CUDA kernels, which compute the
+// same functions (random_elements.h). Each number is a function of key and global index, so loops
+// may run in any order on any number of threads.
 #include "tessera/kernels/detail/random.h"
 #include "tessera/kernels/detail/fake_state.h"
 
 #include <ATen/ops/empty_like.h>
 
-#include <algorithm>
 #include <atomic>
+#include <type_traits>
 #include <variant>
 
-#include "float_types.h"
 #include "fused_dispatch.h"
 #include "random_elements.h"
 #include "tessera/core/error.h"
@@ -25,160 +24,18 @@ std::atomic<const CudaKernels*> registered = nullptr;
 
 constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a thread
 
-/// The rows of a Box (a rectangular part of a tensor), that is, its lines of elements along the
-/// last dimension. A range of the part's elements, numbered in row-major order, consists of whole
-/// and partial rows, so threads can divide the elements evenly.
-class BoxRows {
- public:
-  // The object refers to its arguments, which must outlive the object. A box without dimensions is
-  // one element.
-  BoxRows(const Box& box, c10::IntArrayRef global_sizes, c10::IntArrayRef local_strides)
-      : box_(box), strides_(local_strides), global_strides_(box.sizes.size(), 1) {
-    for (std::size_t d = box.sizes.size(); d-- > 1;) {
-      global_strides_[d - 1] = global_strides_[d] * global_sizes[d];
-    }
-    columns_ = box.sizes.empty() ? 1 : box.sizes.back();
-    for (const std::int64_t size : box.sizes) {
-      numel_ *= size;
-    }
-  }
-
-  std::int64_t numel() const { return numel_; }
-
-  /// Calls run(local offset, global index, length) for the whole and partial rows of the elements
-  /// [begin, end). A call covers one row at most, because the next row begins elsewhere in memory
-  /// and in the global tensor.
-  template <class Run>
-  void for_range(std::int64_t begin, std::int64_t end, Run&& run) const {
-    while (begin < end) {
-      const std::int64_t column = begin % columns_;
-      const std::int64_t length = std::min(end - begin, columns_ - column);
-      const auto [local, global] = locate(begin);
-      run(local, global, length);
-      begin += length;
-    }
-  }
-
- private:
-  struct Position {
-    std::int64_t local;
-    std::int64_t global;
-  };
-
-  // The position of an element of the box. The function divides for each dimension, so it is called
-  // once per row and not once per element.
-  Position locate(std::int64_t element) const {
-    Position position{0, 0};
-    for (std::size_t d = box_.sizes.size(); d-- > 0;) {
-      const std::int64_t i = element % box_.sizes[d];
-      element /= box_.sizes[d];
-      position.local += (box_.local_offset[d] + i) * strides_[d];
-      position.global += (box_.global_offset[d] + i) * global_strides_[d];
-    }
-    return position;
-  }
-
-  const Box& box_;
-  c10::IntArrayRef strides_;
-  std::vector<std::int64_t> global_strides_;
-  // Sizes of the box itself, not of the tensor: the length of a row, and the number of elements.
-  std::int64_t columns_ = 1;
-  std::int64_t numel_ = 1;
-};
-
-/// Calls run(local offset, global index, length) in parallel, for ranges of elements along the last
-/// dimension. The global index selects the random number.
+/// Calls run(box, first) in parallel for ranges of the elements of `local`: a range begins at
+/// element number `first` and ends at box.numel.
 template <class Run>
-void for_each_row(const at::Tensor& local, const GlobalPlace& place, Run&& run) {
+void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run& run) {
   for (const Box& box : place.boxes) {
-    const BoxRows rows(box, place.sizes, local.strides());
-    parallel_for(0, rows.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      rows.for_range(begin, end, [&](std::int64_t offset, std::int64_t index, std::int64_t length) {
-        run(offset, static_cast<std::uint64_t>(index + place.first_element), length);
-      });
+    const BoxView view = box_view(box, place, local);
+    parallel_for(0, view.numel, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      BoxView range = view;
+      range.numel = end;
+      run(range, begin);
     });
   }
-}
-
-// Number of random numbers that are drawn together, in an array on the stack.
-constexpr std::int64_t kBatch = 64;
-
-/// Converts a batch of uniform numbers, with the same bits as draw(u) for each number. Computes the
-/// formula for the centre of the distribution for all numbers, which the compiler vectorises, and
-/// then recomputes the few numbers in the tails.
-template <class Draw>
-void draw_batch(const Draw& draw, double* values, std::int64_t n) {
-  // Only distributions with normal quantiles use batches; the others are cheap without them.
-  if constexpr (requires { draw.probability(0.5); }) {
-    double p[kBatch];
-    for (std::int64_t i = 0; i < n; ++i) {
-      p[i] = draw.probability(values[i]);
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-      values[i] = central_quantile(p[i]);
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-      // The tails have a loop of their own, because a branch would prevent vectorisation of the
-      // first loop; few numbers are in the tails.
-      if (!is_central(p[i])) {
-        values[i] = tail_quantile(p[i]);
-      }
-    }
-    for (std::int64_t i = 0; i < n; ++i) {
-      values[i] = draw.from_quantile(values[i]);
-    }
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) {
-      values[i] = draw(values[i]);
-    }
-  }
-}
-
-/// Fills a batch of uniform numbers. The random number depends on the element's index, so a batch
-/// may begin anywhere.
-void uniform_batch(PhiloxKey key, std::uint64_t index, double* values, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    values[i] = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
-  }
-}
-
-/// Fills elements in batches on the stack, so a fill of any size allocates no memory. Computes in
-/// fp64 and rounds once.
-template <class T, class Draw>
-void fill_as(const at::Tensor& local, const GlobalPlace& place, const Draw& draw, PhiloxKey key) {
-  auto* data = static_cast<T*>(local.data_ptr());
-  // Supports all strides, because a parameter may be a view.
-  const std::int64_t stride = local.dim() == 0 ? 1 : local.strides().back();
-  for_each_row(local, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
-    double values[kBatch];
-    for (std::int64_t start = 0; start < length; start += kBatch) {
-      const std::int64_t n = std::min(kBatch, length - start);
-      uniform_batch(key, index + static_cast<std::uint64_t>(start), values, n);
-      draw_batch(draw, values, n);
-      T* out = data + offset + start * stride;
-      for (std::int64_t i = 0; i < n; ++i) {
-        out[i * stride] = narrow<T>(values[i]);
-      }
-    }
-  });
-}
-
-/// Dropout on a CPU. `x` and `out` are contiguous, so their elements have equal offsets.
-template <class T>
-void dropout_as(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
-                PhiloxKey key) {
-  using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  const auto* from = static_cast<const T*>(x.const_data_ptr());
-  auto* to = static_cast<T*>(out.data_ptr());
-  const auto scale = static_cast<Compute>(1.0 / (1.0 - p));
-  for_each_row(x, place, [&](std::int64_t offset, std::uint64_t index, std::int64_t length) {
-    for (std::int64_t i = 0; i < length; ++i) {
-      // The comparison is in fp64, so that p is exact even for tensors of half precision.
-      const double u = uniform_at(key.seed, key.stream, index + static_cast<std::uint64_t>(i));
-      const auto value = static_cast<Compute>(from[offset + i]);
-      to[offset + i] = u < p ? T(0) : static_cast<T>(value * scale);
-    }
-  });
 }
 
 }  // namespace
@@ -230,7 +87,14 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
     return;
   }
   with_float_type(local.scalar_type(), "a random fill", [&]<class T>() {
-    std::visit([&](const auto& draw) { fill_as<T>(local, place, draw, key); }, distribution);
+    T* const data = static_cast<T*>(local.mutable_data_ptr());
+    std::visit(
+        [&](const auto& draw) {
+          for_each_range(local, place, [&](const BoxView& range, std::int64_t first) {
+            fill_elements(data, range, draw, key, first, /*step=*/1);
+          });
+        },
+        distribution);
   });
 }
 
@@ -241,8 +105,13 @@ at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, Phil
   if (from.is_cuda()) {
     cuda_kernels().dropout(out, from, place, p, key);
   } else if (!in_fake_mode()) {
-    with_float_type(from.scalar_type(), "dropout",
-                    [&]<class T>() { dropout_as<T>(out, from, place, p, key); });
+    with_float_type(from.scalar_type(), "dropout", [&]<class T>() {
+      using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+      for_each_range(from, place, [&](const BoxView& range, std::int64_t first) {
+        drop_elements(kernels::out<T>(out), in<T>(from), range, p,
+                      static_cast<Compute>(1.0 / (1.0 - p)), key, first, /*step=*/1);
+      });
+    });
   }
   return out;
 }

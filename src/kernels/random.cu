@@ -7,9 +7,6 @@
 #include <algorithm>
 #include <variant>
 
-#include "float_types.h"
-#include "tessera/core/error.h"
-
 // Random numbers and dropout on a GPU, part of libtessera_cuda.so. Uses the same headers as
 // random.cpp, compiled with --fmad=false, and so gives the same bits.
 namespace tessera::kernels {
@@ -37,27 +34,6 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// Describes `box`, a part of a tensor, for a kernel. Starts and strides are computed on the CPU.
-BoxView view_of(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
-  TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers on CUDA for a tensor of ",
-                box.sizes.size(), " dimensions were asked for; at most ", kMaxDims,
-                " are supported");
-  BoxView view;
-  view.dims = static_cast<int>(box.sizes.size());
-  view.global_start = place.first_element;
-  std::int64_t global_stride = 1;
-  for (int d = view.dims - 1; d >= 0; --d) {
-    view.sizes[d] = box.sizes[d];
-    view.local_strides[d] = local.stride(d);
-    view.global_strides[d] = global_stride;
-    view.local_start += box.local_offset[d] * local.stride(d);
-    view.global_start += box.global_offset[d] * global_stride;
-    view.numel *= box.sizes[d];
-    global_stride *= place.sizes[d];
-  }
-  return view;
-}
-
 /// Number of thread blocks: at most 65536 blocks of 256 threads, which are more than a GPU runs at
 /// once. The grid-stride loop processes the remaining elements.
 unsigned blocks_for(const BoxView& box) {
@@ -73,7 +49,7 @@ void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {
-    const BoxView view = view_of(box, place, local);
+    const BoxView view = box_view(box, place, local);
     // A launch with a grid of 0 blocks is an error.
     if (view.numel == 0) {
       continue;
@@ -95,7 +71,7 @@ void dropout_cuda(const at::Tensor& out, const at::Tensor& x, const GlobalPlace&
   const c10::cuda::CUDAGuard guard(x.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {
-    const BoxView view = view_of(box, place, x);
+    const BoxView view = box_view(box, place, x);
     if (view.numel == 0) {
       continue;
     }

@@ -1,5 +1,5 @@
-// Random numbers element by element, for GPU threads. random.cu compiles the functions for GPUs;
-// tests compile them for a CPU.
+// Random numbers element by element. random.cu compiles the functions for GPUs, and random.cpp for
+// CPUs.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -8,12 +8,32 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/kernels/detail/philox.h"
 #include "tessera/kernels/detail/random.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
+
+/// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
+/// other types; `what` completes the message, for example: "dropout of a Long tensor was asked
+/// for".
+template <class Body>
+decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
+  switch (type) {
+    case c10::ScalarType::Float:
+      return body.template operator()<float>();
+    case c10::ScalarType::Double:
+      return body.template operator()<double>();
+    case c10::ScalarType::BFloat16:
+      return body.template operator()<c10::BFloat16>();
+    case c10::ScalarType::Half:
+      return body.template operator()<c10::Half>();
+    default:
+      fail(what, " of a ", type, " tensor was asked for; it takes fp32, fp64, bf16 or fp16");
+  }
+}
 
 /// Converts `value` to T with the result of a single rounding to nearest even. For types narrower
 /// than float it first rounds to a float, to odd; the second rounding then gives the result of a
@@ -63,6 +83,26 @@ struct BoxView {
   std::int64_t local_strides[kMaxDims];
   std::int64_t global_strides[kMaxDims];
 };
+
+/// Describes `box`, a part of the tensor `local`. Throws Error for more than kMaxDims dimensions.
+inline BoxView box_view(const Box& box, const GlobalPlace& place, const at::Tensor& local) {
+  TESSERA_CHECK(box.sizes.size() <= kMaxDims, "random numbers for a tensor of ", box.sizes.size(),
+                " dimensions were asked for; at most ", kMaxDims, " are supported");
+  BoxView view;
+  view.dims = static_cast<int>(box.sizes.size());
+  view.global_start = place.first_element;
+  std::int64_t global_stride = 1;
+  for (int d = view.dims - 1; d >= 0; --d) {
+    view.sizes[d] = box.sizes[d];
+    view.local_strides[d] = local.stride(d);
+    view.global_strides[d] = global_stride;
+    view.local_start += box.local_offset[d] * local.stride(d);
+    view.global_start += box.global_offset[d] * global_stride;
+    view.numel *= box.sizes[d];
+    global_stride *= place.sizes[d];
+  }
+  return view;
+}
 
 /// An element's offset in local memory, and its index in the global tensor, which selects its
 /// random number.

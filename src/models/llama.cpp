@@ -14,13 +14,11 @@
 #include <string>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/attention.h"
-#include "tessera/nn/causal_attention.h"
-#include "tessera/nn/containers.h"
+#include "tessera/nn/blocks.h"
+#include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/lora.h"
-#include "tessera/nn/mlp.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
@@ -324,7 +322,7 @@ class Llama::Attention : public nn::Attention {
     if (q.size(2) == 1 || inputs.mask.defined()) {
       return nn::attention(q, seen.keys, seen.values, /*causal=*/false, inputs.mask);
     }
-    return nn::causal_attention(q, seen.keys, seen.values, {.window = options().window});
+    return nn::detail::causal_attention(q, seen.keys, seen.values, {.window = options().window});
   }
 
   std::size_t layer_;

@@ -6,8 +6,8 @@
 
 #include "tessera/core/error.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::models {
@@ -21,11 +21,11 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
 
 /// Saves the results of attention and of every other matrix product, as torchtitan does. In a Llama
 /// block these are the matrix products of the queries, the values and the gate.
-nn::SavePolicy keep_every_other_matmul(const nn::OperatorCall& call) {
+bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
   const bool other = is_product && call.index % 2 == 1;
-  return other ? nn::SavePolicy::kPreferRecompute : costly(call);
+  return !other && costly(call);
 }
 
 /// Applies activation checkpointing to the blocks, which are also FSDP units.
@@ -41,7 +41,7 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
   const auto is_recomputed = [&](const std::string&, const nn::ModuleBase& module) {
     return std::ranges::find(blocks, &module) != blocks.end();
   };
-  nn::apply_activation_checkpointing(model, {.select = is_recomputed, .options = checkpoint});
+  nn::apply_activation_checkpointing(model, is_recomputed, checkpoint);
 }
 
 /// The number of FSDP units, from the first, that are resharded after forward. By default the last

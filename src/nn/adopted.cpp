@@ -3,7 +3,6 @@
 // Neither of the two then keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
-#include "tessera/nn/fqn_pattern.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/nn/module.h>

@@ -1,6 +1,6 @@
 // The blocks of language models: Attention, SwiGlu, GeluMlp.
 
-#include "tessera/nn/attention.h"
+#include "tessera/nn/blocks.h"
 
 #include <ATen/ops/gelu.h>
 
@@ -8,10 +8,8 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/mlp.h"
 
 namespace tessera::nn {
 
@@ -173,7 +171,7 @@ at::Tensor Attention::attend(const at::Tensor& q, const at::Tensor& k, const at:
   }
   const double dropout = is_training() ? options_.dropout : 0;
   if (options_.causal && !inputs.mask.defined()) {
-    return causal_attention(
+    return detail::causal_attention(
         q, k, v, {.window = options_.window, .documents = inputs.documents, .dropout = dropout});
   }
   return attention(q, k, v, /*causal=*/false, inputs.mask, dropout);

@@ -3,8 +3,8 @@
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/fqn_pattern.h"
-#include "tessera/nn/lora.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/mm.h>
@@ -23,32 +23,24 @@
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/linear_product.h"
-#include "tessera/nn/fp8.h"
-#include "tessera/nn/freeze.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 namespace {
 
-struct NamedLinear {
-  std::string fqn;
-  Linear* linear = nullptr;
+bool is_named_by(const LoraLinear& linear, const std::vector<std::string>& patterns) {
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return matches_fqn(pattern, linear.fqn); });
+}
 
-  bool is_named_by(const std::vector<std::string>& patterns) const {
-    return std::ranges::any_of(
-        patterns, [this](const std::string& pattern) { return matches_fqn(pattern, fqn); });
-  }
-};
-
-std::vector<NamedLinear> linears_below(const ModuleBase& root) {
-  std::vector<NamedLinear> found;
+/// All Linears below `root`, with and without an adapter.
+std::vector<LoraLinear> linears_below(const ModuleBase& root) {
+  std::vector<LoraLinear> found;
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
   // anyway.
   visit_modules(const_cast<ModuleBase&>(root), [&](const std::string& fqn, ModuleBase& module) {
     if (auto* linear = dynamic_cast<Linear*>(&module)) {
-      found.push_back({fqn, linear});
+      found.push_back({fqn, linear, linear->attached<LoraBranch>()});
     }
   });
   return found;
@@ -57,7 +49,7 @@ std::vector<NamedLinear> linears_below(const ModuleBase& root) {
 /// Throws Error unless each pattern matches one of `linears`, the Linears of `root`. `caller` and
 /// `remedy` are the beginning and the end of the message.
 void check_each_matches(std::string_view caller, const std::vector<std::string>& patterns,
-                        const std::vector<NamedLinear>& linears, const ModuleBase& root,
+                        const std::vector<LoraLinear>& linears, const ModuleBase& root,
                         std::string_view remedy) {
   for (const std::string& pattern : patterns) {
     TESSERA_CHECK(std::ranges::any_of(
@@ -71,26 +63,17 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
 /// replace the Linear's matrix product.
 struct Fp8Mark {};
 
-void check_convertible(const NamedLinear& found) {
-  const auto refused = [&](const auto&... why) {
-    fail("convert_to_fp8: '", found.fqn, "' ", why...);
-  };
+/// Throws Error if the Linear has an adapter or is distributed. `remedy`: advice for an adapter.
+void check_unchanged(const char* caller, const LoraLinear& found, const char* remedy) {
   const ParameterSlot& weight = *found.linear->weight.slot();
-  if (is_fp8(*found.linear)) {
-    refused("is converted already; call it once");
-  }
-  if (found.linear->attached<LoraBranch>() != nullptr) {
-    refused("has an adapter; call convert_to_fp8 before apply_lora");
-  }
-  if (weight.has_persistent() || tessera::is_distributed(weight.get())) {
-    refused(
-        "is distributed already; call convert_to_fp8 before parallelize_module and "
-        "fully_shard");
-  }
+  TESSERA_CHECK(found.branch == nullptr, caller, ": '", found.fqn, "' has an adapter; ", remedy);
+  TESSERA_CHECK(!weight.has_persistent() && !tessera::is_distributed(weight.get()), caller, ": '",
+                found.fqn, "' is distributed already; call ", caller,
+                " before parallelize_module and fully_shard");
 }
 
-bool is_left(const NamedLinear& found, const Fp8Options& options) {
-  return found.is_named_by(options.exclude) ||
+bool is_left(const LoraLinear& found, const Fp8Options& options) {
+  return is_named_by(found, options.exclude) ||
          found.linear->in_features() % options.multiple_of != 0 ||
          found.linear->out_features() % options.multiple_of != 0 ||
          found.linear->weight.slot()->owners().size() > 1;
@@ -104,38 +87,30 @@ at::Tensor detail::fp8_product(const at::Tensor& x, const at::Tensor& weight,
   return bias.defined() ? y.add(bias) : y;
 }
 
-Fp8Conversion convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
-  const std::vector<NamedLinear> linears = linears_below(module);
+std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options) {
+  const std::vector<LoraLinear> linears = linears_below(module);
   TESSERA_CHECK(options.multiple_of >= 1, "convert_to_fp8: multiple_of is ", options.multiple_of,
                 "; it must be 1 or more");
   check_each_matches("convert_to_fp8", options.exclude, linears, module,
                      "leave it out, or name one");
-  std::ranges::for_each(linears, check_convertible);
-  Fp8Conversion conversion;
-  for (const NamedLinear& each : linears) {
-    if (is_left(each, options)) {
-      conversion.left.push_back(each.fqn);
-      continue;
-    }
-    conversion.converted.push_back(each.fqn);
-    each.linear->attach(std::make_shared<Fp8Mark>());
-    each.linear->set_product(detail::fp8_product);
+  for (const LoraLinear& each : linears) {
+    TESSERA_CHECK(!is_fp8(*each.linear), "convert_to_fp8: '", each.fqn,
+                  "' is converted already; call it once");
+    check_unchanged("convert_to_fp8", each, "call convert_to_fp8 before apply_lora");
   }
-  return conversion;
+  std::vector<std::string> converted;
+  for (const LoraLinear& each : linears) {
+    if (!is_left(each, options)) {
+      converted.push_back(each.fqn);
+      each.linear->attach(std::make_shared<Fp8Mark>());
+      each.linear->set_product(detail::fp8_product);
+    }
+  }
+  return converted;
 }
 
 bool is_fp8(const Linear& linear) {
   return linear.attached<Fp8Mark>() != nullptr;
-}
-
-NamedSlots fp8_weights(const ModuleBase& module) {
-  NamedSlots weights;
-  for (const NamedLinear& each : linears_below(module)) {
-    if (is_fp8(*each.linear)) {
-      weights.emplace_back(detail::join_fqn(each.fqn, "weight"), each.linear->weight.slot());
-    }
-  }
-  return weights;
 }
 
 // LoRA is inside Linear's forward and not in a hook. An adapter needs the input and result of the
@@ -143,33 +118,22 @@ NamedSlots fp8_weights(const ModuleBase& module) {
 
 namespace {
 
-void check_target(const NamedLinear& target) {
-  const auto refused = [&](const auto&... why) {
-    fail("apply_lora: the weight of '", target.fqn, "' ", why...);
-  };
-  const ParameterSlot& weight = *target.linear->weight.slot();
-  if (target.linear->attached<LoraBranch>() != nullptr) {
-    refused("has an adapter; name it in one call only");
-  }
-  if (weight.has_persistent() || tessera::is_distributed(weight.get())) {
-    refused("is distributed already; call apply_lora before parallelize_module and fully_shard");
-  }
-  if (weight.owners().size() > 1) {
-    refused("is tied to another module's, which the adapter would not change; leave it out");
-  }
-}
-
 /// Returns the Linears that match a pattern, and checks all of them before any is changed.
-std::vector<NamedLinear> find_targets(const ModuleBase& root,
-                                      const std::vector<std::string>& patterns) {
+std::vector<LoraLinear> find_targets(const ModuleBase& root,
+                                     const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
                 "apply_lora was given no targets; name Linears, for example \"**.q_proj\"");
-  std::vector<NamedLinear> targets = linears_below(root);
+  std::vector<LoraLinear> targets = linears_below(root);
   check_each_matches("apply_lora", patterns, targets, root,
                      "patterns are of modules' FQNs, and '**' stands for any number of "
                      "their segments");
-  std::erase_if(targets, [&](const auto& each) { return !each.is_named_by(patterns); });
-  std::ranges::for_each(targets, check_target);
+  std::erase_if(targets, [&](const auto& each) { return !is_named_by(each, patterns); });
+  for (const LoraLinear& each : targets) {
+    check_unchanged("apply_lora", each, "name it in one call only");
+    TESSERA_CHECK(
+        each.linear->weight.slot()->owners().size() == 1, "apply_lora: the weight of '", each.fqn,
+        "' is tied to another module's, which the adapter would not change; leave it out");
+  }
   return targets;
 }
 
@@ -239,7 +203,7 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
                 " was asked for; it must be 1 or more");
   TESSERA_CHECK(options.dropout >= 0 && options.dropout < 1, "apply_lora with dropout ",
                 options.dropout, " was asked for; it must be in [0, 1)");
-  const std::vector<NamedLinear> targets = find_targets(module, options.targets);
+  const std::vector<LoraLinear> targets = find_targets(module, options.targets);
   // Parameters of adapters, including adapters of earlier apply_lora calls, remain trainable.
   const NamedSlots adapters = lora_slots(module);
   for (const auto& entry : module.named_slots()) {
@@ -247,18 +211,14 @@ void apply_lora(ModuleBase& module, const LoraOptions& options) {
       set_trainable(*entry.second, false);
     }
   }
-  for (const NamedLinear& target : targets) {
+  for (const LoraLinear& target : targets) {
     add_branch(*target.linear, options);
   }
 }
 
 std::vector<LoraLinear> lora_linears(const ModuleBase& module) {
-  std::vector<LoraLinear> found;
-  for (const NamedLinear& each : linears_below(module)) {
-    if (auto branch = each.linear->attached<LoraBranch>()) {
-      found.push_back({each.fqn, each.linear, std::move(branch)});
-    }
-  }
+  std::vector<LoraLinear> found = linears_below(module);
+  std::erase_if(found, [](const LoraLinear& each) { return each.branch == nullptr; });
   return found;
 }
 

@@ -21,8 +21,6 @@
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/dtensor/distributed_tensor.h"
-#include "tessera/nn/detail/slots.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::nn::detail {
 namespace {
@@ -150,10 +148,6 @@ class Comparison {
   }
 
  private:
-  const DeviceMesh& distinct_of(const CopiedTensor& tensor) const {
-    return tensor.slot->distinct_along();
-  }
-
   /// Returns for each dimension of the root mesh whether ranks along it have different parts of the
   /// parameter.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
@@ -173,7 +167,7 @@ class Comparison {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
     if (!root) {
-      return distinct_of(tensor) ? std::nullopt : std::optional(hash_of("plain"));
+      return tensor.slot->distinct_along() ? std::nullopt : std::optional(hash_of("plain"));
     }
     if (!root.contains_this_rank()) {
       return std::nullopt;
@@ -309,12 +303,6 @@ class Comparison {
     return dims;
   }
 
-  static bool is_of_fsdp(const ParameterSlot& slot) {
-    return std::ranges::any_of(slot.owners(), [](const ParameterSlot::Owner& owner) {
-      return owner.module->attached<SlotKeeper>() != nullptr;
-    });
-  }
-
   std::string remedy(const CopiedTensor* tensor, const std::vector<std::string>& dims) const {
     const std::string distinct =
         ", or, if each rank has a parameter of its own (experts), call "
@@ -330,16 +318,9 @@ class Comparison {
              distinct;
     }
     const std::string names = fmt::format("\"{}\"", fmt::join(dims, "\", \""));
-    if (is_of_fsdp(*tensor->slot)) {
-      return fmt::format(
-          "no call sums its gradient over {}: call parallelize_module with mesh[{}] and give those "
-          "ranks the same batch, or call fsdp::fully_shard with a mesh that has {}{}",
-          names, names, names, distinct);
-    }
     return fmt::format(
-        "no call sums its gradient over {}: call fsdp::fully_shard or fsdp::replicate with "
-        "mesh[{}] "
-        "beside the plan of parallelize_module, or give those ranks the same batch{}",
+        "no call sums its gradient over {}: call fsdp::fully_shard or fsdp::replicate with a mesh "
+        "that has it, parallelize_module with mesh[{}], or give those ranks the same batch{}",
         names, names, distinct);
   }
 

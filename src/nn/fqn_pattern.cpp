@@ -1,7 +1,7 @@
 // Matching of FQNs by shell patterns; "**" matches any number of segments. std::regex is not used:
 // it is slow to construct, recurses, and throws for characters that are special only in a regex.
 
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 #include <algorithm>
 #include <vector>

@@ -28,9 +28,7 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/local_map.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/context_parallel.h"
 
 namespace tessera::nn {
 namespace {
@@ -169,14 +167,14 @@ const char* name_of(at::SDPBackend backend) {
 
 }  // namespace
 
-std::string to_string(const AttentionKernel& kernel) {
+std::string detail::to_string(const tessera::detail::AttentionKernel& kernel) {
   return std::string(name_of(kernel.backend)) +
          (kernel.repeats_heads ? ", key-value heads repeated" : "");
 }
 
-AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t heads,
-                                 std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
-                                 bool masked) {
+std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
+                             std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
+                             bool masked, bool packed) {
   const at::Tensor one = at::empty({1, 1, 1, width}, options).requires_grad_();
   const at::Tensor q = one.expand({1, heads, tokens, width});
   const at::Tensor kv = one.expand({1, kv_heads, tokens, width});
@@ -184,8 +182,9 @@ AttentionKernel attention_kernel(const at::TensorOptions& options, std::int64_t 
   const at::Tensor mask =
       masked ? at::empty({tokens}, options.dtype(c10::kBool)).expand({tokens, tokens})
              : at::Tensor();
-  return tessera::detail::choose_attention(
+  const tessera::detail::AttentionKernel kernel = tessera::detail::choose_attention(
       q, kv, kv, tessera::detail::backend_of_libtorch(/*causal=*/!masked, mask));
+  return detail::to_string(packed ? detail::packed_kernel(kernel) : kernel);
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -211,7 +210,7 @@ at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device devic
 
 }  // namespace
 
-Documents::Documents(const at::Tensor& positions, c10::Device device) {
+detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Device device) {
   TESSERA_CHECK(positions.dim() == 2 && positions.scalar_type() == at::kLong,
                 "documents were said by positions of sizes ", positions.sizes(), " in ",
                 positions.scalar_type(), "; give (batch, tokens) in int64");
@@ -233,19 +232,19 @@ Documents::Documents(const at::Tensor& positions, c10::Device device) {
   device_offsets_ = copied_to(offsets_, device);
 }
 
-std::vector<std::int64_t> Documents::lengths() const {
+std::vector<std::int64_t> detail::DocumentOffsets::lengths() const {
   std::vector<std::int64_t> lengths(offsets_.size());
   std::adjacent_difference(offsets_.begin(), offsets_.end(), lengths.begin());
   return {lengths.begin() + 1, lengths.end()};
 }
 
-void Documents::check_sequences(std::int64_t batch, std::int64_t tokens) const {
+void detail::DocumentOffsets::check_sequences(std::int64_t batch, std::int64_t tokens) const {
   TESSERA_CHECK(batch == batch_ && tokens == tokens_, "attention of ", batch, " sequences of ",
                 tokens, " tokens was given documents of ", batch_, " sequences of ", tokens_,
                 "; make them of the positions of these sequences");
 }
 
-at::Tensor Documents::mask(std::int64_t window) const {
+at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
   const c10::Device device = device_offsets_.device();
   std::vector<std::int64_t> of_tokens;
   std::int64_t document = 0;
@@ -391,7 +390,7 @@ at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tens
 }
 
 at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                   const CausalAttentionOptions& options) {
+                   const detail::CausalAttentionOptions& options) {
   const at::Tensor mask = options.documents != nullptr
                               ? options.documents->mask(options.window)
                               : detail::causal_mask(q.size(kTokensDim), options.window, q.device());
@@ -399,10 +398,10 @@ at::Tensor by_mask(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 }
 
 at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const CausalAttentionOptions& options) {
+                  const detail::CausalAttentionOptions& options) {
   const Documents* documents = options.documents.get();
-  switch (packed_kernel(tessera::detail::choose_attention(
-                            q, k, v, tessera::detail::backend_of_libtorch(/*causal=*/true)))
+  switch (detail::packed_kernel(tessera::detail::choose_attention(
+                                    q, k, v, tessera::detail::backend_of_libtorch(/*causal=*/true)))
               .backend) {
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
@@ -419,7 +418,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 }
 
 /// Returns `options` without a window or documents that have no effect.
-CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t tokens) {
+detail::CausalAttentionOptions needed(detail::CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
   }
@@ -432,8 +431,8 @@ CausalAttentionOptions needed(CausalAttentionOptions options, std::int64_t token
 
 }  // namespace
 
-at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const CausalAttentionOptions& options) {
+at::Tensor detail::causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const CausalAttentionOptions& options) {
   check_attention("causal attention", q, k, v, options.window);
   if (options.documents != nullptr) {
     options.documents->check_sequences(q.size(0), q.size(kTokensDim));
@@ -462,7 +461,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                                   : by_blocks(q, k, v, own.window);
 }
 
-AttentionKernel packed_kernel(AttentionKernel kernel) {
+tessera::detail::AttentionKernel detail::packed_kernel(tessera::detail::AttentionKernel kernel) {
   if (kernel.backend == at::SDPBackend::cudnn_attention) {
     kernel.backend = at::SDPBackend::flash_attention;
   }

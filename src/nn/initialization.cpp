@@ -16,7 +16,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/fqn_pattern.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::nn {

@@ -3,7 +3,6 @@
 
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/detail/records.h"
-#include "tessera/nn/linear.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -28,7 +27,6 @@
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/lora.h"
 
 namespace tessera::nn::detail {
 
@@ -299,33 +297,24 @@ std::unique_ptr<LinearProducts> make_linear_products() {
 }  // namespace tessera::nn::detail
 
 namespace tessera::nn {
-namespace {
 
-using Linears = std::vector<std::reference_wrapper<Linear>>;
-
-detail::MakeLinearProducts products_of_all(const Linears& linears) {
-  const detail::MakeLinearProducts first =
+std::vector<at::Tensor> linear_products(
+    const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears) {
+  std::vector<at::Tensor> results;
+  const detail::MakeLinearProducts make =
       linears.empty() ? nullptr : linears.front().get().products_together();
   const auto is_like_first = [&](const Linear& linear) {
-    return linear.products_together() == first;
+    return linear.products_together() == make;
   };
-  return std::ranges::all_of(linears, is_like_first) ? first : nullptr;
-}
-
-}  // namespace
-
-std::vector<at::Tensor> linear_products(const at::Tensor& x, const Linears& linears) {
-  std::vector<at::Tensor> results;
-  const detail::MakeLinearProducts make = products_of_all(linears);
-  if (make == nullptr) {
+  if (make == nullptr || !std::ranges::all_of(linears, is_like_first)) {
     for (Linear& linear : linears) {
       results.push_back(linear(x));
     }
     return results;
   }
   const std::unique_ptr<detail::LinearProducts> products = make();
-  const LinearProduct product = [&](const at::Tensor& own, const at::Tensor& weight,
-                                    const at::Tensor& bias) {
+  const detail::LinearProduct product = [&](const at::Tensor& own, const at::Tensor& weight,
+                                            const at::Tensor& bias) {
     return products->add(own, weight, bias);
   };
   for (Linear& linear : linears) {
@@ -350,7 +339,7 @@ at::Tensor Linear::forward(const at::Tensor& x) {
   return lora == nullptr ? y : y.add(lora->term(x, is_training()), lora->scale);
 }
 
-at::Tensor Linear::forward(const at::Tensor& x, const LinearProduct& product) {
+at::Tensor Linear::forward(const at::Tensor& x, const detail::LinearProduct& product) {
   check_called();
   TESSERA_CHECK(attached<LoraBranch>() == nullptr,
                 "Linear: a function in place of the product was given to a module with an adapter, "
@@ -380,8 +369,7 @@ void Linear::reset_parameters(const InitContext& init) {
   }
 }
 
-Embedding::Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim)
-    : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim) {
+Embedding::Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim) {
   weight = register_slot("weight", {num_embeddings, embedding_dim});
 }
 

@@ -2,20 +2,15 @@
 // parallelism change only slots, so ModuleBase copies each change to libtorch's parameter table.
 
 #include "tessera/nn/module.h"
-#include "tessera/nn/fqn_pattern.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <new>
-#include <stdexcept>
 #include <typeinfo>
 #include <unordered_set>
 
-#include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/detail/adopted_module.h"
 #include "tessera/nn/detail/slots.h"
 #include "tessera/nn/initialization.h"
@@ -27,7 +22,7 @@ namespace tessera::nn {
 namespace {
 
 void walk_below(torch::nn::Module& module, const std::string& fqn,
-                const detail::ModuleVisitor& visit, const ModuleWalk& walk,
+                const detail::ModuleVisitor& visit, const detail::ModuleWalk& walk,
                 std::unordered_set<const torch::nn::Module*>& seen) {
   // By default, a shared module is visited once, under the first FQN that leads to it.
   if ((walk.skip && walk.skip(module)) || (!walk.every_place && !seen.insert(&module).second)) {
@@ -161,8 +156,7 @@ std::string hint_for(const c10::Error& error, const ModuleBase& root, const std:
           other->second->get().scalar_type(),
           ", as a policy of mixed precision may have it: cast it where it is used, "
           "buffer.to(x.scalar_type()), or make its module (for example an adopted one of libtorch) "
-          "an FSDP "
-          "unit of its own, whose mp_policy has param_dtype = at::k",
+          "an FSDP unit of its own, whose mp_policy has param_dtype = at::k",
           buffer.scalar_type(), " and restore_input_dtype = true");
     }
   }
@@ -177,25 +171,10 @@ class ErrorInModule final : public Error {
   using Error::Error;
 };
 
-/// Like ErrorInModule, for programs that catch std::bad_alloc.
-class BadAllocInModule final : public std::bad_alloc {
- public:
-  explicit BadAllocInModule(const std::string& message) : text_(message) {}
-  const char* what() const noexcept override { return text_.what(); }
-
- private:
-  // The message is in a std::runtime_error, because its copies need no allocation.
-  std::runtime_error text_;
-};
-
 at::Tensor uninitialised(at::IntArrayRef sizes) {
   // New parameters are on the CPU or on the meta device, because models are moved or filled later.
-  const c10::Device device = MetaDevice::active() ? c10::kMeta : c10::kCPU;
+  const c10::Device device = tessera::detail::makes_meta_tensors() ? c10::kMeta : c10::kCPU;
   return at::empty(sizes, at::dtype(c10::get_default_dtype_as_scalartype()).device(device));
-}
-
-bool may_have_gradient(const at::Tensor& tensor) {
-  return tensor.is_floating_point() || tensor.is_complex();
 }
 
 /// Throws Error if a module that is not a ModuleBase has parameters, because tensor parallelism and
@@ -305,24 +284,9 @@ void ModuleBase::check_in_a_tree() const {
   check_initialized(*this, "forward of a " + name());  // also sets the FQN of each module
 }
 
-/// Throws Error if the program has assigned another tensor to a member from bind_slot(), because
-/// forward would read that tensor.
-void ModuleBase::check_members(const std::string& fqn) const {
-  for (std::size_t i = 0; i < bindings_.size(); ++i) {
-    const at::Tensor* member = bindings_[i].member;
-    const auto& [parameter, slot] = slots_[i];
-    TESSERA_CHECK(
-        member == nullptr || member->is_same(slot->get()), "the member of parameter '",
-        detail::join_fqn(fqn, parameter), "' of a ", name(),
-        " was assigned another tensor after bind_slot; to share a parameter call tie_slot(\"",
-        parameter, "\", other.slot(...)), to change its values copy_ into it");
-  }
-}
-
 /// Throws Error if a parameter has no ParameterSlot, because the program called libtorch's
 /// register_parameter.
 void ModuleBase::check_slots(const std::string& fqn) const {
-  check_members(fqn);
   if (parameters_.size() == slots_.size()) {
     return;
   }
@@ -373,12 +337,6 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
 
 void ModuleBase::reset_parameters(const InitContext&) {}
 
-std::shared_ptr<torch::nn::Module> ModuleBase::clone(const std::optional<torch::Device>&) const {
-  fail("clone() of a ", name(),
-       " was asked for; build a second module with the same arguments and "
-       "copy the values of named_slots() into it");
-}
-
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
   // libtorch converts parameters in place. Buffers from register_buffer_slot() are converted
@@ -419,16 +377,8 @@ Parameter ModuleBase::register_slot(const std::string& name, at::IntArrayRef siz
 Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) {
   const bool initialized = !tensor.is_meta();
   // A parameter must be a leaf, even if the caller computed `tensor` from other tensors.
-  tensor = tensor.detach().requires_grad_(may_have_gradient(tensor));
+  tensor = tensor.detach().requires_grad_(tensor.is_floating_point() || tensor.is_complex());
   return add_slot(name, std::make_shared<ParameterSlot>(std::move(tensor), initialized), {});
-}
-
-Parameter ModuleBase::bind_slot(const std::string& name, at::Tensor& member) {
-  member = member.detach().requires_grad_(may_have_gradient(member));
-  Parameter parameter = add_slot(name, std::make_shared<ParameterSlot>(member, !member.is_meta()),
-                                 [&member](const at::Tensor& tensor) { member = tensor; });
-  bindings_.back().member = &member;
-  return parameter;
 }
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
@@ -446,7 +396,7 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow fol
   register_parameter(name, slot->get(), slot->get().requires_grad());
   slot->add_owner(this, name);
   Parameter parameter(slot);
-  bindings_.push_back({parameter.slot_, std::move(follow), nullptr});
+  bindings_.push_back({parameter.slot_, std::move(follow)});
   slots_.emplace_back(name, std::move(slot));
   return parameter;
 }
@@ -530,12 +480,6 @@ void ModuleBase::rethrow_named() const {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
     throw;
-  } catch (const std::bad_alloc& error) {
-    // An exception of a derived class already names its module, or has its own message.
-    if (typeid(error) != typeid(std::bad_alloc)) {
-      throw;
-    }
-    throw BadAllocInModule(std::string(error.what()) + " (" + context() + ")");
   } catch (const Error& error) {
     // An exception of a derived class already names its module, or belongs to no module.
     if (typeid(error) != typeid(Error)) {
@@ -598,8 +542,7 @@ void ModuleBase::run_always_hooks(const Hooks& hooks) noexcept {
 
 OperatorPolicy save_operators(std::vector<std::string> names) {
   return [names = std::move(names)](const OperatorCall& call) {
-    const bool named = std::ranges::find(names, call.name) != names.end();
-    return named ? SavePolicy::kMustSave : SavePolicy::kPreferRecompute;
+    return std::ranges::find(names, call.name) != names.end();
   };
 }
 
@@ -621,15 +564,13 @@ ModulePredicate named(std::string pattern) {
 }
 
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
-                                                        const ActivationCheckpointing& what) {
-  TESSERA_CHECK(what.select && what.every > 0,
-                "activation checkpointing needs a predicate that selects modules, and every n-th "
-                "of them with n > 0");
+                                                        const ModulePredicate& select,
+                                                        const CheckpointOptions& options) {
   std::vector<std::pair<std::string, ModuleBase*>> selected;
   // Visits a shared module under each of its FQNs, because a pattern may match any of them.
   visit_modules(root,
                 [&](const std::string& fqn, ModuleBase& module) {
-                  if (what.select(fqn, module)) {
+                  if (select(fqn, module)) {
                     selected.emplace_back(fqn, &module);
                   }
                 },
@@ -637,8 +578,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
   TESSERA_CHECK(!selected.empty(), "activation checkpointing selects no module of this ",
                 root.name(), "; look at the pattern or the class");
   std::vector<std::string> applied;
-  for (std::size_t i = 0; i < selected.size(); i += what.every) {
-    const auto& [fqn, module] = selected[i];
+  for (const auto& [fqn, module] : selected) {
     // Skips a module that is already checkpointed, perhaps under another FQN.
     if (module->checkpoints_calls()) {
       continue;
@@ -648,7 +588,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
         fqn, "', a ", module->name(),
         " inside of a module in nn::Hooked, which calls it without hooks; apply it to the "
         "module that nn::Hooked holds");
-    module->checkpoint_calls(what.options);
+    module->checkpoint_calls(options);
     applied.push_back(fqn);
   }
   return applied;

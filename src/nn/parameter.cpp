@@ -5,7 +5,7 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/fqn_pattern.h"
+#include "tessera/nn/module.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
@@ -26,9 +26,6 @@
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/copy_check.h"
 #include "tessera/nn/detail/slots.h"
-#include "tessera/nn/distribute_module.h"
-#include "tessera/nn/freeze.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::nn {
 
@@ -51,23 +48,23 @@ std::uint64_t detail::fill_epoch() {
   return unfilled_slots.load(std::memory_order_relaxed);
 }
 
-ParameterSlot::ParameterSlot(at::Tensor tensor, bool initialized) : tensor_(std::move(tensor)) {
+detail::SlotState::SlotState(at::Tensor tensor, bool initialized) : tensor_(std::move(tensor)) {
   set_initialized(initialized);
 }
 
-bool ParameterSlot::initialized() const {
-  return initialized_ || writes_of(persistent()) != unfilled_version_;
+bool detail::SlotState::initialized() const {
+  return initialized_ || writes_of(stored()) != unfilled_version_;
 }
 
-void ParameterSlot::set_initialized(bool initialized) {
+void detail::SlotState::set_initialized(bool initialized) {
   initialized_ = initialized;
-  unfilled_version_ = writes_of(persistent());
+  unfilled_version_ = writes_of(stored());
   if (!initialized) {
     unfilled_slots.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
-void ParameterSlot::set_fqn(const std::string& fqn) {
+void detail::SlotState::set_fqn(const std::string& fqn) {
   if (fqn.size() <= fqn_.size()) {
     return;
   }
@@ -81,23 +78,23 @@ void ParameterSlot::set(at::Tensor tensor) {
   set_initialized(!tensor_.is_meta());
 }
 
-void ParameterSlot::swap(at::Tensor tensor) {
+void detail::SlotState::swap(at::Tensor tensor) {
   const bool filled = initialized();
   show(std::move(tensor));
   if (!filled) {
-    unfilled_version_ = writes_of(persistent());
+    unfilled_version_ = writes_of(stored());
   }
   initialized_ = filled;
 }
 
-void ParameterSlot::set_persistent(at::Tensor tensor) {
+void detail::SlotState::set_persistent(at::Tensor tensor) {
   const bool filled = initialized();
   persistent_ = std::move(tensor);
   set_initialized(filled);
   tessera::detail::name_parameter(persistent_, fqn_);
 }
 
-void ParameterSlot::show(at::Tensor tensor) {
+void detail::SlotState::show(at::Tensor tensor) {
   tensor_ = std::move(tensor);
   tessera::detail::name_parameter(tensor_, fqn_);
   for (const Owner& owner : owners_) {
@@ -106,11 +103,11 @@ void ParameterSlot::show(at::Tensor tensor) {
   }
 }
 
-void ParameterSlot::add_owner(ModuleBase* module, std::string name) {
+void detail::SlotState::add_owner(ModuleBase* module, std::string name) {
   owners_.push_back({module, std::move(name)});
 }
 
-void ParameterSlot::remove_owner(const ModuleBase* module, const std::string& name) {
+void detail::SlotState::remove_owner(const ModuleBase* module, const std::string& name) {
   std::erase_if(owners_,
                 [&](const Owner& owner) { return owner.module == module && owner.name == name; });
 }
@@ -459,9 +456,11 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
   }
 }
 
-void distribute_module(ModuleBase& module, const DeviceMesh& mesh,
-                       const PartitionFunction& partition, const BoundaryFunction& input,
-                       const BoundaryFunction& output) {
+void distribute_module(
+    ModuleBase& module, const DeviceMesh& mesh,
+    const std::function<void(const std::string&, ModuleBase&, const DeviceMesh&)>& partition,
+    const std::function<void(TensorList, const DeviceMesh&)>& input,
+    const std::function<void(TensorList, const DeviceMesh&)>& output) {
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");

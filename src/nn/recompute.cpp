@@ -115,18 +115,14 @@ class RandomSnapshot {
 /// keys, autocast, strict and replication scopes, the part of the batch (RandomRegion), and random
 /// generators.
 struct ThreadState {
-  ThreadState(std::span<at::Tensor* const> inputs, bool with_random_state) {
-    if (with_random_state) {
-      random.emplace(inputs);
-    }
-  }
+  explicit ThreadState(std::span<at::Tensor* const> inputs) : random(inputs) {}
 
   tessera::detail::KeysOfThread keys = tessera::detail::keys_of_thread();
   bool strict = is_strict();
   bool replicates_plain = plain_tensors_are_replicated();
   tessera::detail::RandomRegionPtr region = tessera::detail::random_region();
   tessera::detail::AutocastState autocast = tessera::detail::autocast_state();
-  std::optional<RandomSnapshot> random;
+  RandomSnapshot random;
 };
 
 /// A scope in which this thread has the saved state again and records gradients.
@@ -136,19 +132,15 @@ class RestoredThread : tessera::detail::NoCopy {
       : keys_(then.keys),
         strict_(then.strict),
         replication_(then.replicates_plain),
-        region_(then.region, /*replays=*/true) {
+        region_(then.region, /*replays=*/true),
+        random_(then.random.retaken()) {
     // Autocast's cache of casts is off, because nothing would clear it before the optimizer changes
     // the weights.
     tessera::detail::set_autocast_state({then.autocast.types, /*keeps_casts=*/false});
-    if (then.random) {
-      random_.emplace(then.random->retaken());
-      then.random->restore();
-    }
+    then.random.restore();
   }
   ~RestoredThread() {
-    if (random_) {
-      random_->restore();
-    }
+    random_.restore();
     tessera::detail::set_autocast_state(autocast_);
   }
 
@@ -161,7 +153,7 @@ class RestoredThread : tessera::detail::NoCopy {
   ReplicationScope replication_;
   tessera::detail::RandomRegionScope region_;
   tessera::detail::AutocastState autocast_ = tessera::detail::autocast_state();
-  std::optional<RandomSnapshot> random_;
+  RandomSnapshot random_;
 };
 
 // Selective activation checkpointing: forward saves the results of the operators that a policy
@@ -270,18 +262,14 @@ class RecordOperators final : public OperatorMode {
   /// `packed` returns the number of tensors that autograd has saved so far.
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
                   std::function<std::size_t()> packed, std::span<at::Tensor* const> inputs)
-      : log_(log), options_(options), packed_(std::move(packed)) {
-    if (options.preserve_rng_state) {
-      random_.emplace(inputs);
-    }
-  }
+      : log_(log), options_(options), packed_(std::move(packed)), random_(inputs) {}
   Results call(const Operator& op, const std::function<Results()>& run) override {
     Results results = call_next(outer_, op, run);
     const std::size_t index = calls_[op.name]++;
-    if (options_.policy({op.name, index}) == SavePolicy::kMustSave) {
+    if (options_.policy({op.name, index})) {
       std::optional<RandomSnapshot> after;
-      if (op.draws_random && random_) {
-        after.emplace(random_->retaken());
+      if (op.draws_random) {
+        after.emplace(random_.retaken());
       }
       log_.keep(op.name, index, results, packed_(), std::move(after));
       if (options_.counts != nullptr) {
@@ -298,7 +286,7 @@ class RecordOperators final : public OperatorMode {
   OperatorLog& log_;
   const CheckpointOptions& options_;
   std::function<std::size_t()> packed_;
-  std::optional<RandomSnapshot> random_;  ///< defines the set of generators whose states are saved
+  RandomSnapshot random_;  ///< defines the set of generators whose states are saved
   OperatorMode* outer_ = active_operator_mode();
   std::unordered_map<std::string, std::size_t> calls_;
 };
@@ -391,9 +379,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// A Frame must be constructed before its region begins, so that an outer region saves its
   /// inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun)
-      : options_(options),
-        thread_state_(inputs, options.preserve_rng_state),
-        rerun_(std::move(rerun)) {
+      : options_(options), thread_state_(inputs), rerun_(std::move(rerun)) {
     for (const at::Tensor* input : inputs) {
       inputs_.emplace_back(*input, /*is_output=*/false);
     }
@@ -414,13 +400,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   void record_count(std::uint64_t count) { counts_.push_back(count); }
   OperatorLog& operators() { return operators_; }
   void finish() {
-    finished_ = true;
-    if (thread_state_.random) {
-      thread_state_.random->forget_unmoved();
-    }
-    if (options_.early_stop) {
-      operators_.forget_after(packed());
-    }
+    thread_state_.random.forget_unmoved();
+    operators_.forget_after(packed());
   }
 
   /// Returns saved tensor number `index`, recomputed unless this backward has already recomputed
@@ -451,9 +432,6 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::deque<Saved> saved_;
   std::vector<std::uint64_t> counts_;
   OperatorLog operators_;
-  // Whether the forward has finished. Before that, a backward inside the forward sees an incomplete
-  // log.
-  bool finished_ = false;
 
   /// Protects recomputed_, because a backward may use several threads for one graph.
   std::mutex mutex_;
@@ -550,25 +528,16 @@ class Replay final : public CheckpointedRegion {
 
   void pack(const at::Tensor& tensor) {
     const std::size_t index = packed_++;
-    // The recomputation saves more tensors than the forward. This is allowed only for a backward
-    // inside the forward, while the forward has not saved all of its tensors.
     if (index >= tensors_.size()) {
-      TESSERA_CHECK(
-          !frame_.finished_ || !frame_.options().check_determinism,
-          "checkpoint: the recomputation saves more tensors for backward than the forward, "
-          "which saved ",
-          tensors_.size(), "; the checkpointed function must do the same both times");
-      return;
+      return;  // the function has caught StopRecomputation
     }
     const Frame::Saved& saved = frame_.saved_[index];
-    if (frame_.options().check_determinism) {
-      saved.tensor.check(tensor, index);
-    }
+    saved.tensor.check(tensor, index);
     // Does not store the tensor if the node that saved it has been freed.
     if (saved.needed) {
       tensors_[index].emplace(tensor);
     }
-    if (frame_.options().early_stop && packed_ == tensors_.size()) {
+    if (packed_ == tensors_.size()) {
       throw StopRecomputation{};
     }
   }
@@ -624,23 +593,15 @@ RecomputedTensors Frame::recompute() {
   // checkpointed region in its own state.
   const RestoredThread restored(thread_state_);
   Replay replay(*this);
-  CheckpointCounts* counts = options_.counts.get();
-  if (counts != nullptr) {
-    ++counts->recomputations;
+  if (options_.counts != nullptr) {
+    ++options_.counts->recomputations;
   }
   try {
     rerun_(inputs);
     replay.finish();
-  } catch (const StopRecomputation&) {
-    if (counts != nullptr) {
-      ++counts->early_stops;
-    }
+  } catch (const StopRecomputation&) {  // thrown at the last tensor that backward needs
   }
-  RecomputedTensors tensors = replay.take();
-  if (counts != nullptr) {
-    counts->repacked += std::ranges::count_if(tensors, [](const auto& t) { return t.has_value(); });
-  }
-  return tensors;
+  return replay.take();
 }
 
 class CheckpointedForward final : public CheckpointedRegion {

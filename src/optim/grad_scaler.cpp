@@ -18,6 +18,7 @@
 #include "local_shards.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/error.h"
+#include "tessera/nn/detail/slots.h"
 
 namespace tessera::optim {
 namespace {

@@ -18,6 +18,7 @@
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
+#include "tessera/nn/detail/slots.h"
 
 namespace tessera::optim {
 

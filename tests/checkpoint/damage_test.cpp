@@ -17,7 +17,7 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "testing/files.h"
 #include "testing/processes.h"
 

@@ -11,9 +11,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/dtensor/detail/make_distributed.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 

@@ -10,7 +10,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/optim/adamw.h"
 #include "testing/files.h"
 

@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 
+#include <chrono>
+#include <cstdint>
 #include <future>
 #include <numeric>
 #include <thread>
 #include <vector>
-
-#include "record/record.h"
 
 // A call that nvcc generates.
 extern "C" void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int,
@@ -178,21 +178,6 @@ TEST(FakeHandles, EndedOnesAreRefused) {
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
 }
 
-TEST(FakeSettings, FaultsAreOfOneRankOrOfAll) {
-  const Faults faults = parse_faults("malloc:3@1,lost:7", 1);
-  EXPECT_EQ(faults.malloc, 3);
-  EXPECT_EQ(faults.lost, 7);
-  EXPECT_EQ(parse_faults("malloc:3@1,lost:7", 0).malloc, std::nullopt);
-  for (const char* const bad : {"malloc", "malloc:x", "mallocs:1", "nccl:1@"}) {
-    try {
-      parse_faults(bad, 0);
-      ADD_FAILURE() << bad << " was taken";
-    } catch (const std::invalid_argument& error) {
-      EXPECT_NE(std::string(error.what()).find("TESSERA_FAKE_CUDA_FAULT: "), std::string::npos);
-    }
-  }
-}
-
 // The fake refuses what a card refuses.
 
 const char kKernel = 0;
@@ -228,26 +213,6 @@ TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
   expect_ok(launch({1}, {1}, kMost));
   EXPECT_EQ(launch({1}, {1}, kMost + 1), cudaErrorInvalidValue);
   cudaGetLastError();
-}
-
-/// The name of a kernel that takes 8 elements at a time: silu_mul_kernel<c10::BFloat16,
-/// 8>(SiluMul).
-constexpr const char* kVectorKernel =
-    "_ZN7tessera7kernels15silu_mul_kernelIN3c108BFloat16ELi8EEEvNS0_7SiluMulE";
-
-TEST(FakeLaunches, OfVectorsTakeAlignedAddresses) {
-  static const char kernel = 0;
-  __cudaRegisterFunction(nullptr, &kernel, nullptr, kVectorKernel, -1, nullptr, nullptr, nullptr,
-                         nullptr, nullptr);
-  const auto launch_on = [](const char* gate, const char* up) {
-    const void* call[32] = {gate, up};  // at least as large as SiluMul
-    void* arguments[] = {call};
-    return cudaLaunchKernel(&kernel, {1}, {1}, arguments, 0, nullptr);
-  };
-  const auto* const device = reinterpret_cast<const char*>(on_device(std::vector<float>(8)));
-  expect_ok(launch_on(device, device + 16));
-  EXPECT_EQ(launch_on(device, device + 4), cudaErrorMisalignedAddress);
-  EXPECT_EQ(cudaGetLastError(), cudaErrorMisalignedAddress);
 }
 
 /// A communicator of one rank.
@@ -352,7 +317,7 @@ std::vector<float> counting(int first, std::size_t count) {
 // More bytes than two ranks pass to each other at once.
 constexpr std::size_t kMany = 100'000;
 
-TEST(FakeNccl, AllGather) {
+TEST(FakeNccl, MovesMoreThanFitsAtOnce) {
   on_ranks(3, [](const Rank& self) {
     float* const all = on_device(std::vector<float>(3 * kMany));
     float* const own = all + static_cast<std::size_t>(self.rank) * kMany;
@@ -363,67 +328,29 @@ TEST(FakeNccl, AllGather) {
     for (std::size_t i = 0; i < 3 * kMany; ++i) {
       ASSERT_EQ(gathered[i], static_cast<float>(i / kMany));
     }
+    // Grouped, so that a send and a receive do not wait for each other.
+    float* const to = on_device(std::vector<float>(kMany));
+    const int next = (self.rank + 1) % 3, previous = (self.rank + 2) % 3;
+    expect_nccl(ncclGroupStart());
+    expect_nccl(ncclSend(own, kMany, ncclFloat32, next, self.communicator, self.stream));
+    expect_nccl(ncclRecv(to, kMany, ncclFloat32, previous, self.communicator, self.stream));
+    expect_nccl(ncclGroupEnd());
+    self.synchronize();
+    EXPECT_EQ(value_of(to + kMany - 1), static_cast<float>(previous));
     expect_nccl(ncclCommDestroy(self.communicator));
   });
 }
 
-TEST(FakeNccl, ReduceScatterAndAllReduceInPlace) {
+TEST(FakeNccl, MovesWhatEachCollectiveMoves) {
   on_ranks(3, [](const Rank& self) {
+    const auto own = static_cast<float>(self.rank);
     float* const values = on_device(counting(self.rank, 6));
-    float* const own = values + 2 * self.rank;
+    float* const part = values + 2 * self.rank;
     expect_nccl(
-        ncclReduceScatter(values, own, 2, ncclFloat32, ncclSum, self.communicator, self.stream));
+        ncclReduceScatter(values, part, 2, ncclFloat32, ncclSum, self.communicator, self.stream));
     self.synchronize();
-    const auto i = static_cast<float>(2 * self.rank);
-    EXPECT_EQ(values_of(own, 2), (std::vector<float>{3 * i + 3, 3 * i + 6}));
-    expect_nccl(ncclAllReduce(own, own, 1, ncclFloat32, ncclMax, self.communicator, self.stream));
-    self.synchronize();
-    EXPECT_EQ(value_of(own), 15);
-  });
-}
-
-TEST(FakeNccl, ReducesInEachWay) {
-  on_ranks(3, [](const Rank& self) {
-    const auto reduced = [&](ncclRedOp_t op) {
-      int* const value = on_device<int>({self.rank + 2});
-      expect_nccl(ncclAllReduce(value, value, 1, ncclInt32, op, self.communicator, self.stream));
-      self.synchronize();
-      return value_of(value);
-    };
-    EXPECT_EQ(reduced(ncclSum), 9);
-    EXPECT_EQ(reduced(ncclAvg), 3);
-    EXPECT_EQ(reduced(ncclProd), 24);
-    EXPECT_EQ(reduced(ncclMax), 4);
-    EXPECT_EQ(reduced(ncclMin), 2);
-  });
-}
-
-template <class T>
-void expect_sum_of(ncclDataType_t type) {
-  on_ranks(2, [type](const Rank& self) {
-    T* const value = on_device<T>({static_cast<T>(self.rank + 1.0F)});
-    expect_nccl(ncclAllReduce(value, value, 1, type, ncclSum, self.communicator, self.stream));
-    self.synchronize();
-    EXPECT_EQ(static_cast<float>(value_of(value)), 3.0F);
-  });
-}
-
-TEST(FakeNccl, ReducesEachType) {
-  expect_sum_of<std::int8_t>(ncclInt8);
-  expect_sum_of<std::uint8_t>(ncclUint8);
-  expect_sum_of<std::int32_t>(ncclInt32);
-  expect_sum_of<std::uint32_t>(ncclUint32);
-  expect_sum_of<std::int64_t>(ncclInt64);
-  expect_sum_of<std::uint64_t>(ncclUint64);
-  expect_sum_of<__half>(ncclFloat16);
-  expect_sum_of<__nv_bfloat16>(ncclBfloat16);
-  expect_sum_of<float>(ncclFloat32);
-  expect_sum_of<double>(ncclFloat64);
-}
-
-TEST(FakeNccl, BroadcastAndAllToAll) {
-  on_ranks(3, [](const Rank& self) {
-    float* const value = on_device<float>({static_cast<float>(self.rank)});
+    EXPECT_EQ(values_of(part, 2), (std::vector<float>{6 * own + 3, 6 * own + 6}));
+    float* const value = on_device<float>({own});
     expect_nccl(ncclBroadcast(value, value, 1, ncclFloat32, 2, self.communicator, self.stream));
     self.synchronize();
     EXPECT_EQ(value_of(value), 2);
@@ -431,24 +358,34 @@ TEST(FakeNccl, BroadcastAndAllToAll) {
     float* const to = on_device(std::vector<float>(3));
     expect_nccl(ncclAlltoAll(from, to, 1, ncclFloat32, self.communicator, self.stream));
     self.synchronize();
-    const auto own = static_cast<float>(self.rank);
     EXPECT_EQ(values_of(to, 3), (std::vector<float>{own, 10 + own, 20 + own}));
   });
 }
 
-TEST(FakeNccl, GroupedSendsAndReceivesDoNotWaitForEachOther) {
-  on_ranks(3, [](const Rank& self) {
-    float* const from = on_device(std::vector<float>(kMany, static_cast<float>(self.rank)));
-    float* const to = on_device(std::vector<float>(kMany));
-    const int next = (self.rank + 1) % 3;
-    const int previous = (self.rank + 2) % 3;
-    expect_nccl(ncclGroupStart());
-    expect_nccl(ncclSend(from, kMany, ncclFloat32, next, self.communicator, self.stream));
-    expect_nccl(ncclRecv(to, kMany, ncclFloat32, previous, self.communicator, self.stream));
-    expect_nccl(ncclGroupEnd());
-    self.synchronize();
-    EXPECT_EQ(value_of(to + kMany - 1), static_cast<float>(previous));
+/// 2, 3 and 4 of three ranks, reduced in each way.
+template <class T>
+void expect_reductions(ncclDataType_t type) {
+  on_ranks(3, [type](const Rank& self) {
+    const std::pair<ncclRedOp_t, float> reductions[] = {
+        {ncclSum, 9.0F}, {ncclAvg, 3.0F}, {ncclProd, 24.0F}, {ncclMax, 4.0F}, {ncclMin, 2.0F}};
+    for (const auto& [op, expected] : reductions) {
+      T* const value = on_device<T>({static_cast<T>(self.rank + 2.0F)});
+      expect_nccl(ncclAllReduce(value, value, 1, type, op, self.communicator, self.stream));
+      self.synchronize();
+      EXPECT_EQ(static_cast<float>(value_of(value)), expected) << op;
+    }
   });
+}
+
+TEST(FakeNccl, ReducesEachTypeInEachWay) {
+  expect_reductions<std::int8_t>(ncclInt8);
+  expect_reductions<std::uint8_t>(ncclUint8);
+  expect_reductions<std::int32_t>(ncclInt32);
+  expect_reductions<std::int64_t>(ncclInt64);
+  expect_reductions<__half>(ncclFloat16);
+  expect_reductions<__nv_bfloat16>(ncclBfloat16);
+  expect_reductions<float>(ncclFloat32);
+  expect_reductions<double>(ncclFloat64);
 }
 
 /// Two communicators of the same ranks, each with a stream.

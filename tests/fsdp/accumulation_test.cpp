@@ -8,7 +8,7 @@
 
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
-#include "tessera/nn/activation_checkpointing.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"
@@ -344,7 +344,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
     RunOnMesh(c.sizes, c.names, [&](Rank& rank, const DeviceMesh& mesh) {
       Filled<SmallModel> model(kDim, kHidden, kClasses);
       if (checkpointed) {
-        nn::apply_activation_checkpointing(model, {.select = nn::of_class<Block>()});
+        nn::apply_activation_checkpointing(model, nn::of_class<Block>());
       }
       shard(model, mesh, c.options);
       {

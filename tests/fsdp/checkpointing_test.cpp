@@ -1,6 +1,6 @@
 // Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/detail/records.h"
+#include "tessera/nn/module.h"
 
 #include "fsdp/training/training.h"
 #include "tessera/dtensor/communication_scope.h"
@@ -9,8 +9,8 @@
 
 namespace tessera::fsdp::checkpointing {
 
-nn::ActivationCheckpointing blocks(nn::CheckpointOptions options = {}) {
-  return {.select = nn::of_class<Block>(), .options = std::move(options)};
+void checkpoint_blocks(SmallModel& model, const nn::CheckpointOptions& options = {}) {
+  nn::apply_activation_checkpointing(model, nn::of_class<Block>(), options);
 }
 
 /// The traffic of a step, and its whole gradients.
@@ -63,9 +63,7 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
       const auto nothing = [](SmallModel&) {};
       const Step plain = step(rank, options, nothing, loss_of);
       const auto counts = std::make_shared<nn::CheckpointCounts>();
-      const auto inside = [&](SmallModel& model) {
-        nn::apply_activation_checkpointing(model, blocks({.counts = counts}));
-      };
+      const auto inside = [&](SmallModel& model) { checkpoint_blocks(model, {.counts = counts}); };
       expect_same(plain, step(rank, options, inside, loss_of));
       EXPECT_EQ(counts->recomputations, 3);
       // A region that also contains the loss: backward needs the loss's tensors before any unit's
@@ -126,7 +124,7 @@ TEST(FsdpCheckpointing, FailedRecomputationEndsAllRanksAndMayBeFollowedByAStep) 
   for (const bool on_one_rank : {true, false}) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
       Filled<SmallModel> model(kDim, kHidden, kClasses);
-      nn::apply_activation_checkpointing(model, blocks());
+      checkpoint_blocks(model);
       bool fails = !on_one_rank || rank.rank() == 1;
       model.blocks[1]->up->add_forward_pre_hook([&](nn::ModuleBase&, nn::TensorList) {
         if (nn::is_recomputing() && std::exchange(fails, false)) {
@@ -159,8 +157,7 @@ Step llama_step(Rank& rank, std::int64_t tp, nn::CheckpointOptions* options, boo
   Filled<testing::SmallLlama> model;
   tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
   if (options != nullptr) {
-    nn::apply_activation_checkpointing(
-        model, {.select = nn::of_class<testing::LlamaBlock>(), .options = *options});
+    nn::apply_activation_checkpointing(model, nn::of_class<testing::LlamaBlock>(), *options);
   }
   for (const auto& block : model.blocks) {
     if (halves) {

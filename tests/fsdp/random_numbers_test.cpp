@@ -11,9 +11,9 @@
 #include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/files.h"
 

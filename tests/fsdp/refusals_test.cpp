@@ -9,9 +9,8 @@
 
 #include "fsdp/training/training.h"
 #include "tessera/fsdp/wrap_policy.h"
-#include "tessera/nn/containers.h"
-#include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp::refusals {
 

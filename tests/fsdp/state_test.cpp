@@ -14,7 +14,7 @@
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/freeze.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/optimizer.h"
 

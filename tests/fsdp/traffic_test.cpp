@@ -4,7 +4,7 @@
 #include <ostream>
 
 #include "fsdp/training/training.h"
-#include "tessera/nn/containers.h"
+#include "tessera/nn/module.h"
 
 namespace tessera::fsdp::traffic_tests {
 

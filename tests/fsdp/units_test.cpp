@@ -215,17 +215,14 @@ TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
 
 // forward called as a function, without the hooks that gather and reduce.
 
-/// A parameter of each kind: in a slot, and bound to a tensor.
 class OwnLayer : public nn::Module<OwnLayer> {
  public:
   explicit OwnLayer(std::int64_t size) {
     weight = register_slot("weight", at::ones({size, size}));
-    bias = at::ones({size});
-    bind_slot("bias", bias);
+    bias = register_slot("bias", at::ones({size}));
   }
-  at::Tensor forward(const at::Tensor& x) { return at::linear(x, *weight, bias); }
-  nn::Parameter weight;
-  at::Tensor bias;
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, *weight, *bias); }
+  nn::Parameter weight, bias;
 };
 
 /// A root whose children are no units: their parameters belong to the root's unit.

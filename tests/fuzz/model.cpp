@@ -27,12 +27,11 @@
 #include <vector>
 
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 namespace tessera::fuzz {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fuzz/case.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::fuzz {

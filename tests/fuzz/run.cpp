@@ -29,8 +29,8 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/fsdp/wrap_policy.h"
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/initialization.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/parallelize.h"
@@ -290,17 +290,17 @@ class Training {
     if (kind == Checkpointing::kNone) {
       return;
     }
-    nn::ActivationCheckpointing what;
-    what.select = nn::of_class<Block>();
+    nn::ModulePredicate select = nn::of_class<Block>();
+    nn::CheckpointOptions options;
     if (kind == Checkpointing::kSelective) {
-      what.options.policy = nn::save_matmuls_and_attention();
+      options.policy = nn::save_matmuls_and_attention();
     } else if (kind == Checkpointing::kHalves) {
-      what.select = [](const std::string&, const nn::ModuleBase& module) {
+      select = [](const std::string&, const nn::ModuleBase& module) {
         return dynamic_cast<const Attention*>(&module) != nullptr ||
                dynamic_cast<const Mlp*>(&module) != nullptr;
       };
     }
-    nn::apply_activation_checkpointing(*net_, what);
+    nn::apply_activation_checkpointing(*net_, select, options);
   }
 
   void shard_parameters(const DeviceMesh& mesh) {

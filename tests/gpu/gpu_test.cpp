@@ -17,7 +17,6 @@
 #include "tessera/kernels/detail/cross_entropy.h"
 #include "tessera/kernels/detail/fused.h"
 #include "tessera/kernels/detail/lists.h"
-#include "tessera/nn/causal_attention.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
 #include "tessera/observe/metrics.h"

@@ -80,11 +80,11 @@ class PublicHeaders(unittest.TestCase):
                                  "tessera/kernels/fake_mode.h": {"tessera/internals/detail/dispatch_keys.h"},
                                  "tessera/models/llama.h": {"tessera/models/detail/positions.h"},
                                  "tessera/models/llama_config.h": {"tessera/models/detail/positions.h"},
-                                 "tessera/nn/causal_attention.h": {"tessera/dtensor/detail/attention_kernel.h"},
+                                 "tessera/nn/functional.h": {"tessera/dtensor/detail/attention_kernel.h"},
                                  "tessera/nn/hooked.h": {"tessera/nn/detail/linear_product.h",
                                                          "tessera/nn/detail/adopted_module.h"},
-                                 "tessera/nn/linear.h": {"tessera/nn/detail/linear_product.h"},
                                  "tessera/nn/initialization.h": {"tessera/dtensor/detail/thread_modes.h"},
+                                 "tessera/nn/layers.h": {"tessera/nn/detail/linear_product.h"},
                                  "tessera/nn/module.h": {"tessera/nn/detail/records.h"},
                                  "tessera/nn/parameter.h": {"tessera/nn/detail/records.h"},
                                  "tessera/planning/machine.h": {"tessera/planning/detail/machine.h"},
@@ -186,8 +186,7 @@ def compiler_says(program):
 
 WRONG_CALLS = """
 #include <memory>
-#include "tessera/nn/containers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 using namespace tessera;
 struct NoForward : nn::Module<NoForward> {};
 struct TwoArguments : nn::Module<TwoArguments> {

@@ -211,16 +211,6 @@ TEST(AdamWRounding, IsRightInTheMean) {
   }
 }
 
-TEST(AdamWRounding, GivesNeighboursAlone) {
-  const float x = 1.003F;
-  for (std::uint32_t random = 0; random < 0x10000U; random += 7) {
-    const float rounded = rounded_at_random(x, random);
-    EXPECT_EQ(rounded, static_cast<float>(c10::BFloat16(rounded)));
-    EXPECT_LT(std::abs(rounded - x), 0x1p-7F);
-  }
-  EXPECT_EQ(rounded_at_random(1.5F, 0xFFFFU), 1.5F);
-}
-
 TEST(AdamWPower, IsThatOfTheLibrary) {
   for (const std::int64_t n : {0, 1, 2, 3, 10, 1000, 100000}) {
     const double exact = std::pow(0.999, static_cast<double>(n));

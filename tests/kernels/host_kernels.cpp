@@ -244,9 +244,7 @@ void run(const Call& call, const at::Tensor& like) {
   if constexpr (requires { launch(call); }) {
     launch(call);
   } else {
-    launch(call, like.scalar_type() == at::kFloat      ? Element::kFloat
-                 : like.scalar_type() == at::kBFloat16 ? Element::kBFloat16
-                                                       : Element::kHalf);
+    launch(call, element_of(like));
   }
 }
 

@@ -205,10 +205,5 @@ TEST(NormOfLists, IsThreeLaunchesOnCuda) {
   EXPECT_EQ(count("tessera::clip_norm"), 1);
 }
 
-TEST(NormOfLists, IsNotForACpu) {
-  EXPECT_FALSE(has_norm_kernels({at::empty({2})}, at::kCPU));
-  EXPECT_FALSE(has_norm_kernels({}, at::kCPU));
-}
-
 }  // namespace
 }  // namespace tessera::kernels

@@ -8,8 +8,7 @@
 #include <cmath>
 
 #include "nn/graphs.h"
-#include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/containers.h"
+#include "tessera/nn/module.h"
 #include "testing/errors.h"
 #include "testing/models.h"
 #include "testing/module_values.h"
@@ -104,23 +103,6 @@ TEST(Hooked, ReachesWhatIsNestedOnce) {
             (std::vector<std::string>{"a.weight", "a.bias", "ours.weight", "ours.bias"}));
 }
 
-// A cast in the forward, as for a module of one's own, cannot be asked for.
-TEST(Hooked, SaysWhatToDoAboutABufferOfAnotherTypeThanParameters) {
-  struct Normed : Module<Normed> {
-    at::Tensor forward(const at::Tensor& x) { return norm(x); }
-    Child<Hooked<torch::nn::BatchNorm1d>> norm{*this, "norm", 3};
-  };
-  Normed module;
-  // As a unit of mixed precision has gathered them.
-  for (const auto& [name, slot] : module.named_slots()) {
-    slot->swap(slot->get().detach().to(at::kBFloat16));
-  }
-  EXPECT_THROWN(c10::Error, module(at::ones({2, 3}, at::kBFloat16)),
-                "'norm.running_mean' is of type Float, and parameters are BFloat16",
-                "an FSDP unit of its own, whose mp_policy has param_dtype = at::kFloat",
-                "and restore_input_dtype = true");
-}
-
 TEST(Hooked, Refusals) {
   EXPECT_ERROR(Hooked<Forgotten>(), "parameter 'scale'", "nn::kSlotMembers");
   EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "derive it from nn::Module");
@@ -205,7 +187,7 @@ TEST(Adopt, TakesAModuleOnce) {
   EXPECT_EQ(adopt(net)->named_slots().size(), 6U);
 }
 
-TEST(Adopt, ListsOfParametersAndRecurrentModulesReadTheSlots) {
+TEST(Adopt, ListsOfParametersReadTheSlots) {
   const auto list = std::make_shared<torch::nn::ParameterListImpl>(at::ones({2}), at::ones({3}));
   struct Sum : torch::nn::Module {
     explicit Sum(std::shared_ptr<torch::nn::ParameterListImpl> from)
@@ -249,7 +231,7 @@ TEST(Adopt, Refusals) {
                  "outside the MetaDevice scope");
   }
   const auto model = adopt(testing::torch_encoder());
-  EXPECT_ERROR(apply_activation_checkpointing(*model, {.select = named("layers.*")}),
+  EXPECT_ERROR(apply_activation_checkpointing(*model, named("layers.*")),
                "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
 }
 

@@ -5,7 +5,6 @@
 #include <ATen/ops/erf.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/outer.h>
-#include <ATen/ops/softmax.h>
 #include <c10/core/InferenceMode.h>
 
 #include <array>
@@ -15,11 +14,9 @@
 
 #include "tessera/comm/trace.h"
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/nn/attention.h"
-#include "tessera/nn/causal_attention.h"
-#include "tessera/nn/context_parallel.h"
+#include "tessera/nn/blocks.h"
+#include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/mlp.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"
 
@@ -43,7 +40,7 @@ TEST(ChooseAttention, RepeatsHeadsOnlyWhereThatLetsAKernelRun) {
   };
   const auto chosen = [](std::int64_t kv_heads, const auto& ask) {
     const at::Tensor kv = on_meta(kv_heads);
-    return to_string(tessera::detail::choose_attention(on_meta(4), kv, kv, ask));
+    return detail::to_string(tessera::detail::choose_attention(on_meta(4), kv, kv, ask));
   };
   EXPECT_EQ(chosen(2, equal_heads_only), "efficient, key-value heads repeated");
   EXPECT_EQ(chosen(2, always(SDPBackend::flash_attention)), "flash");
@@ -52,7 +49,7 @@ TEST(ChooseAttention, RepeatsHeadsOnlyWhereThatLetsAKernelRun) {
   const at::Tensor q = at::ones({2, 4, 5, 8}), kv = at::ones({2, 2, 5, 8});
   EXPECT_FALSE(tessera::detail::choose_attention(q, kv, kv, equal_heads_only).repeats_heads)
       << "a CPU is left to libtorch";
-  EXPECT_EQ(to_string(attention_kernel(at::dtype(at::kFloat), 4, 4, 16, 8)), "flash");
+  EXPECT_EQ(attention_kernel(at::dtype(at::kFloat), 4, 4, 16, 8), "flash");
 }
 
 TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
@@ -156,8 +153,8 @@ TEST_P(CausalAttention, EqualsThatWithAMask) {
   const Packing& packing = GetParam();
   const Inputs t = inputs_of(packing);
   const std::array<Tensor, 4> results = with_gradients(
-      t, causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
-                          {.window = packing.window, .documents = documents_of(packing)}));
+      t, detail::causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
+                                  {.window = packing.window, .documents = documents_of(packing)}));
   const std::array<Tensor, 4> expected = by_mask(packing);
   for (std::size_t i = 0; i < results.size(); ++i) {
     EXPECT_EQ(results[i].sizes(), expected[i].sizes());
@@ -182,8 +179,8 @@ TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
     }
     const StrictScope strict;
     const Tensor mixed =
-        causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
-                         {.window = packing.window, .documents = documents_of(packing)});
+        detail::causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
+                                 {.window = packing.window, .documents = documents_of(packing)});
     const std::array<Tensor, 4> results = with_gradients(t, mixed);
     for (std::size_t i = 0; i < results.size(); ++i) {
       EXPECT_CLOSE(results[i], expected[i], 1e-10, 1e-12) << "of result " << i;
@@ -211,11 +208,11 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(CausalAttentionOf, Refusals) {
   const Tensor q = at::zeros({2, 4, 9, 8});
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
-  EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "2 sequences of 9 tokens",
-               "documents of 2 sequences of 8");
+  EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
+               "2 sequences of 9 tokens", "documents of 2 sequences of 8");
   // As many tokens, in other sequences.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
-    EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents_of(other)}),
+    EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");
   }
   {
@@ -223,10 +220,10 @@ TEST(CausalAttentionOf, Refusals) {
     for (const Tensor& other :
          {at::zeros({2, 3, 9, 8}), at::zeros({2, 0, 9, 8}), at::zeros({1, 4, 9, 8}),
           at::zeros({2, 4, 7, 8}), at::zeros({4, 9, 8})}) {
-      EXPECT_ERROR(causal_attention(q, other, other, {.window = 3}),
+      EXPECT_ERROR(detail::causal_attention(q, other, other, {.window = 3}),
                    "queries of sizes [2, 4, 9, 8]", "heads that divide them");
     }
-    EXPECT_ERROR(causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
+    EXPECT_ERROR(detail::causal_attention(q, q, q, {.window = -1}), "window of -1", "0 for all");
   }
 }
 
@@ -240,20 +237,20 @@ TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
       largest = std::max(largest, result.numel());
     }
   });
-  causal_attention(q, q, q, {.window = kWindow});
+  detail::causal_attention(q, q, q, {.window = kWindow});
   EXPECT_EQ(largest, kBlock * (kBlock + kWindow - 1));
 }
 
 TEST_ON_MESH(CausalAttentionOf, SplitBatchesIsRefused, {2}, {"dp"}) {
   const Tensor q = distribute_tensor(at::zeros({2, 4, 9, 8}), mesh, {Shard{0}}).tensor();
   const DocumentsPtr documents = documents_of({"", {{5, 4}, {9}}});
-  EXPECT_ERROR(causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
+  EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}), "split by heads alone");
 }
 
 TEST(CausalAttentionOf, NoSequencesIsEmpty) {
   const Tensor q = at::zeros({0, 4, 9, 8});
   const auto documents = std::make_shared<const Documents>(at::zeros({0, 9}, at::kLong), at::kCPU);
-  EXPECT_EQ(causal_attention(q, q, q, {.documents = documents}).sizes(), q.sizes());
+  EXPECT_EQ(detail::causal_attention(q, q, q, {.documents = documents}).sizes(), q.sizes());
 }
 
 TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
@@ -273,8 +270,9 @@ TEST(DocumentsOf, SequencesBeginWithOne) {
 }
 
 TEST(PackedKernel, IsFlashWhereCudnnWouldBeTaken) {
-  EXPECT_EQ(to_string(packed_kernel({at::SDPBackend::cudnn_attention})), "flash");
-  EXPECT_EQ(to_string(packed_kernel({at::SDPBackend::efficient_attention, true})),
+  using detail::packed_kernel;
+  EXPECT_EQ(detail::to_string(packed_kernel({at::SDPBackend::cudnn_attention})), "flash");
+  EXPECT_EQ(detail::to_string(packed_kernel({at::SDPBackend::efficient_attention, true})),
             "efficient, key-value heads repeated");
 }
 
@@ -297,19 +295,29 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight, double eps)
   return x / (x.square().mean(-1, true) + eps).sqrt() * weight;
 }
 
-/// One head at a time, every score in memory.
+/// By formula.
+at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const at::Tensor& seen) {
+  const std::int64_t group = q.size(1) / k.size(1);
+  const at::Tensor scores = q.matmul(k.repeat_interleave(group, 1).transpose(2, 3)) /
+                            std::sqrt(static_cast<double>(q.size(3)));
+  return scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity())
+      .softmax(-1)
+      .matmul(v.repeat_interleave(group, 1));
+}
+
 at::Tensor by_formula(Attention& attention, const at::Tensor& x, const AttentionInputs& inputs) {
   const AttentionOptions& o = attention.options();
-  const auto of = [&](const char* name) {
-    const auto parameters = attention.named_parameters();
-    const at::Tensor* bias = parameters.find(std::string(name) + ".bias");
-    return at::linear(x, parameters[std::string(name) + ".weight"],
+  const auto parameters = attention.named_parameters();
+  const auto product = [&](const at::Tensor& in, const std::string& name) {
+    const at::Tensor* bias = parameters.find(name + ".bias");
+    return at::linear(in, parameters[name + ".weight"],
                       bias == nullptr ? std::nullopt : std::optional(*bias));
   };
-  const auto head = [&](const at::Tensor& t, std::int64_t i, const char* norm) {
-    at::Tensor h = t.narrow(-1, i * o.head_dim, o.head_dim);
+  const auto heads = [&](const char* name, const char* norm) {
+    at::Tensor h = product(x, name).unflatten(-1, {-1, o.head_dim}).transpose(1, 2);
     if (norm != nullptr && o.qk_norm) {
-      h = rms_normed(h, attention.named_parameters()[norm], o.norm_eps);
+      h = rms_normed(h, parameters[norm], o.norm_eps);
     }
     if (norm == nullptr || !inputs.cos.defined()) {
       return h;
@@ -317,27 +325,15 @@ at::Tensor by_formula(Attention& attention, const at::Tensor& x, const Attention
     const std::vector<at::Tensor> halves = h.chunk(2, -1);
     return h * inputs.cos + at::cat({-halves[1], halves[0]}, -1) * inputs.sin;
   };
-  const at::Tensor q = of("q_proj"), k = of("k_proj"), v = of("v_proj");
-  at::Tensor hidden = at::arange(kTokens).unsqueeze(0) > at::arange(kTokens).unsqueeze(1);
+  const at::Tensor back = at::arange(kTokens).unsqueeze(1) - at::arange(kTokens);
+  at::Tensor seen = o.causal ? back.ge(0) : at::ones({kTokens, kTokens}, at::kBool);
   if (o.window > 0) {
-    hidden =
-        hidden | (at::arange(kTokens).unsqueeze(0) <= at::arange(kTokens).unsqueeze(1) - o.window);
+    seen = seen.logical_and(back.lt(o.window));
   }
-  std::vector<at::Tensor> mixed;
-  for (std::int64_t i = 0; i < o.heads; ++i) {
-    const std::int64_t kv = i / (o.heads / o.kv_heads);
-    at::Tensor scores =
-        head(q, i, "q_norm.weight").matmul(head(k, kv, "k_norm.weight").transpose(1, 2)) /
-        std::sqrt(static_cast<double>(o.head_dim));
-    if (o.causal) {
-      scores = scores.masked_fill(hidden, -INFINITY);
-    }
-    mixed.push_back(at::softmax(scores, -1).matmul(head(v, kv, nullptr)));
-  }
-  const auto parameters = attention.named_parameters();
-  const at::Tensor* bias = parameters.find("o_proj.bias");
-  return at::linear(at::cat(mixed, -1), parameters["o_proj.weight"],
-                    bias == nullptr ? std::nullopt : std::optional(*bias));
+  const at::Tensor mixed =
+      attention_of_one_rank(heads("q_proj", "q_norm.weight"), heads("k_proj", "k_norm.weight"),
+                            heads("v_proj", nullptr), seen);
+  return product(mixed.transpose(1, 2).flatten(2), "o_proj");
 }
 
 TEST(AttentionBlock, IsTheFormulaWithEachOption) {
@@ -494,13 +490,6 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
   }
 }
 
-TEST_ON_RANKS(ContextParallel, HasAChunkOfTheHeadAndOneOfTheTail, 3) {
-  const at::Tensor expected = rank.rank() == 1   ? at::tensor({2, 3, 8, 9})
-                              : rank.rank() == 0 ? at::tensor({0, 1, 10, 11})
-                                                 : at::tensor({4, 5, 6, 7});
-  EXPECT_EQUAL(split_over(rank)->positions(12, at::kCPU), expected.to(at::kLong));
-}
-
 TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
   const ContextParallelPtr split = split_over(rank);
   const at::Tensor whole = testing::values({2, 12, 3}).requires_grad_();
@@ -522,44 +511,18 @@ struct SplitAttention {
   bool masked = false;  ///< by one that hides what no causal mask does
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
-  /// The lengths of the documents of each sequence, one sequence after another; none: no documents.
-  std::vector<std::int64_t> documents{};
+  Lengths documents{};  ///< none: a document for each sequence
 };
 
-/// (batch, tokens): the position of each token in its document.
-at::Tensor document_positions(const SplitAttention& c, std::int64_t tokens) {
-  std::vector<at::Tensor> of_documents;
-  for (const std::int64_t length : c.documents) {
-    of_documents.push_back(at::arange(length));
-  }
-  return at::cat(of_documents).view({c.batch, tokens});
-}
-
-/// Which keys the queries of one rank see: (tokens, tokens) or as the mask.
+/// Which keys the queries see: (tokens, tokens) or as the mask.
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
   if (c.masked) {
     return mask;
   }
-  const at::Tensor keys = at::arange(tokens), back = keys.unsqueeze(1) - keys;
-  const std::int64_t window = c.options.window > 0 ? c.options.window : tokens;
   if (!c.options.causal) {
     return at::ones({tokens, tokens}, at::kBool);
   }
-  const at::Tensor near = back.ge(0).logical_and(back.lt(window));
-  return c.documents.empty()
-             ? near
-             : near.logical_and(document_positions(c, tokens).unsqueeze(2).ge(back)).unsqueeze(1);
-}
-
-/// By formula.
-at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                 const at::Tensor& seen) {
-  const std::int64_t group = q.size(1) / k.size(1);
-  const at::Tensor scores = q.matmul(k.repeat_interleave(group, 1).transpose(2, 3)) /
-                            std::sqrt(static_cast<double>(q.size(3)));
-  return scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity())
-      .softmax(-1)
-      .matmul(v.repeat_interleave(group, 1));
+  return mask_of({"", c.documents.empty() ? Lengths{{tokens}} : c.documents, c.options.window});
 }
 
 class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention> {};
@@ -591,8 +554,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
         options.mask = split->shard(mask, 2);
       }
       if (!c.documents.empty()) {
-        options.documents =
-            std::make_shared<const Documents>(document_positions(c, kTokens), at::kCPU);
+        options.documents = documents_of({"", c.documents});
       }
       const at::Tensor y = split->attention(own[0], own[1], own[2], options);
       EXPECT_EQ(y.scalar_type(), c.type);
@@ -626,12 +588,12 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(
-        SplitAttention{6, {}, false, 2, 4, at::kDouble, {7, 17, 24}},
-        SplitAttention{2, {}, false, 2, 4, at::kDouble, {24, 24}},
-        SplitAttention{1, {}, false, 2, 4, at::kDouble, {1, 1, 22, 12, 12}},
-        SplitAttention{3, {.window = 5}, false, 2, 4, at::kDouble, {3, 20, 1, 2, 9, 13}},
-        SplitAttention{2, {.window = 13}, false, 1, 8, at::kFloat, {23, 1}},
-        SplitAttention{2, {}, false, 3, 16, at::kBFloat16, {6, 6, 6, 6, 5, 14, 5, 24}}));
+        SplitAttention{6, {}, false, 2, 4, at::kDouble, {{7, 17}, {24}}},
+        SplitAttention{2, {}, false, 2, 4, at::kDouble, {{24}, {24}}},
+        SplitAttention{1, {}, false, 2, 4, at::kDouble, {{1, 1, 22}, {12, 12}}},
+        SplitAttention{3, {.window = 5}, false, 2, 4, at::kDouble, {{3, 20, 1}, {2, 9, 13}}},
+        SplitAttention{2, {.window = 13}, false, 1, 8, at::kFloat, {{23, 1}}},
+        SplitAttention{2, {}, false, 3, 16, at::kBFloat16, {{6, 6, 6, 6}, {5, 14, 5}, {24}}}));
 
 TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack, 2) {
   const ContextParallelPtr split = split_over(rank);

@@ -15,7 +15,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/observe/detail/memory.h"
 #include "tessera/observe/detail/metrics_output.h"
 #include "tessera/observe/metric.h"

@@ -16,11 +16,9 @@
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/attention.h"
+#include "tessera/nn/blocks.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
@@ -323,7 +321,7 @@ TEST(Verify, SeesThroughActivationCheckpointing) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
     GptRun run{.options = {.dropout = 0.3}, .sequence_parallel = true};
     const auto model = make_gpt(run, mesh);
-    nn::apply_activation_checkpointing(*model, {.select = nn::of_class<GptBlock>()});
+    nn::apply_activation_checkpointing(*model, nn::of_class<GptBlock>());
     const VerifyReport report = verify_gpt(*model, run, mesh);
     EXPECT_TRUE(report.ok()) << report.text();
   });

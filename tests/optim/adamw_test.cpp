@@ -8,7 +8,7 @@
 
 #include "optim/local_shards.h"
 #include "optim/parameters.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 

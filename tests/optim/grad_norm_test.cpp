@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "optim/parameters.h"
-#include "tessera/nn/distribute_module.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/grad_scaler.h"

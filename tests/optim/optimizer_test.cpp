@@ -12,10 +12,9 @@
 
 #include "optim/parameters.h"
 #include "parameters.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/muon.h"

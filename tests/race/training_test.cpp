@@ -17,10 +17,9 @@
 #include "race/checked_world.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/activation_checkpointing.h"
-#include "tessera/nn/containers.h"
-#include "tessera/nn/context_parallel.h"
-#include "tessera/nn/lora.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/grad_scaler.h"
@@ -183,7 +182,7 @@ void shard(testing::SmallLlama& model, const DeviceMesh& mesh, const LlamaTraini
   testing::fill(model);
   tensor_parallel::parallelize_module(model, mesh["tp"], testing::plan_of_small_llama(true));
   if (how.recomputes) {
-    nn::apply_activation_checkpointing(model, {.select = nn::of_class<testing::LlamaBlock>()});
+    nn::apply_activation_checkpointing(model, nn::of_class<testing::LlamaBlock>());
   }
   for (const auto& block : model.blocks) {
     fsdp::fully_shard(*block, mesh["dp"], how.options);

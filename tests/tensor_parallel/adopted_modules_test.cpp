@@ -8,11 +8,10 @@
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/models.h"

@@ -10,10 +10,8 @@
 #include <random>
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
-#include "tessera/nn/lora.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

@@ -1,11 +1,9 @@
 #include <torch/nn/modules/linear.h>
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/tensor_parallel/parallelize.h"

@@ -2,9 +2,7 @@
 
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"

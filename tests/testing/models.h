@@ -21,11 +21,10 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
 
 // Models of libtorch's own modules, written as libtorch's documents have it. Two and three ranks do
 // not divide their sizes.

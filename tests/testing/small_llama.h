@@ -11,7 +11,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 

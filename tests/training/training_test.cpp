@@ -13,9 +13,9 @@
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"

@@ -33,7 +33,7 @@
 #include "tessera/data/tokenizer.h"
 #include "tessera/kernels/products.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/freeze.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tessera.hpp"
 

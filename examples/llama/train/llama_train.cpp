@@ -185,15 +185,13 @@ std::string attention_of_a_rank(const LlamaRun& run) {
   const Config& config = run.config;
   const std::int64_t tp = run.mesh.size("tp");
   const bool window = config.sliding_window > 0 && options.seq > config.sliding_window;
-  nn::AttentionKernel kernel = nn::attention_kernel(
+  const std::string kernel = nn::attention_kernel(
       at::device(c10::Device(options.device)).dtype(scalar_type(options.param_dtype)),
       config.num_attention_heads / tp,
       config.num_key_value_heads * key_value_copies(config, tp) / tp, options.seq, config.head_dim,
-      /*masked=*/options.cp > 1 && window);
-  if (options.cp == 1 && (options.document_mask || window)) {
-    kernel = nn::packed_kernel(kernel);
-  }
-  return nn::to_string(kernel) + (options.deterministic ? ", deterministic" : "");
+      /*masked=*/options.cp > 1 && window,
+      /*packed=*/options.cp == 1 && (options.document_mask || window));
+  return kernel + (options.deterministic ? ", deterministic" : "");
 }
 
 /// Describes how many parameters are trained; "" if all parameters are trained.
@@ -209,12 +207,13 @@ std::string trained_share(const Llama& model) {
 }
 
 std::string fp8_share(const Llama& model) {
-  std::int64_t linears = 0;
+  std::int64_t linears = 0, converted = 0;
   nn::visit_modules(model, [&](const std::string&, const nn::ModuleBase& module) {
     const auto* linear = dynamic_cast<const nn::Linear*>(&module);
     linears += linear != nullptr && !linear->weight.slot()->role.of_adapter;
+    converted += linear != nullptr && nn::is_fp8(*linear);
   });
-  return fmt::format("fp8: {} of {} linear layers", nn::fp8_weights(model).size(), linears);
+  return fmt::format("fp8: {} of {} linear layers", converted, linears);
 }
 
 /// Creates or checks all outputs before the training. Collective. Rank 0 does the work. All ranks

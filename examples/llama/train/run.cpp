@@ -108,9 +108,9 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 /// Converts linear layers to fp8. The head and adapters stay unchanged: the head is usually not
 /// converted, and adapters are added later.
 void convert_to_fp8(Llama& model, const TrainOptions& o) {
-  const nn::Fp8Conversion layers =
+  const std::vector<std::string> converted =
       nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
-  TESSERA_CHECK(!layers.converted.empty(), "--fp8 is given for a model without linear layers that ",
+  TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
                 "it takes: both sizes must be multiples of ", 16 * o.tp,
                 o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
 }

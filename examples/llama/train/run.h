@@ -16,7 +16,7 @@
 #include "tessera/core/process.h"
 #include "tessera/data/batch_loader.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/nn/lora.h"
+#include "tessera/nn/layers.h"
 #include "tessera/planning/plan.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/training/step.h"

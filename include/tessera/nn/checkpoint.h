@@ -22,21 +22,18 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// Whether forward saves an operator's results, or the recomputation runs the operator again. Like
-/// PyTorch's CheckpointPolicy.
-enum class SavePolicy { kMustSave, kPreferRecompute };
-
 /// An operator call in the forward of a checkpointed region.
 struct OperatorCall {
   std::string_view name;  ///< name of the operator, such as "aten::mm" or "aten::sum.dim_IntList"
   std::size_t index = 0;  ///< number of earlier calls of the same operator in this region
 };
 
-/// Decides for each operator call of a checkpointed region whether its results are saved. Forward
-/// calls the policy for each operator below autograd that makes new tensors, plain or distributed,
-/// but not for views and in-place operators. A redistribution is one call of
-/// "tessera::redistribute". The policy must return the same value on every rank.
-using OperatorPolicy = std::function<SavePolicy(const OperatorCall& call)>;
+/// Returns for each operator call of a checkpointed region whether its results are saved; otherwise
+/// the recomputation runs the operator again. Forward calls the policy for each operator below
+/// autograd that makes new tensors, plain or distributed, but not for views and in-place operators.
+/// A redistribution is one call of "tessera::redistribute". The policy must return the same value
+/// on every rank.
+using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
 /// A policy that saves the results of the operators in `names`. Other operators are recomputed.
 OperatorPolicy save_operators(std::vector<std::string> names);
@@ -51,15 +48,6 @@ struct CheckpointOptions {
   /// Selects the operators whose results are saved (selective activation checkpointing). If empty,
   /// no operator's results are saved.
   OperatorPolicy policy{};
-  /// Whether a recomputation ends as soon as it has made the last tensor that backward needs.
-  bool early_stop = true;
-  /// Whether a recomputation draws the random numbers of forward again, and restores the generators
-  /// afterwards: the generator of tessera::manual_seed, and libtorch's generators for the CPU and
-  /// for the devices of the inputs.
-  bool preserve_rng_state = true;
-  /// Whether backward throws Error if a recomputed tensor differs from the tensor of forward in
-  /// sizes, type, device or layout.
-  bool check_determinism = true;
   /// For tests: counts checkpointed regions and recomputations.
   std::shared_ptr<CheckpointCounts> counts{};
 };
@@ -90,7 +78,9 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 /// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
 /// another tensor, fn runs again, with the same random numbers, autocast state, StrictScope and
-/// part of the batch. Regions may nest, and backward may run several times.
+/// part of the batch, until the last tensor that backward needs. The random numbers are those of
+/// tessera::manual_seed, and of libtorch's generators for the CPU and the devices of the inputs.
+/// Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);
 ///
@@ -98,9 +88,9 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 /// that are destroyed before backward. `inputs` are copied. The tensors that visit_tensors finds in
 /// `inputs` must not be modified in place before backward. Collective if fn is: the recomputation
 /// repeats fn's collectives, in the same order on every rank. Backward throws Error if the
-/// recomputation saves other tensors than forward did, or if an input or a saved result was
-/// modified after forward. Throws Error in a process with another autograd engine than libtorch's,
-/// such as Python's.
+/// recomputation saves other tensors than forward did (sizes, type, device, layout), or if an input
+/// or a saved result was modified after forward. Throws Error in a process with another autograd
+/// engine than libtorch's, such as Python's.
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>
 auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {

@@ -1,11 +1,19 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "tessera/dtensor/detail/attention_kernel.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {
@@ -54,6 +62,189 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 /// model with fully_shard, the global tensor includes the batch rows of all data-parallel ranks.
 /// Throws Error for a plain tensor whose part of the global tensor is unknown (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
+
+// Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
+// tensors that are sharded by batch or by heads. No function communicates.
+
+/// Computes softmax(q k^T / sqrt(width)) v with libtorch's kernels, causal or not. q: (batch,
+/// heads, tokens, width). k, v: like q, with as many heads or with fewer heads. If k and v have
+/// fewer heads, several heads of q use one head of k and v. `mask`: (tokens of q, tokens of k),
+/// optionally with leading dimensions for batch and heads (or 1). A bool mask is true where a query
+/// sees a key; a mask of q's type is added to the scores. An undefined mask hides nothing. `mask`
+/// and `causal` exclude each other.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                     const at::Tensor& mask = {}, double dropout = 0);
+
+/// allow_math_attention(true) permits attention by formula ("math") in training on a GPU, for all
+/// threads. Without this permission such training throws Error, because the formula is slow and
+/// saves all scores. Attention with dropout always uses the formula on a GPU. A CPU accepts every
+/// kernel.
+using tessera::detail::allow_math_attention;
+
+/// The name of the kernel that attention() uses in training, for logs: "flash", "efficient,
+/// key-value heads repeated". The device and type are those of `options`, the numbers of heads
+/// those of one rank. `masked`: whether a mask tensor is passed instead of the causal flag.
+/// `packed`: whether an Attention has documents or a window. Allocates no memory.
+std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
+                             std::int64_t kv_heads, std::int64_t tokens, std::int64_t width,
+                             bool masked = false, bool packed = false);
+
+namespace detail {
+
+/// The boundaries of Documents, for attention.
+class DocumentOffsets {
+ public:
+  DocumentOffsets(const at::Tensor& positions, c10::Device device);
+
+  /// The index of the first token of each document, counted over all sequences, followed by the
+  /// total number of tokens.
+  const std::vector<std::int64_t>& offsets() const { return offsets_; }
+  /// offsets() on the device as int32, the format of variable-length attention kernels.
+  const at::Tensor& device_offsets() const { return device_offsets_; }
+  std::vector<std::int64_t> lengths() const;
+  /// Throws Error, with a message that begins with "attention", unless this object was made for
+  /// `batch` sequences of `tokens` tokens.
+  void check_sequences(std::int64_t batch, std::int64_t tokens) const;
+  /// The number of tokens in the longest document.
+  std::int64_t longest() const { return longest_; }
+  /// Whether each sequence is a single document, so that the causal flag alone is sufficient.
+  bool are_sequences() const { return std::ssize(offsets_) <= batch_ + 1; }
+  /// The equivalent mask: (batch, 1, tokens, tokens), in the format of causal_mask(). Every call
+  /// makes a new tensor.
+  at::Tensor mask(std::int64_t window = 0) const;
+
+ private:
+  std::int64_t batch_, tokens_;
+  std::vector<std::int64_t> offsets_;
+  at::Tensor device_offsets_;
+  std::int64_t longest_ = 0;
+};
+
+}  // namespace detail
+
+/// Boundaries of documents that are packed into sequences: a token sees only its own document. The
+/// offsets of documents replace a mask of (batch, tokens, tokens). All layers use one object.
+class Documents : public detail::DocumentOffsets {
+ public:
+  /// `positions`: (batch, tokens) int64, the position of each token in its document; position 0
+  /// starts a document. The first token of a sequence always starts a document. The CPU reads
+  /// `positions`, and waits for a GPU to do so. `device`: the device that computes attention.
+  Documents(const at::Tensor& positions, c10::Device device)
+      : detail::DocumentOffsets(positions, device) {}
+};
+/// A shared pointer, because all attention layers of a model call use one Documents object.
+using DocumentsPtr = std::shared_ptr<const Documents>;
+
+namespace detail {
+
+/// Options of causal_attention(): which keys a query sees, up to its own position.
+struct CausalAttentionOptions {
+  /// Number of positions that a query sees, including its own; 0: all positions.
+  std::int64_t window = 0;
+  DocumentsPtr documents{};  ///< documents: a query sees only keys of its own document; nullptr: a
+                             ///< query sees its whole sequence
+  double dropout = 0;        ///< dropout probability; requires a mask tensor if there is a window
+                             ///< or documents
+};
+
+/// Computes causal attention, with an optional window and packed documents, usually without a mask.
+/// q: (batch, heads, tokens, width); k, v: like q, with a number of heads that divides the heads of
+/// q. The result has the sizes of q. Tensors are plain, or distributed and sharded by heads only.
+///
+/// On a GPU documents use variable-length attention: the flash kernel (Dao 2023), or in fp32 the
+/// memory-efficient kernel. A window is an option of the flash kernel. On a CPU each document is
+/// one call, and with a window each block of queries is one call with the keys in its window; a
+/// window in fp32 on a GPU is computed block by block too. All other combinations use a mask.
+/// Throws Error if the sizes of keys, values or documents do not match q, and for a negative
+/// window.
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const CausalAttentionOptions& options = {});
+
+/// Returns a causal mask with a window: (tokens, tokens), true where a query sees a key. A query
+/// sees at most `window` positions, including its own; 0: all earlier positions.
+at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
+
+/// The name of a kernel of attention(), for logs.
+std::string to_string(const tessera::detail::AttentionKernel& kernel);
+/// Returns the kernel of causal_attention() with documents or a window. `kernel`: the kernel of the
+/// same call without documents and without a window.
+tessera::detail::AttentionKernel packed_kernel(tessera::detail::AttentionKernel kernel);
+
+}  // namespace detail
+
+/// Options of context-parallel attention: which keys a query sees.
+struct ContextAttentionOptions {
+  bool causal = true;
+  std::int64_t window = 0;  ///< number of positions that a query sees, including its own; 0: all
+                            ///< positions. Requires `causal`.
+  /// A mask for nn::attention(), used instead of `causal` and `window`. The rows of the mask are
+  /// this rank's queries, and the columns are the keys of the whole sequence: (tokens, sequence),
+  /// optionally with leading dimensions for batch and heads (or 1). With a mask all query-key pairs
+  /// are computed.
+  at::Tensor mask{};
+  /// The documents of the whole sequences: a query sees only keys of its own document. nullptr if
+  /// sequences have no documents. Documents require `causal` and no mask.
+  DocumentsPtr documents{};
+};
+
+/// Context parallelism: sequences are split over a mesh dimension of n ranks. Each rank runs the
+/// whole model on its own tokens. Only attention needs the keys and values of other ranks, and
+/// gathers them. A sequence is 2n chunks of equal length. Rank r has chunk r followed by chunk 2n -
+/// 1 - r, so that under a causal mask all ranks compute the same number of query-key pairs. See
+/// Dubey et al. 2024 (Llama 3), section 3.3.2. PyTorch's context_parallel calls it head-tail load
+/// balancing.
+///
+/// The model passes one ContextParallel object to attention(), or to nn::Attention in
+/// AttentionInputs. Tensors that depend on positions, such as rotary tables, are split by shard()
+/// or looked up by positions(). The parameters' gradients are sums over the ranks: apply
+/// fully_shard to this mesh dimension too, flattened with the data-parallel dimension
+/// (docs/context_parallel.md).
+///
+/// Thread safety: one thread at a time.
+class ContextParallel {
+ public:
+  /// `mesh`: the 1-D mesh of the context-parallel ranks. Not collective. Throws Error if `mesh` is
+  /// not 1-D.
+  explicit ContextParallel(DeviceMesh mesh);
+
+  const DeviceMesh& mesh() const { return mesh_; }
+
+  /// Positions of this rank's tokens in a sequence of `sequence` tokens: (sequence / n) int64.
+  /// positions(), shard() and unshard() throw Error unless 2n divides the sequence length. Not
+  /// collective.
+  at::Tensor positions(std::int64_t sequence, c10::Device device) const;
+  /// Returns this rank's part of `whole`, which is split along `dim`. Not collective. Backward
+  /// writes the gradient of this rank's part only. PyTorch's _context_parallel_shard.
+  at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
+  /// Gathers the whole tensor, in the order of positions, from equal parts along `dim` on all
+  /// ranks. Collective. Gradient: the sum over all ranks of the gradients of the whole tensor;
+  /// differentiable once. PyTorch's context_parallel_unshard.
+  at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
+
+  /// Computes attention of this rank's queries with the keys and values of the whole sequence. q:
+  /// (batch, heads, tokens, width). k, v: like q, with a number of heads that divides the heads of
+  /// q. The result has the sizes of q. Tensors are plain, or distributed over another mesh and
+  /// sharded by batch and heads only (with documents by heads only). Collective: one all-gather of
+  /// keys and values in forward, one reduce-scatter of their gradients in backward. Differentiable
+  /// once. Without `mask`, each chunk needs two kernel calls: a call with the keys before the
+  /// chunk, and a causal call with the chunk's own keys. The results of the two calls are merged by
+  /// log-sum-exp, so that no mask tensor is needed. A window needs a mask of fewer than (2 * chunk
+  /// length)^2 elements. With documents, each document's part of a chunk is computed in the same
+  /// way. Throws Error for an odd number of tokens, and if the documents' sizes do not match.
+  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const ContextAttentionOptions& options = {});
+
+ private:
+  /// A range of consecutive positions of a sequence.
+  struct Chunk {
+    std::int64_t first, length;
+  };
+  std::array<Chunk, 2> chunks(std::int64_t sequence) const;
+
+  DeviceMesh mesh_;
+};
+/// A shared pointer, because a model and its attention layers use one ContextParallel object.
+using ContextParallelPtr = std::shared_ptr<ContextParallel>;
 
 }  // namespace tessera::nn
 TESSERA_API_END

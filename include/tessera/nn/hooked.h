@@ -84,9 +84,9 @@ template <class Holder>
 class Hooked : public Module<Hooked<Holder>>,
                public detail::DeferredBias,
                public detail::AdoptsModule {
- public:
   using Held = typename Holder::ContainedType;
 
+ public:
   /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
   /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for a buffer that
   /// neither declares. Not collective.
@@ -123,9 +123,10 @@ class Hooked : public Module<Hooked<Holder>>,
   bool is_training() const noexcept override { return held_->is_training(); }
   /// The wrapped module. held().forward() runs without hooks.
   Held& held() { return *held_; }
-  const torch::nn::Module& adopted_module() const override { return *held_; }
 
  private:
+  const torch::nn::Module& adopted_module() const override { return *held_; }
+
   /// During this scope, `module` has no bias. The destructor restores the bias.
   class BiasScope : tessera::detail::NoCopy {
    public:

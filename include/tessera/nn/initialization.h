@@ -21,11 +21,6 @@ namespace tessera::nn {
 /// and types without storage. Factory functions that are called without a device also create
 /// tensors on the meta device. Scopes may nest. Like torch.device("meta").
 class MetaDevice : tessera::detail::NoCopy {
- public:
-  /// Whether this thread is inside the scope of a MetaDevice object.
-  static bool active() { return tessera::detail::makes_meta_tensors(); }
-
- private:
   tessera::detail::MetaFactoryGuard factories_;
 };
 
@@ -73,8 +68,6 @@ class InitContext {
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
   /// The random key of the module being initialised, for example for dropout.
   RandomKey key() const;
-  /// FQN of the module being initialised; "" for the root.
-  const std::string& fqn() const { return fqn_; }
 
  private:
   friend struct InitRun;

@@ -1,9 +1,11 @@
-// The layers Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear.
+// The layers Linear, Embedding, RMSNorm, LayerNorm, Dropout and FusedLinear, and conversions of
+// Linears: to matrix products in fp8, and to LoRA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,11 +13,58 @@
 
 #include "tessera/dtensor/random.h"
 #include "tessera/export.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN
 namespace tessera::nn {
+
+/// Options of a Linear.
+struct LinearOptions {
+  bool bias = true;
+};
+
+/// Computes y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial
+/// values like torch.nn.Linear: uniform in ±1/sqrt(in).
+///
+/// forward is aten::linear. With distributed tensors, forward and backward communicate as the
+/// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
+/// exceptions for sizes and meshes that do not match.
+class Linear : public Module<Linear>,
+               public detail::DeferredBias,
+               public detail::ReplaceableProduct {
+ public:
+  Linear(std::int64_t in_features, std::int64_t out_features, LinearOptions options = {});
+  at::Tensor forward(const at::Tensor& x);
+  /// Computes `product` of x, the weight and the bias instead of aten::linear, as fused operations
+  /// need. Throws Error for a module with an adapter (apply_lora), and the exceptions of `product`.
+  at::Tensor forward(const at::Tensor& x, const detail::LinearProduct& product);
+  void reset_parameters(const InitContext& init) override;
+
+  std::int64_t in_features() const { return in_features_; }
+  std::int64_t out_features() const { return out_features_; }
+
+  Parameter weight;
+  Parameter bias;  ///< the bias; undefined for a Linear without bias
+
+ private:
+  friend std::vector<at::Tensor> linear_products(
+      const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears);
+  /// The function that makes an object to compute the matrix products of this and other Linears
+  /// together; nullptr if this is not possible.
+  detail::MakeLinearProducts products_together() const;
+  at::Tensor own_bias() const;
+
+  std::int64_t in_features_;
+  std::int64_t out_features_;
+};
+
+/// Calls each of `linears` with x, in order. Backward adds their gradients of x in place, unless a
+/// module has an adapter, is checkpointed, computes in fp8 or has a set_product() without
+/// `together`. Throws the same exceptions as single calls, and makes the same collectives. The
+/// gradients differ from those of single calls only by the order of additions.
+std::vector<at::Tensor> linear_products(const at::Tensor& x,
+                                        const std::vector<std::reference_wrapper<Linear>>& linears);
 
 /// Looks up rows of a table: indices (...) int64 -> (..., embedding_dim). weight: (num_embeddings,
 /// embedding_dim), initially normal(0, 1).
@@ -30,14 +79,7 @@ class Embedding : public Module<Embedding> {
   at::Tensor forward(const at::Tensor& indices);
   void reset_parameters(const InitContext& init) override;
 
-  std::int64_t num_embeddings() const { return num_embeddings_; }
-  std::int64_t embedding_dim() const { return embedding_dim_; }
-
   Parameter weight;
-
- private:
-  std::int64_t num_embeddings_;
-  std::int64_t embedding_dim_;
 };
 
 /// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in
@@ -54,8 +96,6 @@ class RMSNorm : public Module<RMSNorm> {
   /// transformer block's next norm (nn::add_rms_norm).
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
   void reset_parameters(const InitContext& init) override;
-
-  double eps() const { return eps_; }
 
   Parameter weight;
 
@@ -89,6 +129,25 @@ class LayerNorm : public Module<LayerNorm> {
   double eps_;
 };
 
+namespace detail {
+
+/// The state of a Dropout, which checkpoints save.
+class DropoutState {
+ public:
+  /// The module's random key; nullopt if no key was set and the module has not been called yet.
+  const std::optional<RandomKey>& key() const { return key_; }
+  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
+  /// activation checkpointing does so automatically.
+  std::uint64_t calls() const { return calls_; }
+  void set_calls(std::uint64_t calls) { calls_ = calls; }
+
+ protected:
+  std::optional<RandomKey> key_;
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace detail
+
 /// In training, zeroes each element with probability p and scales the others by 1/(1-p). The result
 /// has the sizes, type and layout of x. The gradient uses the mask of the forward. Outside of
 /// training, or for p = 0, the result is x itself, and the call is not counted.
@@ -100,7 +159,7 @@ class LayerNorm : public Module<LayerNorm> {
 /// all data-parallel ranks. These ranks compare their numbers of rows when the forward begins;
 /// otherwise nothing is communicated (docs/random.md). Thread safety: one thread at a time, because
 /// calls are counted.
-class Dropout : public Module<Dropout> {
+class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
   /// Throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
@@ -110,18 +169,10 @@ class Dropout : public Module<Dropout> {
   at::Tensor forward(const at::Tensor& x);
   void reset_parameters(const InitContext& init) override;
 
-  /// The module's random key; nullopt if no key was set and the module has not been called yet.
-  const std::optional<RandomKey>& key() const { return key_; }
   void set_key(RandomKey key) { key_ = key; }
-  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
-  /// activation checkpointing does so automatically.
-  std::uint64_t calls() const { return calls_; }
-  void set_calls(std::uint64_t calls) { calls_ = calls; }
 
  private:
   double p_;
-  std::optional<RandomKey> key_;
-  std::uint64_t calls_ = 0;
 };
 
 /// One of the Linears that a FusedLinear replaces.
@@ -168,6 +219,69 @@ class FusedLinear : public Linear {
   std::vector<FusedPart> parts_;
   std::int64_t groups_;
 };
+
+/// Options of convert_to_fp8().
+struct Fp8Options {
+  /// FQN patterns of Linears that are not converted (see matches_fqn): {"lm_head"}.
+  std::vector<std::string> exclude{};
+  /// A Linear is converted only if both sizes of its weight are multiples of this number.
+  /// at::_scaled_mm requires 16. With tensor parallelism each rank's shard must have such sizes:
+  /// use 16 * ranks.
+  std::int64_t multiple_of = 16;
+};
+
+/// Experimental, until a GPU shows a speed-up of at least 1.15 at hidden size 4096.
+///
+/// Makes the Linears below `module`, including FusedLinears, compute their matrix products in
+/// float8_e4m3fn: forward, the input's gradient and the weight's gradient. Each row along which a
+/// matrix product sums has its own scale (docs/fp8.md has error bounds). Parameters keep their type
+/// in files and in the optimizer. Call convert_to_fp8() before apply_lora (the adapters' matrices
+/// are not converted), parallelize_module and fully_shard.
+///
+/// On a GPU the computation type must be bf16. A Linear whose matrix product is fused with another
+/// operation (Linear::forward with a function) is computed by that function in its own type.
+///
+/// Not collective; every rank must convert the same Linears. Throws Error, before anything is
+/// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
+/// adapter, and for a weight that is already distributed. Returns the FQNs of the converted
+/// Linears; the others are excluded, have sizes that are not divisible, or a tied weight.
+std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
+
+/// Whether convert_to_fp8() has converted `linear`.
+bool is_fp8(const Linear& linear);
+
+/// Options of LoRA. Names and defaults are PEFT's.
+struct LoraOptions {
+  std::int64_t rank = 8;
+  double alpha = 8;  ///< scale of the adapter's term: the term is multiplied by alpha / rank
+  /// FQN patterns of the Linears that get an adapter (see matches_fqn):
+  /// {"layers.*.attn.[qv]_proj"}.
+  std::vector<std::string> targets{};
+  double dropout = 0;  ///< dropout probability on the input of the adapter's term, in training only
+};
+
+/// Adds low-rank adapters (Hu et al. 2021) to the Linears that match `options.targets`: y = x
+/// weight^T + bias + alpha / rank * B(A(dropout(x))). A and B are child modules of the Linear, with
+/// PEFT's names: lora_A.weight (rank, in) and lora_B.weight (out, rank). Freezes all other
+/// parameters of `module`. Call apply_lora() before parallelize_module and fully_shard, which then
+/// shard the adapters like the weights: for a column-wise Linear the rows of B are split and A is
+/// replicated, for a row-wise Linear the columns of A are split and B is replicated.
+///
+/// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros; initialiser
+/// tables of parent modules do not apply. After the weights have been loaded, init_unfilled() fills
+/// A and B in this way. An FSDP unit reduces only the adapters' gradients.
+///
+/// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
+/// [0, 1), a pattern that matches no Linear, and a Linear that already has an adapter, has a tied
+/// weight, or has a weight that is already distributed.
+void apply_lora(ModuleBase& module, const LoraOptions& options);
+
+/// Adds scale * B A to the weight of each Linear with an adapter, and sets B to zero. Outside of
+/// training the model's results do not change. Call merge_lora() before save_hugging_face.
+/// Collective if parameters are distributed: A and B are gathered on every rank, one Linear after
+/// another. Throws Error for a model without adapters, for parameters without values, and for
+/// weights that FSDP has gathered.
+void merge_lora(ModuleBase& module);
 
 }  // namespace tessera::nn
 TESSERA_API_END

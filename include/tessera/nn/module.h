@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <typeindex>
@@ -51,6 +52,25 @@ struct RunningCall {
   int depth = 1;
 };
 
+/// Objects that are attached to a module, at most one per type. FSDP, for example, attaches its
+/// unit.
+class Attachments {
+ public:
+  template <class T>
+  void attach(std::shared_ptr<T> object) {
+    attached_[typeid(T)] = std::move(object);
+  }
+  /// The attached object of type T, or nullptr if there is none.
+  template <class T>
+  std::shared_ptr<T> attached() const {
+    const auto found = attached_.find(typeid(T));
+    return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
+  }
+
+ private:
+  std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
+};
+
 }  // namespace detail
 
 /// The tensors in the arguments or the result of a call, in order, including undefined tensors. A
@@ -67,7 +87,7 @@ using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 ///
 /// A module can't be copied, because its slots point to it. Construct a second module and copy the
 /// values.
-class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
+class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera::detail::NoCopy {
  public:
   using torch::nn::Module::Module;
   ~ModuleBase() override;
@@ -115,18 +135,6 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// outermost module that fills it.
   virtual void reset_parameters(const InitContext& init);
 
-  /// Attaches an object to this module, at most one per type. FSDP, for example, attaches its unit.
-  template <class T>
-  void attach(std::shared_ptr<T> object) {
-    attached_[typeid(T)] = std::move(object);
-  }
-  /// The attached object of type T, or nullptr if there is none.
-  template <class T>
-  std::shared_ptr<T> attached() const {
-    const auto found = attached_.find(typeid(T));
-    return found == attached_.end() ? nullptr : std::static_pointer_cast<T>(found->second);
-  }
-
   /// Converts parameters and buffers like to() of torch::nn::Module, but only floating-point
   /// buffers change their type. Throws Error, before anything is changed, for a parameter that FSDP
   /// has gathered, because its shard would not be converted.
@@ -134,21 +142,12 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// Cloning a module is not supported: this function always throws Error.
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
-
  protected:
   /// Registers a parameter with the given sizes and without values. The parameter is on the meta
   /// device inside a MetaDevice scope, otherwise on the CPU.
   Parameter register_slot(const std::string& name, at::IntArrayRef sizes);
   /// Registers a parameter that shares the memory of `tensor`.
   Parameter register_slot(const std::string& name, at::Tensor tensor);
-  /// Registers a parameter that is stored in a tensor member of the module. Replacing the
-  /// parameter's tensor, for example by a shard, updates the member:
-  ///   weight = at::empty({4, 8}); bind_slot("weight", weight);
-  /// Module calls and named_slots() throw Error if another tensor was assigned to the member.
-  Parameter bind_slot(const std::string& name, at::Tensor& member);
   /// Registers a buffer, which to() moves with the module. Saved checkpoints contain the buffer if
   /// `persistent` is true. A table that reset_parameters() computes need not be persistent.
   Parameter register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
@@ -157,12 +156,10 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// Throws Error if this module has hooks that have not run, because forward was called as
   /// m.forward(x) instead of m(x). A forward may call this function in its first line.
   void check_called() const;
-  /// Whether this module has an FQN. If not, first asks the outermost called module for the FQNs of
-  /// all modules below that module.
-  bool is_in_a_tree() const;
 
  private:
-  friend class ParameterSlot;
+  friend class Dropout;
+  friend class detail::SlotState;
   friend class AdoptedModule;
   template <class Derived>
   friend class tessera::nn::Module;
@@ -223,12 +220,10 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   /// A function that copies the tensor of a ParameterSlot to the module member that forward reads.
   using Follow = std::function<void(const at::Tensor& tensor)>;
   /// The objects to update when the tensor of a ParameterSlot is replaced: the parameter's handles,
-  /// and the member from bind_slot().
+  /// and a member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< function that updates the bound member; empty if no member is bound
-    /// The member from bind_slot(). It must be the same tensor as that of the ParameterSlot.
-    const at::Tensor* member{};
+    Follow follow;  ///< function that updates the member; empty if there is none
   };
 
   struct Checkpointed {
@@ -243,9 +238,11 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   std::size_t index_of(const std::string& name) const;
   void note_fqn(const std::string& fqn) const;
   void note_names_of_tree() const;
+  /// Whether this module has an FQN. If not, first asks the outermost called module for the FQNs of
+  /// all modules below that module.
+  bool is_in_a_tree() const;
   void check_in_a_tree() const;
   void check_slots(const std::string& fqn) const;
-  void check_members(const std::string& fqn) const;
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
@@ -254,7 +251,6 @@ class ModuleBase : public torch::nn::Module, tessera::detail::NoCopy {
   Hooks hooks_;
   Hooks method_hooks_;
   std::unique_ptr<Checkpointed> checkpointed_;
-  std::unordered_map<std::type_index, std::shared_ptr<void>> attached_;
   /// This module's FQN; mutable, because the const function named_slots() sets it.
   mutable std::optional<std::string> fqn_;
   /// Whether the modules below this module already have FQNs that begin at this module.
@@ -385,6 +381,8 @@ class Module : public ModuleBase {
 /// caller's name, for messages.
 void check_initialized(const ModuleBase& module, const std::string& caller = "check_initialized");
 
+namespace detail {
+
 /// Options of visit_modules(): the order of modules, repeated visits, and the modules to skip.
 struct ModuleWalk {
   /// Whether a module that is registered at several places is visited once for each of its FQNs;
@@ -397,8 +395,6 @@ struct ModuleWalk {
   /// module.
   std::function<bool(const torch::nn::Module& module)> skip{};
 };
-
-namespace detail {
 
 using ModuleVisitor = std::function<void(const std::string& fqn, torch::nn::Module& module)>;
 void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const ModuleWalk& walk);
@@ -416,7 +412,8 @@ void walk_modules(torch::nn::Module& root, const ModuleVisitor& visit, const Mod
 /// ModuleBase objects below them. The visitor must not register modules. Not collective. Several
 /// threads may visit the same modules. Throws the exceptions of the visitor.
 template <class Visit>
-void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
+void visit_modules(torch::nn::Module& root, const Visit& visit,
+                   const detail::ModuleWalk& walk = {}) {
   if constexpr (std::is_invocable_v<const Visit&, const std::string&, torch::nn::Module&>) {
     detail::walk_modules(root, visit, walk);
   } else {
@@ -432,11 +429,179 @@ void visit_modules(torch::nn::Module& root, const Visit& visit, const ModuleWalk
 /// Like the other visit_modules(), for a const module.
 template <class Visit>
   requires std::is_invocable_v<const Visit&, const std::string&, const ModuleBase&>
-void visit_modules(const torch::nn::Module& root, const Visit& visit, const ModuleWalk& walk = {}) {
+void visit_modules(const torch::nn::Module& root, const Visit& visit,
+                   const detail::ModuleWalk& walk = {}) {
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
   // anyway.
   visit_modules(const_cast<torch::nn::Module&>(root), visit, walk);
 }
+
+/// Freezes the parameters whose FQN matches one of the patterns (see matches_fqn). A frozen
+/// parameter gets no gradient and no optimizer state, and FSDP does not reduce its gradient. Saved
+/// checkpoints contain frozen parameters too. A tied parameter is frozen if any of its FQNs
+/// matches. Call freeze() before or after parallelize_module and fully_shard, but not between a
+/// forward and its backward.
+///
+/// Not collective; every rank must freeze the same parameters. Throws Error, before anything is
+/// changed, for a pattern that matches no parameter.
+void freeze(ModuleBase& module, const std::vector<std::string>& patterns);
+
+/// Distributes every parameter and buffer of `module` and of the modules below it. `partition` is
+/// called once for each module, parents first, with its FQN ("" for the root), and calls
+/// distribute_parameter() for the module's own slots. Parameters that are plain after the call of
+/// `partition` become replicated. `input` and `output` run before and after every call of the root
+/// module, with the tensors of its arguments or result, which they may replace. Not collective: the
+/// values must be equal on every rank, and each rank stores only its shard. Throws Error for a
+/// module that was distributed before, and for a child with parameters that is not a ModuleBase.
+/// Like PyTorch's distribute_module.
+void distribute_module(
+    ModuleBase& module, const DeviceMesh& mesh,
+    const std::function<void(const std::string& name, ModuleBase& module, const DeviceMesh& mesh)>&
+        partition = nullptr,
+    const std::function<void(TensorList tensors, const DeviceMesh& mesh)>& input = nullptr,
+    const std::function<void(TensorList tensors, const DeviceMesh& mesh)>& output = nullptr);
+
+/// Distributes the parameter or buffer in `slot`, which must be plain and the same on every rank.
+/// Each rank stores only its shard; requires_grad is unchanged. Not collective. Throws Error if the
+/// tensor is already distributed or belongs to an FSDP unit. `by`: the caller's name, for messages.
+void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Placements& placements,
+                          const std::string& by = "distribute_parameter");
+
+/// A function that decides whether the calls of a module are checkpointed. The function must be
+/// pure, and must return the same result on every rank.
+using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
+
+/// A predicate that selects the modules of class M or a derived class.
+template <class M>
+ModulePredicate of_class() {
+  return [](const std::string&, const ModuleBase& module) {
+    return dynamic_cast<const M*>(&module) != nullptr;
+  };
+}
+/// A predicate that selects the modules whose FQN matches a pattern such as "model.layers.*"
+/// (matches_fqn).
+ModulePredicate named(std::string pattern);
+
+/// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
+/// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
+/// Call this function after parallelize_module, so that the recomputation repeats the
+/// tensor-parallel hooks, and before fully_shard, so that it does not repeat all-gathers. Not
+/// collective; every rank must select the same modules. Throws Error, before anything is changed,
+/// if no module is selected.
+std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
+                                                        const ModulePredicate& select,
+                                                        const CheckpointOptions& options = {});
+
+/// A list of modules with FQNs "0", "1", ... It has no forward. Like torch.nn.ModuleList.
+class ModuleList : public ModuleBase {
+ public:
+  template <class M>
+  std::shared_ptr<M> push_back(std::shared_ptr<M> module) {
+    modules_.push_back(module);
+    return register_module(std::to_string(modules_.size() - 1), std::move(module));
+  }
+  std::size_t size() const { return modules_.size(); }
+  const std::vector<std::shared_ptr<ModuleBase>>& items() const { return modules_; }
+  /// The module at `index`, cast to M. Throws Error if the index is out of range or the module is
+  /// not an M.
+  template <class M>
+  std::shared_ptr<M> at(std::size_t index) const {
+    TESSERA_CHECK(index < size(), "module ", index, " of a ModuleList of ", size(),
+                  " was asked for");
+    auto module = std::dynamic_pointer_cast<M>(modules_[index]);
+    TESSERA_CHECK(module, "module ", index, " of a ModuleList is a ", modules_[index]->name(),
+                  ", not of the type asked for");
+    return module;
+  }
+
+ private:
+  std::vector<std::shared_ptr<ModuleBase>> modules_;
+};
+
+/// Runs modules one after another. Each module maps a tensor to a tensor. The FQNs are "0", "1",
+/// ...
+class Sequential : public Module<Sequential> {
+ public:
+  template <class... Modules>
+  explicit Sequential(std::shared_ptr<Modules>... modules) {
+    (push_back(std::move(modules)), ...);
+  }
+  template <class M>
+  std::shared_ptr<M> push_back(std::shared_ptr<M> module) {
+    steps_.push_back([m = module.get()](const at::Tensor& x) -> at::Tensor { return (*m)(x); });
+    return register_module(std::to_string(steps_.size() - 1), std::move(module));
+  }
+  at::Tensor forward(at::Tensor x) {
+    check_called();
+    for (const auto& step : steps_) {
+      x = step(x);
+    }
+    return x;
+  }
+
+ private:
+  std::vector<std::function<at::Tensor(const at::Tensor&)>> steps_;
+};
+
+/// A child module that is constructed and registered in its declaration:
+///
+///   struct Block : nn::Module<Block> {
+///     at::Tensor forward(const at::Tensor& x) { return x + mlp(norm(x)); }
+///     nn::Child<nn::RMSNorm> norm{*this, "norm", 512};
+///     nn::Child<nn::GeluMlp> mlp{*this, "mlp", options};
+///   };
+///
+/// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor:
+/// The FQNs equal those of register_module. Children are registered in the order of their
+/// declarations.
+template <class M>
+class Child {
+ public:
+  /// Constructs the module from `args`. Throws c10::Error if the parent already has a child of the
+  /// given name.
+  template <class... Args>
+  Child(ModuleBase& parent, const std::string& name, Args&&... args)
+      : module_(parent.register_module(name, std::make_shared<M>(std::forward<Args>(args)...))) {}
+
+  /// Calls the child module, including its hooks.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    return (*module_)(std::forward<Args>(args)...);
+  }
+  M* operator->() const { return module_.get(); }
+  M& operator*() const { return *module_; }
+
+ private:
+  std::shared_ptr<M> module_;
+};
+
+/// Whether a fully qualified name matches a pattern. All name patterns in the library have this
+/// syntax: parallel plans, nn::named, initialiser tables, optim::split_for_muon.
+///
+/// Names and patterns are split at the dots, and each segment is compared with one segment. In a
+/// segment:
+///   *       any number of characters, also none    "layers.*.w" matches "layers.10.w", not
+///     "layers.0.mlp.w"
+///   ?       one character                "layers.?.w" matches "layers.3.w"
+///   [qkv]   one of these characters      "attn.[qkv]_proj" matches "attn.q_proj"
+///   [0-9]   one of this range            "layers.[0-3]" matches "layers.2"
+///   [!0-9]  one that is not of these     also written [^0-9]
+///   **      as a whole segment: any number of segments, also none.
+///           "layers.**.w" matches "layers.w" and "layers.0.mlp.w"; "**" matches every name
+/// Every other character matches itself, and so does a '[' without a ']'. A ']' directly after the
+/// '[' is one of the set's characters. There is no escape character, since module names contain
+/// none of the special characters. "" is the name of the root module: the patterns "" and "**"
+/// match it, "*" does not.
+///
+/// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
+bool matches_fqn(std::string_view pattern, std::string_view fqn);
+
+namespace detail {
+
+/// The FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
+std::string join_fqn(const std::string& parent, const std::string& name);
+
+}  // namespace detail
 
 }  // namespace tessera::nn
 TESSERA_API_END

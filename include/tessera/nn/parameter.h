@@ -18,10 +18,10 @@ namespace tessera::nn {
 
 class ModuleBase;
 
-/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor,
-/// for example by a shard. Names, named_parameters() and optimizers stay valid. Modules that share
-/// a parameter share its ParameterSlot. Thread safety: one thread at a time.
-class ParameterSlot : tessera::detail::NoCopy {
+namespace detail {
+
+/// The state of a ParameterSlot that FSDP, tensor parallelism and modules change.
+class SlotState : tessera::detail::NoCopy {
  public:
   /// A module that has this parameter or buffer, and the name of the parameter or buffer in the
   /// module.
@@ -30,26 +30,66 @@ class ParameterSlot : tessera::detail::NoCopy {
     std::string name;
   };
 
+  /// Like ParameterSlot::set(), for a tensor with equal values in another layout. A parameter
+  /// without values remains uninitialised.
+  void swap(at::Tensor tensor);
+  bool has_persistent() const { return persistent_.defined(); }
+  /// For FSDP: makes `tensor` the persistent tensor. Afterwards swap() changes only get().
+  void set_persistent(at::Tensor tensor);
+  /// Whether the tensor has values: from init_weights, a load, the caller of the constructor, or an
+  /// in-place operator, which autograd's version counter detects. swap() does not change this
+  /// state.
+  bool initialized() const;
+  void set_initialized(bool initialized);
+  const std::vector<Owner>& owners() const { return owners_; }
+
+  /// Properties of the parameter that FSDP, tensor parallelism and the module record.
+  SlotRole role;
+
+ protected:
+  SlotState(at::Tensor tensor, bool initialized);
+  /// See ParameterSlot::persistent().
+  const at::Tensor& stored() const { return persistent_.defined() ? persistent_ : tensor_; }
+  void show(at::Tensor tensor);
+
+  at::Tensor tensor_;
+  at::Tensor persistent_;
+  std::string fqn_;
+
+ private:
+  friend class tessera::nn::ModuleBase;
+  void set_fqn(const std::string& fqn);
+  void add_owner(ModuleBase* module, std::string name);
+  void remove_owner(const ModuleBase* module, const std::string& name);
+
+  bool initialized_;
+  /// Version counter of the stored tensor at a time when the tensor had no values.
+  std::uint64_t unfilled_version_ = 0;
+  std::vector<Owner> owners_;
+};
+
+}  // namespace detail
+
+/// Contains the tensor of a parameter or buffer. Tensor parallelism and FSDP replace the tensor,
+/// for example by a shard. Names, named_parameters() and optimizers stay valid. Modules that share
+/// a parameter share its ParameterSlot. Thread safety: one thread at a time.
+class ParameterSlot : public detail::SlotState {
+ public:
   /// `initialized`: whether the tensor has values; false for new storage that must be filled.
-  ParameterSlot(at::Tensor tensor, bool initialized);
+  ParameterSlot(at::Tensor tensor, bool initialized)
+      : detail::SlotState(std::move(tensor), initialized) {}
 
   /// The tensor that forward uses now. With FSDP this is the unsharded tensor while the unit
   /// computes and after fsdp::unshard(), otherwise the shard.
   const at::Tensor& get() const { return tensor_; }
-  /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the bound
-  /// member of every owner. The parameter is then initialized, unless the tensor is on the meta
-  /// device.
+  /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the
+  /// members of adopted modules. The parameter is then initialized, unless the tensor is on the
+  /// meta device.
   void set(at::Tensor tensor);
-  /// Like set(), for a tensor with equal values in another layout. A parameter without values
-  /// remains uninitialised.
-  void swap(at::Tensor tensor);
   /// The tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has gathered
   /// the parameter, get() is the unsharded tensor and persistent() is the shard. Otherwise both are
   /// the same tensor.
-  const at::Tensor& persistent() const { return persistent_.defined() ? persistent_ : tensor_; }
-  bool has_persistent() const { return persistent_.defined(); }
-  /// For FSDP: makes `tensor` the persistent tensor. Afterwards swap() changes only get().
-  void set_persistent(at::Tensor tensor);
+  const at::Tensor& persistent() const { return stored(); }
   /// The longest FQN that named_slots() has found for the parameter, for messages. Empty before the
   /// first call of named_slots().
   const std::string& fqn() const { return fqn_; }
@@ -59,40 +99,11 @@ class ParameterSlot : tessera::detail::NoCopy {
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
-  /// Properties of the parameter that FSDP, tensor parallelism and the module record.
-  detail::SlotRole role;
-
-  /// Whether the tensor has values: from init_weights, a load, the caller of the constructor, or an
-  /// in-place operator, which autograd's version counter detects. swap() does not change this
-  /// state.
-  bool initialized() const;
-  void set_initialized(bool initialized);
-
-  const std::vector<Owner>& owners() const { return owners_; }
-
  private:
-  friend class ModuleBase;
-  void set_fqn(const std::string& fqn);
-  void add_owner(ModuleBase* module, std::string name);
-  void remove_owner(const ModuleBase* module, const std::string& name);
-
-  void show(at::Tensor tensor);
-
-  at::Tensor tensor_;
-  at::Tensor persistent_;
   DeviceMesh distinct_along_;
-  std::string fqn_;
-  bool initialized_;
-  /// Version counter of persistent() at a time when the tensor had no values.
-  std::uint64_t unfilled_version_ = 0;
-  std::vector<Owner> owners_;
 };
 /// A shared pointer, because modules and optimizers share a ParameterSlot.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
-
-/// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
-/// before the FQN is known.
-std::string describe(const ParameterSlot& slot);
 
 /// A module's parameter: a handle that converts to the tensor of a ParameterSlot. After tie_slot()
 /// the handle and its copies read the new ParameterSlot.
@@ -103,12 +114,10 @@ class Parameter {
   Parameter() = default;
   explicit Parameter(SlotPtr slot) : slot_(std::make_shared<SlotPtr>(std::move(slot))) {}
   Parameter(const Parameter&) = default;
-  Parameter(Parameter&&) = default;
   Parameter& operator=(Parameter&&) = default;
   // Deleted because `head->weight = embed->weight` would not tie the weights. The compiler prints
   // the next line, whose comment shows the right call:
   Parameter& operator=(const Parameter&) = delete;  // tie_slot("weight", other.slot("weight"))
-  ~Parameter() = default;
 
   operator const at::Tensor&() const { return get(); }
   const at::Tensor& operator*() const { return get(); }

@@ -6,7 +6,7 @@
 
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {

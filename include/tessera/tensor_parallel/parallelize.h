@@ -6,8 +6,7 @@
 #include "tessera/core/placement.h"
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/attention.h"
-#include "tessera/nn/mlp.h"
+#include "tessera/nn/blocks.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/styles.h"
 

@@ -668,6 +668,9 @@ std::optional<ShardingRule> chunked_attention_rule(const OpCall& call) {
 TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, c10::IntArrayRef firsts,
                                             std::int64_t window, c10::IntArrayRef documents) {
+  if (!is_recorded(q, k, v)) {
+    return ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
+  }
   const auto backward = [firsts = firsts.vec(), window, documents = documents.vec()](
                             FusedNode& node, const variable_list& gradients) {
     auto [of_q, of_k, of_v] =
@@ -678,12 +681,10 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node =
       formula_node("chunked_attention", "ChunkedAttentionBackward", backward, q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
-  if (node != nullptr) {
-    // Saves a detached copy of the result. The result owns the node, so a reference back to the
-    // result would make a cycle that is never freed.
-    node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
-    node->record(std::get<0>(result));
-  }
+  // Saves a detached copy of the result. The result owns the node, so a reference back to the
+  // result would make a cycle that is never freed.
+  node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
+  node->record(std::get<0>(result));
   return result;
 }
 

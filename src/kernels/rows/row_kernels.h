@@ -52,6 +52,9 @@ struct RowKernelTable {
   RowKernels<Bf16> bf16;
 };
 
+/// Whether the processor has the AVX-512 extensions of x86-64-v4.
+bool has_avx512();
+
 /// The kernels for the best instruction set of this machine. All instruction sets give the same
 /// bits.
 const RowKernelTable& row_kernels();

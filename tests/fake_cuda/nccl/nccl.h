@@ -167,6 +167,9 @@ struct Operation {
   CommunicatorPtr communicator;
   Stream* stream;
 
+  bool reduces() const {
+    return collective == Collective::kReduceScatter || collective == Collective::kAllReduce;
+  }
   /// The bytes of this rank's input, as Communicator counts traffic.
   std::size_t input_bytes() const;
 };

@@ -163,7 +163,6 @@ class Run {
 
  private:
   Header header() const;
-  bool reduces() const;
   bool is_root() const { return operation_.root == communicator_.rank(); }
   void send(Transfers& transfers, std::size_t peer, const void* data) {
     transfers.send(communicator_, static_cast<int>(peer), header(), data);
@@ -171,9 +170,10 @@ class Run {
   void receive(Transfers& transfers, std::size_t peer, void* data) {
     transfers.receive(communicator_, static_cast<int>(peer), header(), data);
   }
-  void send_to_peer(Transfers& transfers, std::size_t peer);
-  void receive_from_peer(Transfers& transfers, std::size_t peer);
-  void keep_own();
+  /// The part of the input that goes to `peer`; nullopt if the collective sends nothing to it.
+  std::optional<const void*> part_for(std::size_t peer) const;
+  /// Where the data of `peer` goes; nullopt if the collective receives nothing from it.
+  std::optional<void*> place_for(std::size_t peer);
 
   Operation operation_;
   Communicator& communicator_;
@@ -194,11 +194,6 @@ Header Run::header() const {
           .bytes = bytes_};
 }
 
-bool Run::reduces() const {
-  return operation_.collective == Collective::kReduceScatter ||
-         operation_.collective == Collective::kAllReduce;
-}
-
 void Run::start(Transfers& transfers) {
   const auto peer = static_cast<std::size_t>(operation_.root);
   if (operation_.collective == Collective::kSend) {
@@ -207,72 +202,55 @@ void Run::start(Transfers& transfers) {
   if (operation_.collective == Collective::kReceive) {
     return receive(transfers, peer, operation_.receive);
   }
-  inputs_.resize(reduces() ? ranks_ : 0);
+  inputs_.resize(operation_.reduces() ? ranks_ : 0);
   for (std::size_t other = 0; other < ranks_; ++other) {
-    if (other != rank_) {
-      send_to_peer(transfers, other);
-      receive_from_peer(transfers, other);
+    if (other == rank_ && operation_.reduces()) {
+      continue;  // finish() reads its own part from the input
+    }
+    const std::optional<const void*> part = part_for(other);
+    const std::optional<void*> place = place_for(other);
+    if (other == rank_) {
+      if (part && place) {
+        std::memmove(*place, *part, bytes_);
+      }
+      continue;
+    }
+    if (part) {
+      send(transfers, other, *part);
+    }
+    if (place) {
+      receive(transfers, other, *place);
     }
   }
-  keep_own();
 }
 
-void Run::send_to_peer(Transfers& transfers, std::size_t peer) {
+std::optional<const void*> Run::part_for(std::size_t peer) const {
   switch (operation_.collective) {
-    case Collective::kAllGather:
-    case Collective::kAllReduce:
-      return send(transfers, peer, operation_.send);
     case Collective::kReduceScatter:
     case Collective::kAllToAll:
-      return send(transfers, peer, block(operation_.send, peer, bytes_));
+      return block(operation_.send, peer, bytes_);
     case Collective::kBroadcast:
-      return is_root() ? send(transfers, peer, operation_.send) : void();
+      return is_root() ? std::optional(operation_.send) : std::nullopt;
     default:
-      return;
+      return operation_.send;
   }
 }
 
-void Run::receive_from_peer(Transfers& transfers, std::size_t peer) {
-  if (reduces()) {
+std::optional<void*> Run::place_for(std::size_t peer) {
+  if (operation_.reduces()) {
     inputs_[peer].resize(bytes_);
-    return receive(transfers, peer, inputs_[peer].data());
+    return inputs_[peer].data();
   }
-  switch (operation_.collective) {
-    case Collective::kAllGather:
-    case Collective::kAllToAll:
-      return receive(transfers, peer, block(operation_.receive, peer, bytes_));
-    case Collective::kBroadcast:
-      return static_cast<int>(peer) == operation_.root
-                 ? receive(transfers, peer, operation_.receive)
-                 : void();
-    default:
-      return;
+  if (operation_.collective == Collective::kBroadcast) {
+    return static_cast<int>(peer) == operation_.root ? std::optional(operation_.receive)
+                                                     : std::nullopt;
   }
-}
-
-/// Copies the part that this rank sends to itself.
-void Run::keep_own() {
-  switch (operation_.collective) {
-    case Collective::kAllGather:
-      std::memmove(block(operation_.receive, rank_, bytes_), operation_.send, bytes_);
-      return;
-    case Collective::kAllToAll:
-      std::memmove(block(operation_.receive, rank_, bytes_), block(operation_.send, rank_, bytes_),
-                   bytes_);
-      return;
-    case Collective::kBroadcast:
-      if (is_root()) {
-        std::memmove(operation_.receive, operation_.send, bytes_);
-      }
-      return;
-    default:
-      return;
-  }
+  return block(operation_.receive, peer, bytes_);
 }
 
 /// Reduces at the end, since the output may be the input, which is still being sent.
 void Run::finish() {
-  if (!reduces()) {
+  if (!operation_.reduces()) {
     return;
   }
   std::vector<const void*> inputs;
@@ -463,7 +441,6 @@ bool run(const std::vector<Operation>& operations, const Turns& turns,
 
 void count(const std::vector<Operation>& operations) {
   const std::lock_guard lock(record().mutex);
-  record().groups += operations.size() > 1 ? 1 : 0;
   for (const Operation& operation : operations) {
     CollectiveUse& use = record().collectives[{
         operation.communicator->id(), name_of(operation.collective), name_of(operation.type),
@@ -473,7 +450,6 @@ void count(const std::vector<Operation>& operations) {
     use.unaligned += is_aligned(operation) ? 0 : 1;
     use.unaligned_part = std::max(use.unaligned_part,
                                   static_cast<std::int64_t>(bytes_of_unaligned_parts(operation)));
-    ++record().streams[operation.stream->id()].collectives;
   }
 }
 
@@ -553,32 +529,19 @@ bool run_on_host(const Operation& operation) {
 // ncclAllGather and the other collectives.
 namespace {
 
-ncclResult_t call_any(Collective collective, const void* send, void* receive, std::size_t count,
-                      ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t communicator,
-                      cudaStream_t stream) {
-  return call({.collective = collective,
-               .send = send,
-               .receive = receive,
-               .count = count,
-               .type = type,
-               .op = op,
-               .root = root,
-               .communicator = find(communicator),
-               .stream = find_stream(stream)});
-}
-
-ncclResult_t call_move(Collective collective, const void* send, void* receive, std::size_t count,
-                       ncclDataType_t type, int root, ncclComm_t communicator,
-                       cudaStream_t stream) {
-  return call_any(collective, send, receive, count, type, ncclSum, root, communicator, stream);
-}
-
-ncclResult_t call_reduction(Collective collective, const void* send, void* receive,
-                            std::size_t count, ncclDataType_t type, ncclRedOp_t op,
-                            ncclComm_t communicator, cudaStream_t stream) {
-  return can_reduce(type, op)
-             ? call_any(collective, send, receive, count, type, op, 0, communicator, stream)
-             : ncclInvalidArgument;
+ncclResult_t call(Collective collective, const void* send, void* receive, std::size_t count,
+                  ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream, int root = 0,
+                  ncclRedOp_t op = ncclSum) {
+  const Operation operation{.collective = collective,
+                            .send = send,
+                            .receive = receive,
+                            .count = count,
+                            .type = type,
+                            .op = op,
+                            .root = root,
+                            .communicator = find(communicator),
+                            .stream = find_stream(stream)};
+  return operation.reduces() && !can_reduce(type, op) ? ncclInvalidArgument : call(operation);
 }
 
 }  // namespace
@@ -590,17 +553,17 @@ extern "C" {
 
 ncclResult_t ncclAllGather(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kAllGather, send, receive, count, type, 0, communicator, stream);
+  return call(Collective::kAllGather, send, receive, count, type, communicator, stream);
 }
 
 ncclResult_t ncclAlltoAll(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                           ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kAllToAll, send, receive, count, type, 0, communicator, stream);
+  return call(Collective::kAllToAll, send, receive, count, type, communicator, stream);
 }
 
 ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            int root, ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kBroadcast, send, receive, count, type, root, communicator, stream);
+  return call(Collective::kBroadcast, send, receive, count, type, communicator, stream, root);
 }
 
 ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int root,
@@ -610,25 +573,25 @@ ncclResult_t ncclBcast(void* buffer, std::size_t count, ncclDataType_t type, int
 
 ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t type, int peer,
                       ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kSend, send, nullptr, count, type, peer, communicator, stream);
+  return call(Collective::kSend, send, nullptr, count, type, communicator, stream, peer);
 }
 
 ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t type, int peer,
                       ncclComm_t communicator, cudaStream_t stream) {
-  return call_move(Collective::kReceive, nullptr, receive, count, type, peer, communicator, stream);
+  return call(Collective::kReceive, nullptr, receive, count, type, communicator, stream, peer);
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t communicator, cudaStream_t stream) {
-  return call_reduction(Collective::kAllReduce, send, receive, count, type, op, communicator,
-                        stream);
+  return call(Collective::kAllReduce, send, receive, count, type, communicator, stream, /*root=*/0,
+              op);
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, std::size_t count,
                                ncclDataType_t type, ncclRedOp_t op, ncclComm_t communicator,
                                cudaStream_t stream) {
-  return call_reduction(Collective::kReduceScatter, send, receive, count, type, op, communicator,
-                        stream);
+  return call(Collective::kReduceScatter, send, receive, count, type, communicator, stream,
+              /*root=*/0, op);
 }
 
 ncclResult_t ncclMemAlloc(void** pointer, std::size_t bytes) {

@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -71,17 +70,6 @@ std::string demangle(const char* name) {
   return status == 0 ? text.get() : name;
 }
 
-void MemoryUse::add(std::int64_t bytes) {
-  active += bytes;
-  peak = std::max(peak, active);
-  ++allocations;
-}
-
-void MemoryUse::remove(std::int64_t bytes) {
-  active -= bytes;
-  ++frees;
-}
-
 Record& record() {
   static auto* const once = new Record;
   return *once;
@@ -110,10 +98,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const MemoryUse& use) {
-  return {{"active", use.active},
-          {"peak", use.peak},
-          {"allocations", use.allocations},
-          {"frees", use.frees}};
+  return {{"active", use.active}, {"allocations", use.allocations}};
 }
 
 Json json_of(const CommunicatorUse& use) {
@@ -127,11 +112,8 @@ Json streams_json() {
   for (const auto& [id, use] : record().streams) {
     rows.push_back({{"stream", id},
                     {"device", use.device},
-                    {"priority", use.priority},
                     {"launches", use.launches},
-                    {"copies", use.copies},
-                    {"collectives", use.collectives},
-                    {"waits", use.waits}});
+                    {"copies", use.copies}});
   }
   return rows;
 }
@@ -199,7 +181,6 @@ Json report_json() {
           {"pinned_memory", json_of(record().pinned_memory)},
           {"streams", streams_json()},
           {"communicators", communicators_json()},
-          {"groups", record().groups},
           {"collectives", collectives_json()}};
 }
 

@@ -27,21 +27,13 @@ std::string demangle(const char* name);
 /// Memory of one kind: on devices, or pinned on the host.
 struct MemoryUse {
   std::int64_t active = 0;
-  std::int64_t peak = 0;
   std::int64_t allocations = 0;
-  std::int64_t frees = 0;
-
-  void add(std::int64_t bytes);
-  void remove(std::int64_t bytes);
 };
 
 struct StreamUse {
   int device = 0;
-  int priority = 0;
   std::int64_t launches = 0;
   std::int64_t copies = 0;
-  std::int64_t collectives = 0;
-  std::int64_t waits = 0;
 };
 
 struct CommunicatorUse {
@@ -86,7 +78,6 @@ struct Record {
   std::map<std::int64_t, StreamUse> streams;
   std::vector<CommunicatorUse> communicators;
   std::map<CollectiveKey, CollectiveUse> collectives;
-  std::int64_t groups = 0;
 };
 
 /// Never destroyed: other libraries call in until the very end of the process.
@@ -103,6 +94,9 @@ void count_violation(const std::string& what);
 /// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json, if the process has used the fake.
 void write_reports();
 
+/// The memory of each device, that of an H200.
+constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
+
 // The environment variables that the fake reads, once, when it is first called.
 
 /// Faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK.
@@ -118,16 +112,12 @@ struct Faults {
 };
 
 struct Settings {
-  int rank;             ///< RANK, 0 without it
-  std::string report;   ///< TESSERA_FAKE_CUDA_REPORT: where reports go; none if empty
-  int devices;          ///< TESSERA_FAKE_CUDA_DEVICES
-  std::int64_t memory;  ///< TESSERA_FAKE_CUDA_MEMORY: bytes a device
+  int rank;            ///< RANK, 0 without it
+  std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: where reports go; none if empty
+  int devices;         ///< TESSERA_FAKE_CUDA_DEVICES
   Faults faults;
 };
 
 const Settings& settings();
-
-/// Throws std::invalid_argument with the entry's text. Entries of other ranks are ignored.
-Faults parse_faults(const std::string& text, int rank);
 
 }  // namespace fake_cuda

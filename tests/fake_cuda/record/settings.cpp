@@ -5,13 +5,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
-#include <stdexcept>
 #include <string_view>
 
 namespace fake_cuda {
 namespace {
 
-constexpr std::int64_t kH200Bytes = std::int64_t{140} << 30;
 constexpr std::int64_t kDevices = 8;
 
 struct FaultKind {
@@ -27,12 +25,10 @@ constexpr std::array<FaultKind, 7> kFaultKinds = {{{"malloc", &Faults::malloc},
                                                    {"init", &Faults::init},
                                                    {"slow-end", &Faults::slow_end}}};
 
-std::string fault_names() {
-  std::string names;
-  for (const FaultKind& kind : kFaultKinds) {
-    names += (names.empty() ? "" : ", ") + std::string(kind.name);
-  }
-  return names;
+/// A wrong setting must not run like no setting.
+[[noreturn]] void refuse(const std::string& setting) {
+  std::fprintf(stderr, "fake CUDA: %s, see tests/fake_cuda/README.md\n", setting.c_str());
+  std::exit(2);
 }
 
 std::optional<std::int64_t> to_number(std::string_view text) {
@@ -54,7 +50,7 @@ std::int64_t number_of(const char* name, std::int64_t otherwise) {
   }
   const std::optional<std::int64_t> number = to_number(text);
   if (!number) {
-    throw std::invalid_argument(std::string(name) + "=" + text + " is not a number");
+    refuse(std::string(name) + "=" + text + " is not a number");
   }
   return *number;
 }
@@ -75,30 +71,8 @@ void parse_fault(const std::string& entry, int rank, Faults& faults) {
       }
     }
   }
-  throw std::invalid_argument("TESSERA_FAKE_CUDA_FAULT: " + entry + " is not one of " +
-                              fault_names() + " with :NUMBER or :NUMBER@RANK, as in malloc:3@1");
+  refuse("TESSERA_FAKE_CUDA_FAULT: " + entry + " is no fault");
 }
-
-Settings read_settings() {
-  const auto rank = static_cast<int>(number_of("RANK", 0));
-  return {.rank = rank,
-          .report = variable("TESSERA_FAKE_CUDA_REPORT"),
-          .devices = static_cast<int>(number_of("TESSERA_FAKE_CUDA_DEVICES", kDevices)),
-          .memory = number_of("TESSERA_FAKE_CUDA_MEMORY", kH200Bytes),
-          .faults = parse_faults(variable("TESSERA_FAKE_CUDA_FAULT"), rank)};
-}
-
-/// A wrong setting must not run like no setting.
-Settings settings_or_end() {
-  try {
-    return read_settings();
-  } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "fake CUDA: %s\n", error.what());
-    std::exit(2);
-  }
-}
-
-}  // namespace
 
 Faults parse_faults(const std::string& text, int rank) {
   Faults faults;
@@ -109,9 +83,19 @@ Faults parse_faults(const std::string& text, int rank) {
   return faults;
 }
 
+Settings read_settings() {
+  const auto rank = static_cast<int>(number_of("RANK", 0));
+  return {.rank = rank,
+          .report = variable("TESSERA_FAKE_CUDA_REPORT"),
+          .devices = static_cast<int>(number_of("TESSERA_FAKE_CUDA_DEVICES", kDevices)),
+          .faults = parse_faults(variable("TESSERA_FAKE_CUDA_FAULT"), rank)};
+}
+
+}  // namespace
+
 const Settings& settings() {
   // Never destroyed: other libraries call in until the very end of the process.
-  static const auto* const once = new Settings(settings_or_end());
+  static const auto* const once = new Settings(read_settings());
   return *once;
 }
 

@@ -77,7 +77,7 @@ cudaDeviceProp h200() {
   h200.major = 9;
   h200.minor = 0;
   h200.multiProcessorCount = 132;
-  h200.totalGlobalMem = static_cast<std::size_t>(settings().memory);
+  h200.totalGlobalMem = static_cast<std::size_t>(kDeviceBytes);
   h200.sharedMemPerBlock = 48 << 10;
   h200.sharedMemPerBlockOptin = 227 << 10;
   h200.sharedMemPerMultiprocessor = 228 << 10;

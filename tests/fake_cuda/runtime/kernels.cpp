@@ -5,15 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <mutex>
-#include <regex>
 #include <unordered_map>
 
-#include "device/rms_norm.h"
-#include "device/rotary.h"
-#include "device/silu_mul.h"
 #include "random_elements.h"
 #include "record/record.h"
 #include "runtime/runtime.h"
@@ -82,78 +77,12 @@ HostForm host_form_of(const std::string& kernel) {
   return found == forms.end() ? nullptr : found->second;
 }
 
-using Offsets = std::vector<std::size_t>;
-
-Offsets offsets_of_rotary() {
-  Offsets offsets{offsetof(Rotary, cos), offsetof(Rotary, sin)};
-  for (std::size_t part = 0; part < kMostRotaryParts; ++part) {
-    const std::size_t begin = offsetof(Rotary, parts) + part * sizeof(RotaryHeads);
-    offsets.push_back(begin + offsetof(RotaryHeads, x));
-    offsets.push_back(begin + offsetof(RotaryHeads, out));
-  }
-  return offsets;
-}
-
-/// The offsets of the addresses, in the argument structures of kernels, that these access by
-/// vectors.
-const std::map<std::string, Offsets>& calls() {
-  static const std::map<std::string, Offsets> once{
-      {"silu_mul_kernel", {offsetof(SiluMul, gate), offsetof(SiluMul, up), offsetof(SiluMul, out)}},
-      {"silu_mul_backward_kernel",
-       {offsetof(SiluMulBackward, forward.gate), offsetof(SiluMulBackward, forward.up),
-        offsetof(SiluMulBackward, grad), offsetof(SiluMulBackward, gate_grad),
-        offsetof(SiluMulBackward, up_grad)}},
-      {"rms_norm_kernel",
-       {offsetof(RmsNorm, x), offsetof(RmsNorm, residual), offsetof(RmsNorm, weight),
-        offsetof(RmsNorm, sum), offsetof(RmsNorm, out)}},
-      {"rms_norm_backward_kernel",
-       {offsetof(RmsNormBackward, forward.x), offsetof(RmsNormBackward, forward.weight),
-        offsetof(RmsNormBackward, grad), offsetof(RmsNormBackward, sum_grad),
-        offsetof(RmsNormBackward, x_grad)}},
-      {"rotary_kernel", offsets_of_rotary()}};
-  return once;
-}
-
-/// The offsets of addresses in the argument of a fused kernel of Tessera (src/kernels/device) that
-/// accesses 16 bytes at a time.
-Offsets addresses_of_vector_call(const std::string& kernel) {
-  // Demangling is slow, and libtorch registers thousands of kernels.
-  if (kernel.find("7tessera") == std::string::npos) {
-    return {};
-  }
-  const std::string name = demangle(kernel.c_str());
-  // The first number among the template arguments is the number of elements per access.
-  static const std::regex pattern(R"(::(\w+)<[^<>]*?, (\d+))");
-  std::smatch found;
-  if (!std::regex_search(name, found, pattern) || found[2] == "1") {
-    return {};
-  }
-  const auto call = calls().find(found[1]);
-  return call == calls().end() ? Offsets{} : call->second;
-}
-
-/// cudaSuccess if each of the device addresses is a multiple of 16, else the result of
-/// refuse_launch(). On a card the kernel would fail.
-cudaError_t check_vector_call(const char* kernel, const void* argument, const Offsets& offsets) {
-  for (const std::size_t offset : offsets) {
-    const void* address = nullptr;
-    std::memcpy(&address, static_cast<const std::byte*>(argument) + offset, sizeof(address));
-    if (reinterpret_cast<std::uintptr_t>(address) % kVectorBytes != 0 &&
-        kind_of(address) == MemoryKind::kDevice) {
-      return refuse_launch("a misaligned access of 16 bytes: " + demangle(kernel),
-                           cudaErrorMisalignedAddress);
-    }
-  }
-  return cudaSuccess;
-}
-
 // Kernels are registered when libraries are loaded. A launch is counted, and computes if the kernel
 // has a host form.
 
 struct Kernel {
   const char* name;
   HostForm form;
-  std::vector<std::size_t> vectors = {};  ///< in its argument: see addresses_of_vector_call
   std::size_t shared_limit = kSharedBytes;
 };
 
@@ -171,7 +100,7 @@ Kernel find_kernel(const void* function) {
   const std::lock_guard lock(kernels().mutex);
   const auto found = kernels().by_function.find(function);
   return found == kernels().by_function.end()
-             ? Kernel{"unregistered kernel", nullptr, {}, kSharedBytesOptIn}
+             ? Kernel{"unregistered kernel", nullptr, kSharedBytesOptIn}
              : found->second;
 }
 
@@ -189,10 +118,7 @@ cudaError_t launch(const void* function, const LaunchSizes& sizes, void** argume
     return cudaErrorInvalidResourceHandle;
   }
   const Kernel kernel = find_kernel(function);
-  cudaError_t refused = check_launch(kernel.name, sizes, kernel.shared_limit);
-  if (refused == cudaSuccess && !kernel.vectors.empty()) {
-    refused = check_vector_call(kernel.name, arguments[0], kernel.vectors);
-  }
+  const cudaError_t refused = check_launch(kernel.name, sizes, kernel.shared_limit);
   if (refused != cudaSuccess) {
     return refused;
   }
@@ -233,7 +159,7 @@ char __cudaInitModule(void**) {
 void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, uint3*,
                             uint3*, dim3*, dim3*, int*) {
   const std::lock_guard lock(kernels().mutex);
-  kernels().by_function[function] = {name, host_form_of(name), addresses_of_vector_call(name)};
+  kernels().by_function[function] = {name, host_form_of(name)};
 }
 
 void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}

@@ -63,7 +63,9 @@ void insert(void* pointer, const Block& block) {
     }
   }
   const std::lock_guard lock(record().mutex);
-  use_of(block.kind).add(static_cast<std::int64_t>(block.bytes));
+  MemoryUse& use = use_of(block.kind);
+  use.active += static_cast<std::int64_t>(block.bytes);
+  ++use.allocations;
 }
 
 std::optional<Block> remove(void* pointer) {
@@ -81,7 +83,7 @@ std::optional<Block> remove(void* pointer) {
     }
   }
   const std::lock_guard lock(record().mutex);
-  use_of(block->kind).remove(static_cast<std::int64_t>(block->bytes));
+  use_of(block->kind).active -= static_cast<std::int64_t>(block->bytes);
   return block;
 }
 
@@ -110,8 +112,8 @@ bool fits(std::size_t bytes) {
   const auto size = static_cast<std::int64_t>(bytes);
   const Faults& faults = settings().faults;
   const bool failing = faults.malloc && number >= *faults.malloc;
-  return !failing && size <= faults.malloc_above.value_or(settings().memory) &&
-         blocks().used[current_device()] + size <= settings().memory;
+  return !failing && size <= faults.malloc_above.value_or(kDeviceBytes) &&
+         blocks().used[current_device()] + size <= kDeviceBytes;
 }
 
 struct sigaction previous {};
@@ -263,7 +265,7 @@ cudaError_t cudaHostUnregister(void* pointer) {
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   count_call("cudaMemGetInfo");
   const std::lock_guard lock(blocks().mutex);
-  *total = static_cast<std::size_t>(settings().memory);
+  *total = static_cast<std::size_t>(kDeviceBytes);
   *free = *total - static_cast<std::size_t>(blocks().used[current_device()]);
   return cudaSuccess;
 }

@@ -12,11 +12,10 @@
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/activation_checkpointing.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/ranks.h"
 #include "testing/values.h"

@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/containers.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/module_values.h"

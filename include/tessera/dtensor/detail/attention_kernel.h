@@ -9,7 +9,7 @@
 
 #include "tessera/export.h"
 
-/// Selects the kernel of tessera::attention; nn/causal_attention.h documents the public functions.
+/// Selects the kernel of tessera::attention; nn/functional.h documents the public functions.
 TESSERA_API_BEGIN
 namespace tessera::detail {
 

@@ -25,17 +25,11 @@ struct Uniform {
   TESSERA_HOST_DEVICE double operator()(double u) const { return from + width * u; }
 };
 
-/// A normal distribution. Distributions that use normal quantiles have separate functions
-/// probability() and from_quantile(), so that random.cpp can draw many numbers at once:
-/// from_quantile(normal_quantile(probability(u))).
+/// A normal distribution.
 struct Normal {
   double mean;
   double std;
-  TESSERA_HOST_DEVICE double probability(double u) const { return u; }
-  TESSERA_HOST_DEVICE double from_quantile(double z) const { return mean + std * z; }
-  TESSERA_HOST_DEVICE double operator()(double u) const {
-    return from_quantile(normal_quantile(probability(u)));
-  }
+  TESSERA_HOST_DEVICE double operator()(double u) const { return mean + std * normal_quantile(u); }
 };
 
 /// A normal distribution truncated to [low, high]. If most of the interval is in the upper tail,
@@ -48,13 +42,9 @@ struct TruncatedNormal {
   double high;
   double first_probability;
   double width;
-  TESSERA_HOST_DEVICE double probability(double u) const { return first_probability + width * u; }
-  TESSERA_HOST_DEVICE double from_quantile(double z) const {
-    const double value = mean + std * z;
-    return value < low ? low : (value > high ? high : value);
-  }
   TESSERA_HOST_DEVICE double operator()(double u) const {
-    return from_quantile(normal_quantile(probability(u)));
+    const double value = mean + std * normal_quantile(first_probability + width * u);
+    return value < low ? low : (value > high ? high : value);
   }
 };
 

@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/export.h"
@@ -43,6 +45,28 @@ class LinearProducts {
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
 /// Makes an object that computes matrix products with linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
+
+/// A function that replaces aten::linear. x: (..., in); weight: (out, in); bias: (out) or
+/// undefined. Distributed arguments must have layouts that aten::linear accepts.
+using LinearProduct = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight,
+                                               const at::Tensor& bias)>;
+
+/// The matrix product of a Linear, which parallel styles and fp8 replace.
+class ReplaceableProduct {
+ public:
+  /// Makes later calls of forward(x) compute `product` instead of aten::linear. Not collective;
+  /// every rank must set the same function. `together` creates the object that computes several
+  /// such matrix products of one x. If `together` is nullptr, linear_products() calls each module
+  /// separately.
+  void set_product(LinearProduct product, MakeLinearProducts together = nullptr) {
+    product_ = std::move(product);
+    together_ = together;
+  }
+
+ protected:
+  LinearProduct product_;  ///< the product that replaces aten::linear; empty for aten::linear
+  MakeLinearProducts together_ = make_linear_products;
+};
 
 /// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for
 /// the weight's gradient.

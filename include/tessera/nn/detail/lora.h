@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/export.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 
 TESSERA_API_BEGIN

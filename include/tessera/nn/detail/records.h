@@ -50,8 +50,6 @@ struct CheckpointCounts {
   /// Number of tensors that forward replaced by placeholders.
   std::atomic<std::int64_t> packed = 0;
   std::atomic<std::int64_t> recomputations = 0;  ///< number of regions that backward ran again
-  std::atomic<std::int64_t> repacked = 0;     ///< number of tensors that recomputations made again
-  std::atomic<std::int64_t> early_stops = 0;  ///< number of recomputations that stopped early
   // Counters that change only if there is an operator policy:
   /// Number of operator calls in forward whose results were saved.
   std::atomic<std::int64_t> kept_operators = 0;

@@ -29,6 +29,9 @@ class SlotKeeper {
   virtual bool brought_nonfinite(const ParameterSlot& slot) const = 0;
 };
 
+/// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
+/// before the FQN is known.
+std::string describe(const ParameterSlot& slot);
 /// Clears the gradient of the parameter in `slot`, and the gradient that FSDP saves for a later
 /// reduction.
 void drop_gradient(const ParameterSlot& slot);
