@@ -8,6 +8,7 @@
 
 #include <map>
 #include <mutex>
+#include <unordered_map>
 
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/environment.h"
@@ -429,7 +430,10 @@ void Unit::make_iteration() {
   const nn::ModuleBase& root = *modules_.front();
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
-  const ModuleTree tree(root, false);
+  std::unordered_map<const nn::ModuleBase*, std::string> names;
+  nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
+    names.emplace(&module, fqn);
+  });
   const auto may_be_unused = std::make_shared<std::vector<std::string>>();
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
@@ -444,9 +448,8 @@ void Unit::make_iteration() {
     // The label is the FQN of the unit's first module below the root, because the unit's other
     // modules may be in another tree.
     const auto below = std::ranges::find_if(
-        unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
-    unit->settings_->label =
-        unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
+        unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
+    unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
     if (unit->may_be_unused_) {
       may_be_unused->push_back(unit->label());
     }

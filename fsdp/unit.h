@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -52,37 +51,6 @@ bool reduces_in_buckets(const UnitSpec& spec);
 /// Groups the parameters of `spec` by type and mesh, and by bucket if reduces_in_buckets(spec).
 /// Returns one list for each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
-
-/// A root module and the modules below, by FQN: all modules, or only those in no FSDP unit yet.
-class ModuleTree {
- public:
-  struct Node {
-    std::string fqn;  ///< the first FQN of the module
-    nn::ModuleBase* module;
-    std::vector<std::size_t> children;  ///< indices of nearest ModuleBases below (one parent each)
-    /// All FQNs of the module, one FQN for each place where the module is registered.
-    std::vector<std::string> paths;
-
-    /// Whether each FQN in `inner` is the FQN of this module or of a module below this module.
-    bool holds(const std::vector<std::string>& inner) const;
-  };
-
-  /// `skip_units`: whether to leave out modules that are units, and the modules below such modules.
-  ModuleTree(const nn::ModuleBase& root, bool skip_units);
-
-  /// All modules of the tree, children before their parents; the root is the last.
-  const std::vector<Node>& nodes() const { return nodes_; }
-  /// The node of the module with the FQN `fqn`; nullptr if there is none.
-  const Node* find(const std::string& fqn) const;
-  const Node* find(const nn::ModuleBase* module) const;
-
- private:
-  void add(const std::string& fqn, nn::ModuleBase& module);
-
-  std::vector<Node> nodes_;
-  std::unordered_map<const nn::ModuleBase*, std::size_t> index_;
-  std::vector<std::size_t> parentless_;  ///< while the tree is built: nodes without a parent yet
-};
 
 /// Warns of the first batch norm in `root`, outside of units, if `ranks` > 1: its statistics cover
 /// only one rank's part of the batch.

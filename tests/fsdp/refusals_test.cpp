@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/nn/hooked.h"
@@ -78,14 +77,6 @@ TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
       {"divide by -2", {"not positive and finite"}, divides_by(-2)},
       {"divide by infinity", {"not positive and finite"}, divides_by(HUGE_VAL)},
       {"divide by NaN", {"not positive and finite"}, divides_by(std::nan(""))},
-      {"plan of another model",
-       {"block7"},
-       [](Call c) {
-         WrapPlan plan = plan_units(c.model, wrap_named("block*"));
-         plan.front().fqn = "block7";
-         apply_plan(c.model, c.mesh, plan);
-       }},
-      {"empty policy", {"plan_units", "wrap_class"}, [](Call c) { plan_units(c.model, Policy()); }},
       {"prefetch of no unit",
        {"not a unit"},
        [](Call c) {
@@ -190,9 +181,6 @@ TEST_ON_MESH(SparseGradients, AreRefused, {2}, {"dp"}) {
   EXPECT_ERROR(fully_shard(table, mesh), "parameter 'rows.weight'", "Embedding",
                "gets sparse gradients", "sparse(true)");
   EXPECT_ERROR(replicate(table, mesh), "gets sparse gradients");
-  EXPECT_ERROR(apply_plan(table, mesh, plan_units(table, wrap_named("linear"))),
-               "parameter 'rows.weight'", "gets sparse gradients");
-  EXPECT_FALSE(is_fully_sharded(*table.linear));
   fully_shard(table, mesh, {.ignored = {table.rows->slot("weight")}});
 }
 
@@ -204,9 +192,6 @@ TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
   using Way = std::function<void(Normed&, const DeviceMesh&)>;
   const Way shard_all = [](Normed& model, const DeviceMesh& mesh) { fully_shard(model, mesh); };
   const Way replicate_all = [](Normed& model, const DeviceMesh& mesh) { replicate(model, mesh); };
-  const Way plan = [](Normed& model, const DeviceMesh& mesh) {
-    apply_plan(model, mesh, plan_units(model, wrap_named("norm")));
-  };
   const Way itself = [](Normed& model, const DeviceMesh& mesh) { fully_shard(*model.norm, mesh); };
   const auto warnings_of = [](const Way& way, const DeviceMesh& mesh, bool training = true) {
     const testing::Warnings warnings("BatchNorm");
@@ -216,13 +201,13 @@ TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
     return warnings.messages();
   };
   RunOnMesh({1}, {"dp"}, [&](const DeviceMesh& mesh) {
-    for (const Way& way : {shard_all, replicate_all, plan}) {
+    for (const Way& way : {shard_all, replicate_all}) {
       EXPECT_TRUE(warnings_of(way, mesh).empty());
     }
   });
   RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
     EXPECT_TRUE(warnings_of(shard_all, mesh, /*training=*/false).empty());
-    for (const Way& way : {shard_all, replicate_all, plan}) {
+    for (const Way& way : {shard_all, replicate_all}) {
       const std::vector<std::string> found = warnings_of(way, mesh);
       ASSERT_EQ(found.size(), 1);
       EXPECT_CONTAINS(found[0], "'norm'", "LayerNorm");

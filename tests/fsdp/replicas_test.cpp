@@ -4,7 +4,6 @@
 #include <ATen/ops/tanh.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/wrap_policy.h"
 
 namespace tessera::fsdp::replicas {
 
@@ -154,16 +153,13 @@ TEST(WorldMesh, IsAMeshOfAllRanks) {
       const DeviceMesh mesh = world_mesh(rank.world());
       EXPECT_EQ(mesh, rank.mesh({rank.size()}, {"dp"}));
       EXPECT_EQ(mesh.local_rank(), rank.rank());
-      // Units of several modules, replicas and a wrap plan.
-      Filled<SmallModel> model(kDim, kHidden, kClasses), planned(kDim, kHidden, kClasses);
+      // Units of several modules, and replicas.
+      Filled<SmallModel> model(kDim, kHidden, kClasses);
       fully_shard({model.blocks[0].get(), model.blocks[1].get()}, mesh);
       replicate(*model.blocks[2], mesh);
       fully_shard(*model.head, rank.mesh({rank.size()}, {"dp"}));
       fully_shard(model, mesh, {.reshard_after_forward = true});
       testing::expect_training(model, rank, expected);
-      apply_plan(planned, mesh, plan_units(planned, wrap_class<Block>()));
-      EXPECT_TRUE(is_fully_sharded(*planned.blocks[1]));
-      testing::expect_training(planned, rank, expected);
     });
   }
 }

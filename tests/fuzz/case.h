@@ -186,7 +186,7 @@ struct MeshSpec {
 };
 
 enum class DataParallel { kFullyShard, kReplicate, kNone };
-enum class Units { kRoot, kBlocks, kHalves, kPolicy };
+enum class Units { kRoot, kBlocks, kHalves };
 enum class ShardPlacement { kDefault, kLast, kReplicateVectors };
 enum class Reshard { kDefault, kAlways, kNever };
 enum class Accumulate { kReduceEach, kReduceLast, kOverlapped, kKeepUnsharded, kAllReduceLast };

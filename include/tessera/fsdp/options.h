@@ -93,10 +93,6 @@ struct Options {
   /// Trainable parameters that are intentionally in no unit must be listed, too, wherever they are
   /// in the model.
   std::unordered_set<nn::SlotPtr> ignored{};
-  /// For plan_units: true allows a unit with both frozen and trainable parameters, which is
-  /// otherwise an Error. The frozen parameters of such a unit are gathered for backward with the
-  /// trainable parameters; a separate unit of frozen parameters would not be gathered.
-  bool allow_mixed_frozen = false;
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
   /// buckets of at most this many MiB of parameters, and each larger parameter has its own bucket
   /// (DDP's bucket_cap_mb). A bucket is reduced while backward still computes the gradients of

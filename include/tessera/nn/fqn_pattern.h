@@ -10,7 +10,7 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// Whether a fully qualified name matches a pattern. All name patterns in the library have this
-/// syntax: parallel plans, fsdp::wrap_named, nn::named, initialiser tables, optim::split_for_muon.
+/// syntax: parallel plans, nn::named, initialiser tables, optim::split_for_muon.
 ///
 /// Names and patterns are split at the dots, and each segment is compared with one segment. In a
 /// segment:
