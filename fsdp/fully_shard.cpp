@@ -247,10 +247,6 @@ void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse) {
   set_each(module, recurse, "set_force_sum_reduction", &Settings::force_sum, force);
 }
 
-void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse) {
-  set_each(module, recurse, "set_unshard_async_op", &Settings::unshard_async_op, async_op);
-}
-
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse) {
   set_each(module, recurse, "set_all_reduce_hook", &Settings::all_reduce_hook, hook);
 }

@@ -155,18 +155,8 @@ bool IterationState::begin_forward() {
 /// the shards.
 void IterationState::await_update() {
   comm::Streams& streams = comm_context().streams();
-  const std::vector<std::shared_ptr<Unit>> all = units();
-  const auto event = std::exchange(all.front()->settings().post_optim_event, std::nullopt);
-  const auto in_compute = std::ranges::count_if(
-      all, [](const auto& unit) { return unit->settings().unshard_async_op; });
-  // Gathers on the compute stream follow the work of that stream anyway, so only gathers on the
-  // all-gather stream need the wait.
-  if (in_compute < std::ssize(all)) {
-    streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
-  }
-  if (in_compute > 0 && event) {
-    streams.wait(comm::Lane::kCompute, *event);
-  }
+  const auto event = std::exchange(units().front()->settings().post_optim_event, std::nullopt);
+  streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
 }
 
 /// Keeps parameter groups gathered if no rank has written to their shards.
@@ -528,10 +518,7 @@ void Unit::await_compute() {
     free_outdated(holding, comm_context());
   }
   // Later gathers wait for the work that the compute lane has issued, which may write the shards.
-  // Gathers in the compute lane need no wait.
-  if (!settings_->unshard_async_op) {
-    comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
-  }
+  comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
 /// Throws Error if this rank has written to shards whose old values are still gathered. The ranks

@@ -228,8 +228,6 @@ class GatheredState {
   bool gathers_in_place() const;
   void allocate_in_lane(CommContext& context);
 
-  void choose_lane(CommContext& context);
-  void follow_compute(CommContext& context) const;
   void start_gather(CommContext& context);
   void start_gather_in_place();
   void start_gather_packed(CommContext& context);
@@ -251,7 +249,6 @@ class GatheredState {
   PostForwardShard post_forward_;
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
 
-  comm::Lane lane_ = comm::Lane::kAllGather;    ///< the stream of the last gather
   at::Tensor send_;                             ///< the input of the all-gather in progress
   std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel); empty if gathered in place
   comm::WorkPtr gather_;

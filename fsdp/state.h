@@ -123,7 +123,6 @@ struct Settings {
   bool all_reduce = true;  ///< false: reductions skip the replicas until the setting is true again
   bool last_backward = true;
   bool unshard_in_backward = true;
-  bool unshard_async_op = false;           ///< whether gathers run on the compute stream
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
   std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
   /// The event for which the all-gathers of the next forward wait; default: the all-gathers wait

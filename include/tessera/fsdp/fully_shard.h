@@ -218,13 +218,6 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
 /// overflow; pass true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
-/// With `async_op` true, units issue all-gathers on the compute stream. On CUDA the collective runs
-/// on NCCL's stream and overlaps computation until unshard waits for it. The gathered memory
-/// belongs to the compute stream alone, so the next layer can use the memory at once. But a gather
-/// starts only after the computation issued before it, so only a prefetched gather overlaps. Takes
-/// effect at the next gather of each unit.
-void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
-
 /// Changes the reduced gradients of a unit in place, before they are divided, for example to reduce
 /// them further over a process group of the caller. The hook gets one flat tensor, in reduce_dtype,
 /// with all gradients of one dtype or, under replicate(), the gradients of one bucket. On one rank,
