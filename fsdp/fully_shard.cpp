@@ -21,8 +21,9 @@ namespace {
 
 void check_module(const nn::ModuleBase* module) {
   TESSERA_CHECK(module != nullptr, "fully_shard was given a null module");
-  TESSERA_CHECK(!is_fully_sharded(*module), "fully_shard or replicate was applied to this ",
-                module->name(), " already; apply one of them once to each module");
+  TESSERA_CHECK(module->attached<Unit>() == nullptr,
+                "fully_shard or replicate was applied to this ", module->name(),
+                " already; apply one of them once to each module");
   TESSERA_CHECK(
       dynamic_cast<const nn::ModuleList*>(module) == nullptr,
       "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
@@ -131,10 +132,6 @@ DeviceMesh world_mesh(const comm::WorldPtr& world) {
   TESSERA_CHECK(world != nullptr,
                 "world_mesh: the world is null; pass that of comm::world_from_environment()");
   return init_device_mesh(world, {world->size()}, {"dp"});
-}
-
-bool is_fully_sharded(const nn::ModuleBase& module) {
-  return module.attached<Unit>() != nullptr;
 }
 
 ActiveUnits::ActiveUnits(const nn::ModuleBase& model) : units_(units_of(model, /*recurse=*/true)) {}

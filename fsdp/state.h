@@ -5,13 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "tessera/comm/streams.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/internals/detail/threads.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
@@ -82,33 +80,6 @@ class Phase {
 
  private:
   P now_;
-};
-
-/// While this object exists, records the phase changes on this thread, including the changes in
-/// backward. For tests and debugging.
-class PhaseRecorder {
- public:
-  struct Change {
-    std::string whose;
-    std::string from;
-    std::string to;
-  };
-
-  using Scope = detail::CarriedScope<detail::Carried::kPhaseRecorder, PhaseRecorder*>;
-
-  template <class P>
-  std::vector<Change>& changes() {
-    return std::get<Changes<P>>(changes_).list;
-  }
-
- private:
-  template <class P>
-  struct Changes {
-    std::vector<Change> list;
-  };
-
-  std::tuple<Changes<IterationPhase>, Changes<UnitPhase>, Changes<GatherPhase>> changes_;
-  Scope scope_{this};
 };
 
 class TESSERA_API Unit;

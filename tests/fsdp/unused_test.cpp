@@ -2,8 +2,8 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
-#include "fsdp/state.h"
 #include "fsdp/training/training.h"
+#include "fsdp/unit.h"
 #include "tessera/optim/adamw.h"
 #include "testing/environment.h"
 
@@ -117,7 +117,7 @@ void two_forwards(Detour& model, const at::Tensor& x, bool use_extra) {
 
 void freed_by_hand(Detour& model, const at::Tensor& x, bool use_extra) {
   const at::Tensor loss = detour_loss(model, x, use_extra);
-  if (is_fully_sharded(*model.extra)) {
+  if (model.extra->attached<Unit>() != nullptr) {
     reshard(*model.extra);
   }
   loss.backward();
