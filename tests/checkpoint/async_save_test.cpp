@@ -335,10 +335,9 @@ struct Encoder : nn::Module<Encoder> {
 void split(Encoder& model, const DeviceMesh& mesh) {
   using namespace tensor_parallel;
   testing::fill(model);
-  parallelize_module(
-      model, mesh["tp"],
-      {{"*.linear1", place_parameters({.placements = {{"weight", Shard{0}}, {"bias", Shard{0}}}})},
-       {"*.linear2", place_parameters({.placements = {{"weight", Shard{1}}}})}});
+  parallelize_module(model, mesh["tp"],
+                     {{"*.linear1", place_parameters({{"weight", Shard{0}}, {"bias", Shard{0}}})},
+                      {"*.linear2", place_parameters({{"weight", Shard{1}}})}});
   fsdp::fully_shard(*model.first, mesh["dp"]);
   fsdp::fully_shard(model, mesh["dp"]);
 }

@@ -26,7 +26,7 @@ using Sizes = std::vector<std::int64_t>;
 const std::vector<Sizes> kMeshes{{1, 1}, {2, 1}, {1, 2}, {2, 2}, {3, 1}, {1, 3}};
 
 StylePtr placed(std::vector<std::pair<std::string, Placement>> placements) {
-  return place_parameters({.placements = std::move(placements)});
+  return place_parameters(std::move(placements));
 }
 
 /// The loss and the gradients of the libtorch module on one rank.
@@ -318,8 +318,7 @@ TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {
       Encoder model;
       ParallelizePlan styles = plan();
       // Before and behind the entries of modules below: the order does not matter.
-      styles.insert(styles.begin(),
-                    {"", place_parameters({.placements = {{"positions", Shard{0}}}})});
+      styles.insert(styles.begin(), {"", place_parameters({{"positions", Shard{0}}})});
       styles.push_back({"blocks.*", place_parameters()});
       parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), styles);
       EXPECT_EQ(DistributedTensor(*model.positions).placements(), Placements{Shard{0}});

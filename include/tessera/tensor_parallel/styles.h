@@ -116,7 +116,6 @@ StylePtr colwise_parallel(ColwiseOptions options = {});
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
-  bool use_local_output = false;
   bool regather = true;
 };
 /// Creates the style for key and value projections with fewer heads than ranks
@@ -178,18 +177,14 @@ struct ReplicateOptions {
 /// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// Options of place_parameters(), for the parameters of a module, but not of modules below it: a
-/// class token, registers, positions or a LayerScale of a container, or a module inside an
-/// nn::Hooked. Parameters that `placements` does not name are replicated. Inputs are not converted.
-/// The gradients equal those of one rank.
-struct PlaceOptions {
-  /// pairs of parameter name and placement, such as {"weight", Shard{0}}
-  std::vector<std::pair<std::string, Placement>> placements{};
-};
-/// Creates the style that gives a module's own parameters their placements (PlaceOptions).
-/// parallelize_module throws Error for a name that the module does not have, and for a module
-/// without own parameters. Like PyTorch's distribute_module with partition_fn.
-StylePtr place_parameters(PlaceOptions options = {});
+/// Creates the style that gives the parameters of a module, but not of modules below it, their
+/// placements: a class token, registers, positions or a LayerScale of a container, or a module
+/// inside an nn::Hooked. `placements`: pairs of parameter name and placement, such as {"weight",
+/// Shard{0}}. Parameters that `placements` does not name are replicated. Inputs are not converted.
+/// The gradients equal those of one rank. parallelize_module throws Error for a name that the
+/// module does not have, and for a module without own parameters. Like PyTorch's distribute_module
+/// with partition_fn.
+StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
 /// Options of prepare_module_input(), for any module. For each tensor among the arguments of
 /// forward, in order: `input_layouts` has the placement of a plain tensor, and
@@ -242,11 +237,6 @@ at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},
                          bool regather = false);
-
-/// For your own parallel styles: redistributes the distributed `tensor` to `layout`. If
-/// `use_local_output` is true, returns the local tensor. Collective if data is sent.
-/// Differentiable.
-at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
 
 }  // namespace tessera::tensor_parallel
 TESSERA_API_END
