@@ -229,7 +229,7 @@ void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.gathered().add_groups(sharding); });
   try {
-    agree_on_calls(sharding, {}, units().front()->settings());
+    agree_on_calls(sharding, {});
   } catch (...) {
     for_each_group([&](ParameterGroup& group) { group.gathered().discard(comm_context()); });
     throw;
@@ -267,14 +267,6 @@ void IterationState::enter_backward() {
     // The callback keeps this iteration alive, because backward may outlive the model.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
-    // Only some ranks may reach a unit with Options::may_be_unused, so all ranks gather such units
-    // here, before any other unit. Forward gathered them too, but another forward or backward may
-    // have freed their parameters.
-    for (const std::shared_ptr<Unit>& unit : units()) {
-      if (unit->settings().unshard_in_backward) {
-        unit->gather_on_all_ranks();
-      }
-    }
   }
 }
 
@@ -331,7 +323,7 @@ void IterationState::agree_on_gradients() {
     group.add_replica_groups(replicating);
   });
   try {
-    agree_on_calls(sharding, replicating, units().front()->settings());
+    agree_on_calls(sharding, replicating);
   } catch (...) {
     forget_reductions();
     for_each_group([&](ParameterGroup& group) {
@@ -424,7 +416,6 @@ void Unit::make_iteration() {
   nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
     names.emplace(&module, fqn);
   });
-  const auto may_be_unused = std::make_shared<std::vector<std::string>>();
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
     unit->set_comm_context(shared_comm_context());
@@ -440,12 +431,6 @@ void Unit::make_iteration() {
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
     unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
-    if (unit->may_be_unused_) {
-      may_be_unused->push_back(unit->label());
-    }
-  }
-  for (const std::shared_ptr<Unit>& unit : units) {
-    unit->settings_->may_be_unused = may_be_unused;
   }
 }
 
@@ -563,16 +548,6 @@ void Unit::begin_iteration() {
     reset_to_idle();
   }
   prepare();
-  gather_on_all_ranks();
-}
-
-/// Gathers the unit on all ranks. The all-gather is not recorded in GatherOrder, which has only
-/// units that all ranks run.
-void Unit::gather_on_all_ranks() {
-  if (may_be_unused_) {
-    start_gathers();
-    each(&GatheredState::unshard, comm_context());
-  }
 }
 
 }  // namespace tessera::fsdp

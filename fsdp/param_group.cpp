@@ -163,14 +163,14 @@ using comm::LaneScope;
 /// Runs `act`, which calls or waits for a gather. If ranks called different collectives, adds to
 /// the error a hint about units that only some ranks run.
 template <class Act>
-void gathering(const Settings& settings, Act&& act) {
+void gathering(Act&& act) {
   try {
     act();
     // A PeerError gets no hint, because it reports the failure of another rank.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
-    fail(error.what(), settings.hint_of_unused_units(error.what()));
+    fail(error.what(), kCallOnEveryRank);
   }
 }
 
@@ -235,7 +235,7 @@ void GatheredState::start_gather(CommContext& context) {
     // The cached parts (Options::post_forward_mesh_size) were cut from the whole unsharded memory,
     // so they are gathered into the whole memory.
     allocate_in_lane(context);
-    gathering(*settings_, [&] {
+    gathering([&] {
       gather_ = post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams());
     });
     return;
@@ -250,7 +250,7 @@ void GatheredState::start_gather(CommContext& context) {
   if (in_place) {
     allocate_in_lane(context);
   }
-  gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
+  gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
 /// Allocates the unsharded memory on the stream of the gather. The stream waits for the last use of
@@ -338,7 +338,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
     const LaneScope lane(context.streams(), Lane::kAllGather);
     if (gather_ != nullptr) {
       try {
-        gathering(*settings_, [work = std::exchange(gather_, nullptr)] { work->wait(); });
+        gathering([work = std::exchange(gather_, nullptr)] { work->wait(); });
       } catch (...) {
         discard_gather();
         throw;

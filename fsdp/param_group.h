@@ -357,9 +357,9 @@ class ParameterGroup {
 /// groups of shards before groups of replicas, small before large, so that later groups learn what
 /// earlier groups found. Throws the first Error after the last group, but a PeerError (another rank
 /// failed) at once. Collective over all of the groups, which must be listed in the same order on
-/// all ranks. `settings`: the settings of the root, for the hint in the message.
+/// all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
-                    const std::vector<comm::Communicator*>& replicating, const Settings& settings);
+                    const std::vector<comm::Communicator*>& replicating);
 
 /// Frees, on all ranks, the gathered memory of each parameter group whose shards any rank has
 /// written. All ranks must free the memory, because the next gather is collective. `groups` must be

@@ -104,23 +104,16 @@ struct Settings {
   /// Units to prefetch in backward; empty: the unit that ran before this unit in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
-  /// The names of the model's units that have Options::may_be_unused. All units of a model share
-  /// this list.
-  std::shared_ptr<const std::vector<std::string>> may_be_unused;
 
-  /// A hint to append to `error`, a message about ranks that call different collectives. Empty if
-  /// `error` names a unit that has the option may_be_unused.
-  std::string hint_of_unused_units(const std::string& error) const {
-    const auto names = [&](const std::string& unit) {
-      return error.find(unit) != std::string::npos;
-    };
-    return may_be_unused != nullptr && std::ranges::any_of(*may_be_unused, names)
-               ? ""
-               : "; a unit that only some ranks run needs Options::may_be_unused";
-  }
   /// Whether more micro-batches follow before the optimizer steps.
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };
+
+/// A hint to append to a message about ranks that call different collectives.
+inline constexpr const char* kCallOnEveryRank =
+    "; every rank must call each unit: do not make a unit of a module that only some ranks call, "
+    "so "
+    "that its parameters belong to the unit above";
 
 /// The order in which the root's last forward used the units that were gathered in it. The current
 /// forward prefetches in this order. Units that were already unsharded are not recorded: they may

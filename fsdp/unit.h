@@ -195,7 +195,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// The unit's name in messages: its FQN once a root is known, before that the class of its
   /// module.
   const std::string& label() const { return settings_->label; }
-  bool may_be_unused() const { return may_be_unused_; }
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
   const DataMesh& mesh() const { return mesh_; }
@@ -265,9 +264,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Frees the parameters that an earlier iteration without a backward left gathered.
   void abandon_iteration();
   void begin_iteration();
-  /// Gathers a unit that may be unused, which only some ranks may reach. Does nothing if the unit
-  /// is unsharded. Collective.
-  void gather_on_all_ranks();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and
   /// ends the unit's forward.
   void end_partial_forward();
@@ -328,7 +324,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
-  bool may_be_unused_;
   bool in_buckets_;  ///< set before groups_, because making groups changes the parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;

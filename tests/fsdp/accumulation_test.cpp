@@ -300,7 +300,6 @@ TEST_SHARDED(WaitingGradients, AreRefusedToEveryReader, 2) {
 
 TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {"dp"}) {
   Pair model;
-  fully_shard(*model.a, mesh, {.may_be_unused = true});
   fully_shard(model, mesh);
   const at::Tensor x = uniform_values({2, 3}, rank.rank());
   set_is_last_backward(model, false);
@@ -334,7 +333,7 @@ void accumulate(SmallModel& model, const Rank& rank) {
   }
 }
 
-TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded", "MayBeUnused");
+TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
 
 TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   const Arrangement& c = GetParam();

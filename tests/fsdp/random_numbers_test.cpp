@@ -73,9 +73,6 @@ TEST(RandomNumbers, MayBeDrawnBySomeRanksAlone) {
     manual_seed(6);
     const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
     DroppingBranches model;
-    for (const auto& branch : model.branches) {
-      fully_shard(*branch, mesh, {.may_be_unused = true});
-    }
     fully_shard(model, mesh);
     nn::init_weights(model, 5);
     const at::Tensor y = model(at::ones({rows, drawing::kDim}), kind);

@@ -197,7 +197,7 @@ struct FsdpSpec {
   Reshard reshard = Reshard::kDefault;
   ShardPlacement placement = ShardPlacement::kDefault;
   std::int64_t post_forward = 1;
-  bool offload = false, may_be_unused = false, before_tensor_parallel = false;
+  bool offload = false, before_tensor_parallel = false;
   bool prefetch = false;
 };
 

@@ -116,7 +116,6 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
     options.offload_policy = fsdp::OffloadPolicy{};
   }
   options.post_forward_mesh_size = spec.post_forward;
-  options.may_be_unused = spec.may_be_unused;
   if (spec.placement == ShardPlacement::kLast) {
     options.shard_placement = [](const std::string&, const at::Tensor& parameter) {
       return std::optional<Placement>(Shard{parameter.dim() - 1});

@@ -134,8 +134,7 @@ class UnshardHandle {
 /// a unit, for parameters that are still on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
-/// unsharded. Before a backward, a unit with Options::may_be_unused must be freed on all ranks or
-/// on none. Unsharded parameters are copies: if the program has written to an unsharded parameter
+/// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter
 /// since unshard, reshard throws Error after it has freed the parameters. A forward before reshard
 /// also throws Error for such a write, and does not free the parameters. Throws Error for a module
 /// that is not a unit.

@@ -77,12 +77,6 @@ struct Options {
   /// reshard_after_forward=n). n must divide the number of ranks in the shard dimension of the
   /// mesh. If n is 1 or that number, only the shards are stored.
   std::int64_t post_forward_mesh_size = 1;
-  /// True: some ranks may skip this unit in a forward (a branch, an expert). All ranks then gather
-  /// the unit when the root's forward begins, or when a backward begins and the unit was freed. All
-  /// ranks reduce the unit when backward ends, with zeros for parameters that a rank did not use.
-  /// If the option is false and only some ranks run the unit, the ranks call different collectives,
-  /// which is an error.
-  bool may_be_unused = false;
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters. Parameters with their own mesh are gathered and reduced
   /// over that mesh. If that mesh is a part of the unit's mesh, other parts of the unit's mesh have
