@@ -324,21 +324,6 @@ TEST_F(Disagreement, IsNoneWhereReplicasEvaluateOnTheirOwn) {
   });
 }
 
-TEST_F(Disagreement, IsReportedForReplicatedUnits) {
-  expect_both_named(ErrorsOfRanks(2, [](Rank& rank) {
-    struct Replicated : nn::Module<Replicated> {
-      at::Tensor forward(const at::Tensor& x, bool take_a) { return (take_a ? *a : *b)(x); }
-      nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
-    } model;
-    testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-    replicate(*model.a, mesh);
-    replicate(*model.b, mesh);
-    replicate(model, mesh);
-    model(input(), rank.rank() == 0).sum().backward();
-  }));
-}
-
 TEST_F(Disagreement, OfARankThatSkipsAUnitIsReportedAtTheTimeout) {
   const testing::RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
   const std::vector<std::string> errors = ErrorsOfRanks(
@@ -353,19 +338,6 @@ TEST_F(Disagreement, OfARankThatSkipsAUnitIsReportedAtTheTimeout) {
   EXPECT_CONTAINS(errors[2], "'dp'", "all_gather for unit 'a'");
 }
 
-TEST_F(Disagreement, CheckSendsNoExtraBytes) {
-  RunRanks(2, [](Rank& rank) {
-    Pair model(rank.mesh({2}, {"dp"}), {.reshard_after_forward = true});
-    const Sent sent(rank);
-    run_both(model, true).sum().backward();
-    EXPECT_EQ(sent.table().size(), 2U);
-    // 2 rows of 3 and their bias; 'a' is gathered again in backward.
-    const std::int64_t bytes = 4 * testing::packed_numel({2 * 3, 2});
-    EXPECT_EQ(sent.of("dp", "all_gather").bytes, 3 * bytes);
-    EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 2 * bytes);
-  });
-}
-
 // With shared memory the communicator compares the calls itself.
 TEST(DifferentReductions, AreNamedByEveryRank) {
   for (const bool shared : {false, true}) {
@@ -377,17 +349,6 @@ TEST(DifferentReductions, AreNamedByEveryRank) {
     for (std::size_t rank = 0; rank < errors.size(); ++rank) {
       EXPECT_CONTAINS(errors[rank], rank < 2 ? "unit 'a'" : "unit 'b'");
     }
-  }
-}
-
-TEST(DifferentReductions, AreDetectedWithoutChangingValues) {
-  const testing::SharedMemory without_shared_memory(false);
-  const std::vector<at::Tensor> expected = gradients_alone();
-  for (const char* name : {"Uneven", "Hsdp"}) {
-    RunArranged(arrangements({name}).front(), [&](Rank& rank, ShardedModel& model) {
-      local_loss(model, rank).backward();
-      expect_gradients(model, expected);
-    });
   }
 }
 

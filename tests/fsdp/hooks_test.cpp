@@ -46,17 +46,6 @@ TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
   }
 }
 
-TEST_ON_RANKS(ParameterHook, IsNotCalledOnceRemovedBeforeSharding, 2) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  Filled<SmallModel> model(kDim, kHidden, kClasses);
-  const at::Tensor before = *model.head->weight;
-  const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
-  shard(model, rank.mesh({2}, {"dp"}));
-  before.remove_hook(hook);
-  local_loss(model, rank).backward();
-  expect_gradients(model, expected);
-}
-
 TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {
   const auto replicated = [](const at::Tensor& shard) {
     return DistributedTensor(shard).redistribute({Replicate{}}).tensor();

@@ -200,25 +200,6 @@ TEST_ON_MESH(MeanWeight, RefusesRowsThatNoRankHas, {2}, {"dp"}) {
   EXPECT_EQ(mean_weight(rank.rank() == 0 ? 3 : 0, mesh), rank.rank() == 0 ? 2 : 0);
 }
 
-// Every rank computes the whole loss. Its backward has the gradient of its own rows, so that the
-// ranks' gradients must be summed, while the default is the mean.
-TEST(LossOfGatheredFeatures, HasTheGradientOfOneRankWithADivideFactorOfOne) {
-  const auto loss_of_pairs = [](const at::Tensor& features) {
-    return features.mm(features.t()).square().mean();
-  };
-  LossHead alone;
-  loss_of_pairs(alone(inputs())).backward();
-  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    LossHead head(mesh);
-    set_gradient_divide_factor(head, 1);
-    const std::int64_t rows = kLossRows / 3;
-    const at::Tensor x = inputs().narrow(0, rank.rank() * rows, rows);
-    const auto features = DistributedTensor::from_local(head(x), mesh, {Shard{0}});
-    loss_of_pairs(features.full_tensor()).backward();
-    expect_gradient(head, alone);
-  });
-}
-
 at::Tensor penalty_of(const SmallModel& model) {
   return model.head->weight->square().sum() + model.blocks[0]->up->bias->abs().sum();
 }

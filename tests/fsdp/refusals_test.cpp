@@ -222,16 +222,6 @@ void shard_blocks(SmallModel& model, const DeviceMesh& mesh) {
   }
 }
 
-TEST_ON_RANKS(ForgottenParameters, AreRefusedInTheFirstForwardOfATraining, 2) {
-  Filled<SmallModel> model(kDim, kHidden, kClasses);
-  shard_blocks(model, rank.mesh({2}, {"dp"}));
-  {
-    const c10::AutoGradMode no_grad(false);
-    local_loss(model, rank);
-  }
-  EXPECT_ERROR(local_loss(model, rank), "2 of its", "'head.weight'", "Options::ignored");
-}
-
 TEST_ON_MESH(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank, {2, 1}, {"dp", "one"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
   Filled<SmallModel> frozen(kDim, kHidden, kClasses), ignored(kDim, kHidden, kClasses);

@@ -202,22 +202,6 @@ TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
                  "all_gather: wait " + number_in(left[1]), "leave"}));
 }
 
-// Compute unpacks a packed unit into separate memory. The gather buffer is free afterwards.
-TEST_SHARDED(GatherAhead, WaitsOnlyForTheUnpackingOfPackedUnits, 2,
-             {.shard_placement = testing::by_columns}) {
-  const auto streams = record(model);
-  log_of_forward(model, rank, *streams);
-  const Log log = log_of_forward(model, rank, *streams);
-  const Log unpacked = between(log, "unshard unit 'block1'", "all_gather unit 'block2'");
-  const std::string event = number_in(unpacked.back());
-  EXPECT_EQ(unpacked.back(), "compute: record " + event);
-  EXPECT_EQ(
-      between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
-      (Log{"all_gather unit 'block2'", "enter all_gather", "all_gather: wait " + event, "leave"}));
-  EXPECT_EQ(between(log, "reshard unit 'block1'", "unshard unit 'block2'"),
-            Log{"reshard unit 'block1'"});
-}
-
 /// Calls three layers in the requested order.
 struct InAnyOrder : nn::Module<InAnyOrder> {
   explicit InAnyOrder(const DeviceMesh& mesh) {

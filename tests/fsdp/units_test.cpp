@@ -9,16 +9,6 @@
 
 namespace tessera::fsdp::units {
 
-TEST_ON_RANKS(FullyShard, KeepsTheChunkOfEachRank, 4) {
-  Filled<nn::Linear> linear(2, 7);
-  const at::Tensor before = linear.weight->detach().clone();
-  fully_shard(linear, rank.mesh({4}, {"dp"}));
-  const std::vector<at::Tensor> chunks = before.chunk(4);
-  EXPECT_TRUE(local_tensor(linear.weight).equal(chunks[static_cast<std::size_t>(rank.rank())]));
-  EXPECT_EQ(DistributedTensor(linear.weight).placements(), Placements{Shard{0}});
-  EXPECT_TRUE(linear.weight->requires_grad());
-}
-
 // Units that are called otherwise than once from the root's forward.
 
 /// Expects the gradients of `alone`. An undefined gradient stands for zeros.
@@ -384,19 +374,6 @@ TEST(ChangedInputs, MayBeCopiesOrBeChangedByTheCallerLater) {
       expect_gradients(net, gradients_of(alone), 1, 1e-4, 1e-5);
     });
   }
-}
-
-TEST_ON_MESH(ChangedInputs, MayNeedNoGradient, {2}, {"dp"}) {
-  Changing unit([](at::Tensor& x) { return x.relu_(); });
-  fully_shard(unit, mesh);
-  at::Tensor x = at::ones({2, kDim}).neg();
-  unit(x).sum().backward();
-  EXPECT_EQ(x.sum().item<double>(), 0.0);
-  EXPECT_TRUE(full_grad(unit, "bias").equal(at::full({kDim}, 2.0)));
-  const c10::AutoGradMode no_grad(false);
-  at::Tensor y = at::ones({2, kDim}).neg().requires_grad_();
-  unit(y);
-  EXPECT_EQ(y.sum().item<double>(), 0.0);
 }
 
 }  // namespace tessera::fsdp::units

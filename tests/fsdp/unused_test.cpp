@@ -1,7 +1,6 @@
 // Parameters and units that not all ranks use.
 
 #include "fsdp/training/training.h"
-#include "tessera/optim/adamw.h"
 #include "testing/environment.h"
 
 namespace tessera::fsdp::unused {
@@ -85,27 +84,6 @@ TEST(Unused, ParameterOfNoRankHasNoGradient) {
   }
   RunRanks(1, [](Rank& rank) {
     EXPECT_EQ(used_branches(rank, rank.mesh({1}, {"dp"}), {true}), "left.weight ");
-  });
-}
-
-// Momentum and decay apply to a parameter with a gradient of zeros, not to one without a gradient.
-TEST(Unused, ParameterOfNoRankIsNotUpdated) {
-  const auto train = [](Branches& model) {
-    optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
-    for (const bool left : {true, false, true}) {
-      optimizer.zero_grad();
-      model(uniform_values({4, 3}, 9), left).pow(2).sum().backward();
-      optimizer.step();
-    }
-  };
-  Branches alone;
-  train(alone);
-  RunOnMesh({3}, {"dp"}, [&](const DeviceMesh& mesh) {
-    Branches model;
-    fully_shard(model, mesh);
-    train(model);
-    EXPECT_TRUE(
-        testing::parameter_values(model).allclose(testing::parameter_values(alone), 1e-5, 1e-6));
   });
 }
 

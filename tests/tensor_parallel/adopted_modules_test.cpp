@@ -6,7 +6,6 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/transformerlayer.h>
 
-#include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/containers.h"
 #include "tessera/nn/hooked.h"
@@ -133,29 +132,6 @@ TEST(Adopted, AParameterOfTheClassItselfTrainsIfItsMemberIsNamed) {
         .backward();
     testing::expect_gradients(*model, expected.gradients);
   });
-}
-
-/// (rows, tokens, 8); libtorch's encoder takes the tokens first.
-struct Transposed : torch::nn::Module {
-  Transposed() {
-    const auto layer = torch::nn::TransformerEncoderLayerOptions(8, 2).dropout(0.5);
-    encoder = register_module(
-        "encoder", torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 1)));
-  }
-  at::Tensor forward(const at::Tensor& x) { return encoder(x.transpose(0, 1)).mean(0); }
-  torch::nn::TransformerEncoder encoder{nullptr};
-};
-
-TEST_ON_RANKS(Adopted, DropoutOfTokensThatComeFirstNeedsABatchPart, 2) {
-  const auto model = nn::adopt(std::make_shared<Transposed>());
-  testing::fill(*model);
-  fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
-  const at::Tensor x = testing::uniform_values({3, 5, 8}, 1);
-  EXPECT_ERROR((*model)(x), "BatchPart");
-  const BatchPart part(rank.rank(), rank.size());
-  const at::Tensor y = (*model)(x);
-  y.sum().backward();
-  EXPECT_FALSE(y.equal((*model)(x)));  // another mask
 }
 
 /// The libtorch module must not keep the whole parameter in memory.
@@ -285,31 +261,6 @@ void expect_as_alone(Encoder& model) {
   loss.backward();
   EXPECT_TRUE(testing::full_tensor(loss).allclose(expected, 1e-5, 1e-6));
   testing::expect_gradients(model, testing::gradients_of(alone));
-}
-
-// No entry, or a style, may name the container and its blocks.
-TEST(OwnParameters, InAContainerHaveTheGradientsOfOneRank) {
-  ParallelizePlan named = plan();
-  named.push_back({"", replicate_parallel()});
-  named.push_back({"blocks.*", replicate_parallel()});
-  for (const ParallelizePlan& styles : {plan(), named}) {
-    for (const int ranks : {1, 2, 3}) {
-      RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
-        Encoder model;
-        parallelize_module(model, mesh, styles);
-        expect_as_alone(model);
-      });
-    }
-  }
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    Encoder model;
-    parallelize_module(model, mesh["tp"], plan());
-    for (std::size_t i = 0; i < 2; ++i) {
-      fsdp::fully_shard(*model.blocks->at<ScaledBlock>(i), mesh["dp"]);
-    }
-    fsdp::fully_shard(model, mesh["dp"]);
-    expect_as_alone(model);
-  });
 }
 
 TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {

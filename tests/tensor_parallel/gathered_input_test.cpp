@@ -123,41 +123,6 @@ TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients
   });
 }
 
-// The recomputation gathers the input, so that backward does not gather it a second time.
-TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpointing) {
-  RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    std::vector<std::vector<at::Tensor>> results;
-    for (const bool checkpointed : {false, true}) {
-      testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{.together = GetParam()});
-      parallelize_mixer(mixer, mesh);
-      if (checkpointed) {
-        nn::apply_activation_checkpointing(
-            mixer, {.select = [&](const std::string& name, const auto&) { return name.empty(); }});
-      }
-      const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
-      const at::Tensor y = mixer(x);
-      const comm::TrafficTable start = rank.world()->traffic().table();
-      const auto calls = [&](const std::string& collective) {
-        const comm::TrafficTable traffic = rank.world()->traffic().since(start);
-        const auto found = traffic.find({"tp", collective});
-        return found == traffic.end() ? 0 : found->second.calls;
-      };
-      std::int64_t reduced = 0;
-      mixer.q->weight->register_hook([&](const at::Tensor&) { reduced = calls("reduce_scatter"); });
-      y.square().sum().backward();
-      EXPECT_EQ(calls("all_gather"), 1);
-      EXPECT_EQ(reduced, calls("reduce_scatter"));  // starts before the weight's gradient
-      results.push_back({y.detach(), local_tensor(x.grad())});
-      for (const auto& [name, slot] : mixer.named_slots()) {
-        results.back().push_back(local_tensor(slot->get().grad()));
-      }
-    }
-    for (std::size_t i = 1; i < results[0].size(); ++i) {
-      EXPECT_TRUE(results[0][i].equal(results[1][i])) << i;
-    }
-  });
-}
-
 TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::Filled<testing::Mixer> mixer(

@@ -21,24 +21,7 @@ namespace tessera::tensor_parallel {
 /// redistribution of its inputs and outputs. A style object is immutable; many modules, meshes and
 /// threads may share it.
 ///
-/// Derive from this class for a user-defined style. This example shards the features of a norm
-/// (ParallelStyleExample in tests/tensor_parallel/styles_test.cpp compiles and runs it):
-///
-///   class ShardedScale final : public tensor_parallel::ParallelStyle {
-///    public:
-///     std::string name() const override { return "sharded_scale"; }
-///     std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
-///         const nn::ModuleBase& module) const override {
-///       return {{module.slot("weight"), Shard{0}}};
-///     }
-///     void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-///       module.add_forward_pre_hook([mesh](nn::ModuleBase&, nn::TensorList inputs) {
-///         *inputs[0] = distribute_tensor(*inputs[0], mesh, {Shard{-1}}).tensor();
-///       });
-///     }
-///   };
-///   tensor_parallel::parallelize_module(model, mesh["tp"],
-///                                       {{"scale", std::make_shared<ShardedScale>()}});
+/// Derive from this class for a user-defined style (docs/modules/your_own_module.md).
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
