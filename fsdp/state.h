@@ -111,8 +111,7 @@ struct Settings {
 
 /// A hint to append to a message about ranks that call different collectives.
 inline constexpr const char* kCallOnEveryRank =
-    "; every rank must call each unit: do not make a unit of a module that only some ranks call, "
-    "so that its parameters belong to the unit above";
+    "; every rank must call each unit: leave a module that only some ranks call to the unit above";
 
 /// The order in which the root's last forward used the units that were gathered in it. The current
 /// forward prefetches in this order. Units that were already unsharded are not recorded: they may

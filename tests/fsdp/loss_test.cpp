@@ -107,8 +107,7 @@ TEST_ON_RANKS(LossMean, OfOneRankIsRefusedIfOthersShareTheBatch, 2) {
     EXPECT_ERROR(cross_entropy(logits, targets), "5 of 6", "2 data-parallel", ".over = mesh",
                  "tokens_per_rank");
   }
-  EXPECT_EQ(cross_entropy(logits, targets, {.reduction = tensor_parallel::Reduction::kSum}).dim(),
-            0);
+  EXPECT_EQ(cross_entropy(logits, targets, {.reduction = at::Reduction::Sum}).dim(), 0);
   const c10::NoGradGuard evaluation;
   EXPECT_EQ(cross_entropy(head(x), targets).dim(), 0);
 }

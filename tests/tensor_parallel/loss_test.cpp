@@ -99,7 +99,7 @@ TEST(LossParallel, RefusesMeaninglessOptions) {
   };
   EXPECT_ERROR(loss({.label_smoothing = 1.5}), "label_smoothing is 1.5");
   EXPECT_ERROR(loss({.z_loss = -1}), "z_loss is -1");
-  EXPECT_ERROR(loss({.reduction = Reduction::kSum, .tokens = at::ones({})}), ".tokens", "kMean");
+  EXPECT_ERROR(loss({.reduction = at::Reduction::Sum, .tokens = at::ones({})}), ".tokens", "Mean");
   EXPECT_ERROR(loss({.tokens = at::ones({2})}), ".tokens", "[2]");
 }
 
@@ -128,18 +128,18 @@ at::Tensor mesh_targets() {
   return targets;
 }
 
-/// The loss of the whole logits, weighted by `of_row` for kNone.
+/// The loss of the whole logits, weighted by `of_row` for None.
 Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
   const at::Tensor leaf = mesh_logits().requires_grad_();
   const at::Tensor targets = mesh_targets();
   at::Tensor losses =
       at::cross_entropy_loss(leaf, targets, {}, at::Reduction::None, -100, options.label_smoothing);
   losses = losses + leaf.logsumexp(1).square().masked_fill(targets.eq(-100), 0) * options.z_loss;
-  const at::Tensor loss = options.reduction == Reduction::kNone ? losses
-                          : options.reduction == Reduction::kSum
+  const at::Tensor loss = options.reduction == at::Reduction::None ? losses
+                          : options.reduction == at::Reduction::Sum
                               ? losses.sum()
                               : losses.sum() / targets.ne(-100).sum();
-  (options.reduction == Reduction::kNone ? (loss * of_row).sum() : loss).backward();
+  (options.reduction == at::Reduction::None ? (loss * of_row).sum() : loss).backward();
   return {loss.detach(), leaf.grad()};
 }
 
@@ -162,7 +162,7 @@ void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
   const at::Tensor loss = cross_entropy(logits, targets, options);
   const at::Tensor whole =
       tessera::is_distributed(loss) ? DistributedTensor(loss).full_tensor() : loss;
-  const bool rows = options.reduction == Reduction::kNone;
+  const bool rows = options.reduction == at::Reduction::None;
   (rows ? (whole * of_row).sum() : whole).backward();
 
   EXPECT_TRUE(whole.allclose(expected.loss, 0, 1e-12)) << whole << expected.loss;
@@ -184,11 +184,11 @@ TEST(LossOnMeshes, EqualsTheLossOfOneRank) {
   for (const MeshCase& param : cases) {
     RunRanks(testing::ranks_of(param.mesh), [&](Rank& rank) {
       for (const CrossEntropyOptions& options :
-           {CrossEntropyOptions{}, CrossEntropyOptions{.reduction = Reduction::kSum},
-            CrossEntropyOptions{.reduction = Reduction::kNone},
+           {CrossEntropyOptions{}, CrossEntropyOptions{.reduction = at::Reduction::Sum},
+            CrossEntropyOptions{.reduction = at::Reduction::None},
             CrossEntropyOptions{.label_smoothing = 0.2, .z_loss = 0.03},
             CrossEntropyOptions{
-                .reduction = Reduction::kSum, .label_smoothing = 1, .z_loss = 0.5}}) {
+                .reduction = at::Reduction::Sum, .label_smoothing = 1, .z_loss = 0.5}}) {
         expect_loss_of_one_rank(rank, param, options);
       }
     });
@@ -276,7 +276,7 @@ void expect_answer(const HeadAnswer& answer, const HeadAnswer& expected, double 
 
 const std::vector<CrossEntropyOptions>& losses_of_heads() {
   static const std::vector<CrossEntropyOptions> all{
-      {}, {.reduction = Reduction::kSum}, {.label_smoothing = 0.2, .z_loss = 0.03}};
+      {}, {.reduction = at::Reduction::Sum}, {.label_smoothing = 0.2, .z_loss = 0.03}};
   return all;
 }
 
@@ -319,7 +319,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
   EXPECT_TRUE(weight.grad().allclose(of_whole_logits({}).weight.mul(2), 1e-12, 1e-12));
   // The loss of each row has no gradient.
   const c10::NoGradGuard no_grad;
-  const CrossEntropyOptions rows{.reduction = Reduction::kNone};
+  const CrossEntropyOptions rows{.reduction = at::Reduction::None};
   const at::Tensor losses = linear_cross_entropy(head_hidden(), head_weight(), head_targets(),
                                                  {.loss = rows, .chunks = 3});
   const at::Tensor expected =
@@ -354,7 +354,7 @@ TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
     const at::Tensor weight = at::zeros({4, 2}, at::kBFloat16).requires_grad_();
     linear_cross_entropy(hidden, weight, at::zeros({tokens}, at::kLong),
-                         {.loss = {.reduction = Reduction::kSum}, .chunks = chunks})
+                         {.loss = {.reduction = at::Reduction::Sum}, .chunks = chunks})
         .backward();
     return weight.grad();
   };
@@ -407,7 +407,7 @@ TEST(LinearCrossEntropy, RefusesUnfitInputs) {
   };
   EXPECT_ERROR(run({.chunks = -1}), ".chunks is -1");
   EXPECT_ERROR(run({.chunk_bytes = 0}), ".chunk_bytes 0");
-  EXPECT_ERROR(run({.loss = {.reduction = Reduction::kNone}}), "kNone");
+  EXPECT_ERROR(run({.loss = {.reduction = at::Reduction::None}}), "None");
   EXPECT_ERROR(run({.loss = {.z_loss = -1}}), "z_loss is -1");
   EXPECT_ERROR(linear_cross_entropy(hidden, weight.t(), targets), "(vocabulary, features)");
   EXPECT_ERROR(linear_cross_entropy(hidden.to(at::kFloat), weight, targets), "of one type");
