@@ -135,15 +135,6 @@ TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   EXPECT_CONTAINS(errors[1], "unit 'head'");
 }
 
-TEST(ParameterAgreement, AcceptsEqualModels) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  const DebugChecks checks("1");
-  RunHybrid([&](Rank& rank, ShardedModel& model) {
-    local_loss(model, rank).backward();
-    expect_gradients(model, expected);
-  });
-}
-
 // Ranks that run different units while the communicator does not notice: Gloo and NCCL accept any
 // tensors of one size.
 

@@ -1,14 +1,12 @@
 // The phases of iterations, units and gathers: docs/fsdp.md has the transitions of the code, models
 // recover from unusual orders, and an error names the unit in which it occurred. Iterations
-// in unusual orders, frozen parameters, settings that change between steps, and defects of PyTorch
-// 2.11's FSDP2.
+// in unusual orders, frozen parameters, and settings that change between steps.
 
 #include <c10/core/InferenceMode.h>
 
 #include <fstream>
 #include <regex>
 
-#include "fsdp/recording_streams.h"
 #include "fsdp/state.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
@@ -411,8 +409,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
-// Defects of PyTorch 2.11's FSDP2, one test each.
-
+// PyTorch 2.11's FSDP2 shows wrong values.
 TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {
@@ -429,37 +426,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-/// A struct that layers of a user's model pass to each other.
-struct Activation {
-  at::Tensor value;
-};
-
-template <class Visit>
-void visit_tensors(Activation& activation, Visit&& visit) {
-  visit(activation.value);
-}
-
-struct StructLayer : nn::Module<StructLayer> {
-  Activation forward(const Activation& in) { return {at::relu((*linear)(in.value))}; }
-  nn::Child<nn::Linear> linear{*this, "linear", 4, 4};
-};
-
-struct StructModel : nn::Module<StructModel> {
-  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(Activation{x})).value; }
-  nn::Child<StructLayer> first{*this, "first"}, second{*this, "second"};
-};
-
-TEST_ON_MESH(Iteration, UnitsThatPassStructsReduceWithinBackward, {2}, {"dp"}) {
-  Filled<StructModel> model;
-  shard_units({&*model.first, &*model.second, &model}, mesh);
-  const auto streams = testing::record(model);
-  model(uniform_values({2, 4}, 1)).sum().backward();
-  const std::vector<std::string>& notes = streams->notes();
-  const auto reduced = std::ranges::find(notes, "reduce_scatter unit 'second'");
-  ASSERT_NE(reduced, notes.end());
-  EXPECT_NE(std::find(reduced, notes.end(), "unshard unit 'first'"), notes.end());
-}
-
+// PyTorch 2.11's FSDP2 copies.
 TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();
