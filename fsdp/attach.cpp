@@ -37,25 +37,19 @@ void for_each_parameter(Unit& unit, Act&& act) {
 
 class ShardGradient final : public nn::StandInGradient {
  public:
-  ShardGradient(const at::Tensor& sharded, std::weak_ptr<Unit> unit)
-      : StandInGradient(sharded), unit_(std::move(unit)) {}
+  ShardGradient(const at::Tensor& sharded, std::weak_ptr<Unit> unit, ShardedParameter& parameter)
+      : StandInGradient(sharded), unit_(std::move(unit)), parameter_(&parameter) {}
 
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
   /// The unit that owns the parameter; nullptr if the unit has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// The parameter of `unit` whose shard is `sharded`; nullptr if no parameter has this shard any
-  /// more.
-  static ShardedParameter* parameter(Unit& unit, const at::Tensor& sharded) {
-    ShardedParameter* found = nullptr;
-    for_each_parameter(unit, [&](ShardedParameter& each) {
-      found = each.sharded().is_same(sharded) ? &each : found;
-    });
-    return found;
-  }
+  /// The parameter of the unit, which may have another shard by now. Valid while the unit exists.
+  ShardedParameter& parameter() const { return *parameter_; }
 
  private:
   std::weak_ptr<Unit> unit_;
+  ShardedParameter* parameter_;
 };
 
 struct RequestedParameter {
@@ -70,9 +64,9 @@ std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
   for (const Edge& output : call.outputs) {
     const auto* node = dynamic_cast<const ShardGradient*>(output.function.get());
     const std::shared_ptr<Unit> unit = node != nullptr ? node->unit() : nullptr;
-    auto* parameter = unit != nullptr ? ShardGradient::parameter(*unit, node->variable) : nullptr;
-    if (parameter != nullptr && parameter->unsharded().defined()) {
-      requested.push_back({unit, parameter});
+    if (unit != nullptr && node->parameter().sharded().is_same(node->variable) &&
+        node->parameter().unsharded().defined()) {
+      requested.push_back({unit, &node->parameter()});
     }
   }
   return requested;
@@ -239,8 +233,8 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
 void offer_gradients(const std::shared_ptr<Unit>& unit) {
   nn::ask_stand_ins();
   for_each_parameter(*unit, [&](ShardedParameter& parameter) {
-    parameter.set_stand_in([unit = std::weak_ptr(unit)](const at::Tensor& sharded) {
-      return tessera::detail::make_node<ShardGradient>(sharded, unit);
+    parameter.set_stand_in([unit = std::weak_ptr(unit), &parameter](const at::Tensor& sharded) {
+      return tessera::detail::make_node<ShardGradient>(sharded, unit, parameter);
     });
   });
 }

@@ -394,8 +394,8 @@ void PostForwardShard::keep(const at::Tensor& memory, comm::Streams& streams) {
 }
 
 comm::WorkPtr PostForwardShard::start_gather(const at::Tensor& memory, const std::string& label,
-                                             comm::Streams& streams, comm::Lane lane) {
-  streams.wait(lane, copied_);
+                                             comm::Streams& streams) {
+  streams.wait(comm::Lane::kAllGather, copied_);
   // Keeps a second reference to the memory of piece_, since drop() may reset piece_ while the
   // collective still reads the memory.
   sent_ = piece_;

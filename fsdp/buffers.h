@@ -278,11 +278,11 @@ class PostForwardShard {
   /// Copies this rank's part of `memory` on the compute stream. The length of `memory` must be a
   /// multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
-  /// Starts the all-gather of the cached parts into `memory`, on stream `lane`, which first waits
-  /// for the copy of this rank's part. `label` is the unit's name in messages. Collective over
-  /// group().
+  /// Starts the all-gather of the cached parts into `memory`, on the all-gather stream, which first
+  /// waits for the copy of this rank's part. `label` is the unit's name in messages. Collective
+  /// over group().
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
-                             comm::Streams& streams, comm::Lane lane);
+                             comm::Streams& streams);
   /// To be called when the gather has ended and the stream that owns piece_ has waited for the
   /// gather.
   void end_gather() { sent_.reset(); }

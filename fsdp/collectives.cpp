@@ -500,7 +500,7 @@ void set_where_any_rank_has(std::vector<std::uint8_t>& flags, comm::Communicator
 
 }  // namespace
 
-void agree_on_calls(const Groups& sharding, const Groups& replicating, const Settings& settings) {
+void agree_on_calls(const Groups& sharding, const Groups& replicating) {
   Groups groups;
   append_by_size(groups, sharding);
   append_by_size(groups, replicating);
@@ -521,7 +521,7 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating, const Set
       }
     }
   }
-  TESSERA_CHECK(found.empty(), found, settings.hint_of_unused_units(found));
+  TESSERA_CHECK(found.empty(), found, kCallOnEveryRank);
 }
 
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {

@@ -21,8 +21,9 @@ namespace {
 
 void check_module(const nn::ModuleBase* module) {
   TESSERA_CHECK(module != nullptr, "fully_shard was given a null module");
-  TESSERA_CHECK(!is_fully_sharded(*module), "fully_shard or replicate was applied to this ",
-                module->name(), " already; apply one of them once to each module");
+  TESSERA_CHECK(module->attached<Unit>() == nullptr,
+                "fully_shard or replicate was applied to this ", module->name(),
+                " already; apply one of them once to each module");
   TESSERA_CHECK(
       dynamic_cast<const nn::ModuleList*>(module) == nullptr,
       "fully_shard: a ModuleList has no forward to gather before; apply it to the modules "
@@ -133,10 +134,6 @@ DeviceMesh world_mesh(const comm::WorldPtr& world) {
   return init_device_mesh(world, {world->size()}, {"dp"});
 }
 
-bool is_fully_sharded(const nn::ModuleBase& module) {
-  return module.attached<Unit>() != nullptr;
-}
-
 ActiveUnits::ActiveUnits(const nn::ModuleBase& model) : units_(units_of(model, /*recurse=*/true)) {}
 
 std::string ActiveUnits::text() const {
@@ -245,10 +242,6 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
 
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse) {
   set_each(module, recurse, "set_force_sum_reduction", &Settings::force_sum, force);
-}
-
-void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse) {
-  set_each(module, recurse, "set_unshard_async_op", &Settings::unshard_async_op, async_op);
 }
 
 void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurse) {

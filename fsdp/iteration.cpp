@@ -8,6 +8,7 @@
 
 #include <map>
 #include <mutex>
+#include <unordered_map>
 
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/environment.h"
@@ -153,18 +154,8 @@ bool IterationState::begin_forward() {
 /// the shards.
 void IterationState::await_update() {
   comm::Streams& streams = comm_context().streams();
-  const std::vector<std::shared_ptr<Unit>> all = units();
-  const auto event = std::exchange(all.front()->settings().post_optim_event, std::nullopt);
-  const auto in_compute = std::ranges::count_if(
-      all, [](const auto& unit) { return unit->settings().unshard_async_op; });
-  // Gathers on the compute stream follow the work of that stream anyway, so only gathers on the
-  // all-gather stream need the wait.
-  if (in_compute < std::ssize(all)) {
-    streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
-  }
-  if (in_compute > 0 && event) {
-    streams.wait(comm::Lane::kCompute, *event);
-  }
+  const auto event = std::exchange(units().front()->settings().post_optim_event, std::nullopt);
+  streams.wait(comm::Lane::kAllGather, event ? *event : streams.record(comm::Lane::kCompute));
 }
 
 /// Keeps parameter groups gathered if no rank has written to their shards.
@@ -237,7 +228,7 @@ void IterationState::agree_on_gathers() {
   std::vector<comm::Communicator*> sharding;
   for_each_group([&](ParameterGroup& group) { group.gathered().add_groups(sharding); });
   try {
-    agree_on_calls(sharding, {}, units().front()->settings());
+    agree_on_calls(sharding, {});
   } catch (...) {
     for_each_group([&](ParameterGroup& group) { group.gathered().discard(comm_context()); });
     throw;
@@ -275,14 +266,6 @@ void IterationState::enter_backward() {
     // The callback keeps this iteration alive, because backward may outlive the model.
     tessera::detail::call_at_end_of_backward(
         [self = shared_from_this(), token] { self->end_backward(); });
-    // Only some ranks may reach a unit with Options::may_be_unused, so all ranks gather such units
-    // here, before any other unit. Forward gathered them too, but another forward or backward may
-    // have freed their parameters.
-    for (const std::shared_ptr<Unit>& unit : units()) {
-      if (unit->settings().unshard_in_backward) {
-        unit->gather_on_all_ranks();
-      }
-    }
   }
 }
 
@@ -339,7 +322,7 @@ void IterationState::agree_on_gradients() {
     group.add_replica_groups(replicating);
   });
   try {
-    agree_on_calls(sharding, replicating, units().front()->settings());
+    agree_on_calls(sharding, replicating);
   } catch (...) {
     forget_reductions();
     for_each_group([&](ParameterGroup& group) {
@@ -428,8 +411,10 @@ void Unit::make_iteration() {
   const nn::ModuleBase& root = *modules_.front();
   const std::vector<std::shared_ptr<Unit>> units = units_of(root, true);
   iteration_ = std::make_shared<IterationState>(units);
-  const ModuleTree tree(root, false);
-  const auto may_be_unused = std::make_shared<std::vector<std::string>>();
+  std::unordered_map<const nn::ModuleBase*, std::string> names;
+  nn::visit_modules(root, [&](const std::string& fqn, const nn::ModuleBase& module) {
+    names.emplace(&module, fqn);
+  });
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->iteration_ = iteration_;
     unit->set_comm_context(shared_comm_context());
@@ -443,15 +428,8 @@ void Unit::make_iteration() {
     // The label is the FQN of the unit's first module below the root, because the unit's other
     // modules may be in another tree.
     const auto below = std::ranges::find_if(
-        unit->modules_, [&](const nn::ModuleBase* module) { return tree.find(module); });
-    unit->settings_->label =
-        unit->is_root() ? "the root unit" : "unit '" + tree.find(*below)->fqn + "'";
-    if (unit->may_be_unused_) {
-      may_be_unused->push_back(unit->label());
-    }
-  }
-  for (const std::shared_ptr<Unit>& unit : units) {
-    unit->settings_->may_be_unused = may_be_unused;
+        unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
+    unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
   }
 }
 
@@ -524,10 +502,7 @@ void Unit::await_compute() {
     free_outdated(holding, comm_context());
   }
   // Later gathers wait for the work that the compute lane has issued, which may write the shards.
-  // Gathers in the compute lane need no wait.
-  if (!settings_->unshard_async_op) {
-    comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
-  }
+  comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
 /// Throws Error if this rank has written to shards whose old values are still gathered. The ranks
@@ -572,16 +547,6 @@ void Unit::begin_iteration() {
     reset_to_idle();
   }
   prepare();
-  gather_on_all_ranks();
-}
-
-/// Gathers the unit on all ranks. The all-gather is not recorded in GatherOrder, which has only
-/// units that all ranks run.
-void Unit::gather_on_all_ranks() {
-  if (may_be_unused_) {
-    start_gathers();
-    each(&GatheredState::unshard, comm_context());
-  }
 }
 
 }  // namespace tessera::fsdp

@@ -163,14 +163,14 @@ using comm::LaneScope;
 /// Runs `act`, which calls or waits for a gather. If ranks called different collectives, adds to
 /// the error a hint about units that only some ranks run.
 template <class Act>
-void gathering(const Settings& settings, Act&& act) {
+void gathering(Act&& act) {
   try {
     act();
     // A PeerError gets no hint, because it reports the failure of another rank.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
-    fail(error.what(), settings.hint_of_unused_units(error.what()));
+    fail(error.what(), kCallOnEveryRank);
   }
 }
 
@@ -201,8 +201,7 @@ void GatheredState::lay_out(CommContext& context) {
   }
   // The stream of the gather must wait for the copies into the flat buffer, which the all-gather
   // sends.
-  choose_lane(context);
-  follow_compute(context);
+  context.streams().order(Lane::kCompute, Lane::kAllGather);
 }
 
 /// Whether the all-gather can write directly into the unsharded tensors, without a buffer and a
@@ -218,8 +217,7 @@ bool GatheredState::start_unshard(CommContext& context) {
   }
   const c10::AutoGradMode no_grad(false);
   context.streams().note("all_gather " + settings_->label);
-  choose_lane(context);
-  const LaneScope lane(context.streams(), lane_);
+  const LaneScope lane(context.streams(), Lane::kAllGather);
   // The phase changes before the call, so that discard_gather() finds a gather to end if the call
   // throws.
   phase_.enter(GatherPhase::kGathering, settings_->label);
@@ -237,9 +235,8 @@ void GatheredState::start_gather(CommContext& context) {
     // The cached parts (Options::post_forward_mesh_size) were cut from the whole unsharded memory,
     // so they are gathered into the whole memory.
     allocate_in_lane(context);
-    gathering(*settings_, [&] {
-      gather_ =
-          post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams(), lane_);
+    gathering([&] {
+      gather_ = post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams());
     });
     return;
   }
@@ -253,30 +250,13 @@ void GatheredState::start_gather(CommContext& context) {
   if (in_place) {
     allocate_in_lane(context);
   }
-  gathering(*settings_, [&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
-}
-
-/// Sets the stream of the next gather (see set_unshard_async_op). If the stream changes, the
-/// all-gather stream waits for the work that the compute stream has issued.
-void GatheredState::choose_lane(CommContext& context) {
-  const Lane next = settings_->unshard_async_op ? Lane::kCompute : Lane::kAllGather;
-  // The stream may change only between gathers, because the buffers of a gather belong to the
-  // stream on which it began.
-  if (std::exchange(lane_, next) == Lane::kCompute) {
-    follow_compute(context);
-  }
-}
-
-void GatheredState::follow_compute(CommContext& context) const {
-  if (lane_ != Lane::kCompute) {
-    context.streams().order(Lane::kCompute, lane_);
-  }
+  gathering([&] { in_place ? start_gather_in_place() : start_gather_packed(context); });
 }
 
 /// Allocates the unsharded memory on the stream of the gather. The stream waits for the last use of
 /// memory that an earlier unit has released.
 void GatheredState::allocate_in_lane(CommContext& context) {
-  memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, lane_);
+  memory_ = context.pool().acquire(unsharded_.bytes(), at::kByte, Lane::kAllGather);
   unsharded_.lend(memory_->tensor);
 }
 
@@ -298,7 +278,8 @@ void GatheredState::start_gather_in_place() {
 }
 
 void GatheredState::start_gather_packed(CommContext& context) {
-  gathered_ = context.pool().acquire(group().size() * send_.numel(), send_.scalar_type(), lane_);
+  gathered_ =
+      context.pool().acquire(group().size() * send_.numel(), send_.scalar_type(), Lane::kAllGather);
   gather_ = group().all_gather(gathered_->tensor.view({group().size(), send_.numel()}), send_);
 }
 
@@ -354,10 +335,10 @@ void GatheredState::wait_for_gather(CommContext& context) {
     return;
   }
   {
-    const LaneScope lane(context.streams(), lane_);
+    const LaneScope lane(context.streams(), Lane::kAllGather);
     if (gather_ != nullptr) {
       try {
-        gathering(*settings_, [work = std::exchange(gather_, nullptr)] { work->wait(); });
+        gathering([work = std::exchange(gather_, nullptr)] { work->wait(); });
       } catch (...) {
         discard_gather();
         throw;
@@ -365,9 +346,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
     }
     send_.reset();
   }
-  if (lane_ != Lane::kCompute) {
-    context.streams().order(lane_, Lane::kCompute);
-  }
+  context.streams().order(Lane::kAllGather, Lane::kCompute);
   post_forward_.end_gather();
   post_forward_.drop();  // a cached part serves one backward
 }
@@ -419,8 +398,8 @@ void GatheredState::fill(CommContext& context) {
 }
 
 /// Frees the unsharded memory. Unpacked tensors belong to the compute stream. Gathered memory
-/// belongs to the gather stream, which reuses it when the compute stream has finished. On a CPU,
-/// and with one stream for both, the memory is reused at once.
+/// belongs to the gather stream, which reuses it when the compute stream has finished. On a CPU the
+/// memory is reused at once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -429,11 +408,10 @@ void GatheredState::free_unsharded(CommContext& context) {
   if (!memory_) {
     return;
   }
-  const bool used = unsharded() && lane_ != Lane::kCompute;
-  if (auto event = used ? context.streams().record(Lane::kCompute) : nullptr) {
+  if (auto event = unsharded() ? context.streams().record(Lane::kCompute) : nullptr) {
     // Older idle memory is freed, so that only one unit's memory stays idle, for the next gather to
     // reuse.
-    context.pool().drop(lane_);
+    context.pool().drop(Lane::kAllGather);
     context.pool().release(*std::move(memory_), std::move(event));
   }
   memory_.reset();

@@ -229,8 +229,6 @@ class GatheredState {
   bool gathers_in_place() const;
   void allocate_in_lane(CommContext& context);
 
-  void choose_lane(CommContext& context);
-  void follow_compute(CommContext& context) const;
   void start_gather(CommContext& context);
   void start_gather_in_place();
   void start_gather_packed(CommContext& context);
@@ -252,7 +250,6 @@ class GatheredState {
   PostForwardShard post_forward_;
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
 
-  comm::Lane lane_ = comm::Lane::kAllGather;    ///< the stream of the last gather
   at::Tensor send_;                             ///< the input of the all-gather in progress
   std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel); empty if gathered in place
   comm::WorkPtr gather_;
@@ -361,9 +358,9 @@ class ParameterGroup {
 /// groups of shards before groups of replicas, small before large, so that later groups learn what
 /// earlier groups found. Throws the first Error after the last group, but a PeerError (another rank
 /// failed) at once. Collective over all of the groups, which must be listed in the same order on
-/// all ranks. `settings`: the settings of the root, for the hint in the message.
+/// all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
-                    const std::vector<comm::Communicator*>& replicating, const Settings& settings);
+                    const std::vector<comm::Communicator*>& replicating);
 
 /// Frees, on all ranks, the gathered memory of each parameter group whose shards any rank has
 /// written. All ranks must free the memory, because the next gather is collective. `groups` must be

@@ -21,7 +21,7 @@ std::string successors_of(P phase) {
 
 }  // namespace
 
-// docs/fsdp.md has the cause of each transition; fsdp_test compares the phases.
+// docs/fsdp.md has the cause of each transition.
 
 template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {
@@ -101,9 +101,6 @@ void Phase<P>::enter(P next, const std::string& whose) {
   TESSERA_CHECK(legal, "fully_shard: ", whose, " cannot go from phase ", to_string(now_), " to ",
                 to_string(next), ", only to ", successors_of(now_),
                 "; call modules and backward in an order that docs/fsdp.md has");
-  if (PhaseRecorder* const* recorder = PhaseRecorder::Scope::active()) {
-    (*recorder)->changes<P>().push_back({whose, to_string(now_), to_string(next)});
-  }
   now_ = next;
 }
 

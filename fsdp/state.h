@@ -5,13 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "tessera/comm/streams.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/internals/detail/threads.h"
 
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
@@ -84,33 +82,6 @@ class Phase {
   P now_;
 };
 
-/// While this object exists, records the phase changes on this thread, including the changes in
-/// backward. For tests and debugging.
-class PhaseRecorder {
- public:
-  struct Change {
-    std::string whose;
-    std::string from;
-    std::string to;
-  };
-
-  using Scope = detail::CarriedScope<detail::Carried::kPhaseRecorder, PhaseRecorder*>;
-
-  template <class P>
-  std::vector<Change>& changes() {
-    return std::get<Changes<P>>(changes_).list;
-  }
-
- private:
-  template <class P>
-  struct Changes {
-    std::vector<Change> list;
-  };
-
-  std::tuple<Changes<IterationPhase>, Changes<UnitPhase>, Changes<GatherPhase>> changes_;
-  Scope scope_{this};
-};
-
 class TESSERA_API Unit;
 
 /// A unit's settings that may change between iterations. The unit and its parameter groups share
@@ -123,7 +94,6 @@ struct Settings {
   bool all_reduce = true;  ///< false: reductions skip the replicas until the setting is true again
   bool last_backward = true;
   bool unshard_in_backward = true;
-  bool unshard_async_op = false;           ///< whether gathers run on the compute stream
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
   std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
   /// The event for which the all-gathers of the next forward wait; default: the all-gathers wait
@@ -134,23 +104,14 @@ struct Settings {
   /// Units to prefetch in backward; empty: the unit that ran before this unit in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
-  /// The names of the model's units that have Options::may_be_unused. All units of a model share
-  /// this list.
-  std::shared_ptr<const std::vector<std::string>> may_be_unused;
 
-  /// A hint to append to `error`, a message about ranks that call different collectives. Empty if
-  /// `error` names a unit that has the option may_be_unused.
-  std::string hint_of_unused_units(const std::string& error) const {
-    const auto names = [&](const std::string& unit) {
-      return error.find(unit) != std::string::npos;
-    };
-    return may_be_unused != nullptr && std::ranges::any_of(*may_be_unused, names)
-               ? ""
-               : "; a unit that only some ranks run needs Options::may_be_unused";
-  }
   /// Whether more micro-batches follow before the optimizer steps.
   bool step_goes_on() const { return !last_backward || !gradient_sync || !all_reduce; }
 };
+
+/// A hint to append to a message about ranks that call different collectives.
+inline constexpr const char* kCallOnEveryRank =
+    "; every rank must call each unit: leave a module that only some ranks call to the unit above";
 
 /// The order in which the root's last forward used the units that were gathered in it. The current
 /// forward prefetches in this order. Units that were already unsharded are not recorded: they may

@@ -215,7 +215,6 @@ void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device devic
 Unit::Unit(const UnitSpec& spec)
     : modules_(spec.modules),
       mp_policy_(spec.options.mp_policy),
-      may_be_unused_(spec.options.may_be_unused),
       in_buckets_(reduces_in_buckets(spec)),
       ignored_(spec.options.ignored),
       settings_(initial_settings(spec)),
@@ -449,11 +448,7 @@ void Unit::await_backward(nn::TensorList outputs) {
   if (!hooked || phase_ == UnitPhase::kForwardRecorded) {
     return;
   }
-  // A unit that only some ranks may run is not recorded, because all ranks must prefetch the same
-  // units.
-  if (!may_be_unused_) {
-    iteration_->ran_forward(*this, token);
-  }
+  iteration_->ran_forward(*this, token);
   enter(UnitPhase::kForwardRecorded);
 }
 
@@ -491,9 +486,7 @@ void Unit::end_forward() {
 
 /// Frees the unsharded parameters after forward, to gather them again in backward (ZeRO-3).
 void Unit::free_after_forward() {
-  if (may_be_unused_) {
-    install_sharded();  // the memory is freed when backward or the iteration ends
-  } else if (phase() != UnitPhase::kAwaitingBackward) {
+  if (phase() != UnitPhase::kAwaitingBackward) {
     each(&GatheredState::reshard, comm_context());
   } else if (settings_->reshard_after_forward.value_or(!is_root())) {
     each(&GatheredState::reshard_for_now, comm_context());
@@ -550,9 +543,7 @@ void Unit::prefetch_for_backward() {
 }
 
 void Unit::post_backward(nn::TensorList gradients) {
-  // Ranks that did not run this unit have no hook and do not reach this function. Therefore a unit
-  // that may be unused is reduced at the end of backward, which all ranks reach.
-  if (phase_ == UnitPhase::kBackward && !may_be_unused_) {
+  if (phase_ == UnitPhase::kBackward) {
     enter(UnitPhase::kIdle);
     awaits_call_ = is_called_again();
     awaits_call_ ? free_after_backward() : settle_gradients();
@@ -576,7 +567,7 @@ void Unit::begin_buckets() {
   }
   noted_.clear();
   buckets_left_ = groups().size();
-  const bool early = in_buckets() && !may_be_unused_ && iteration_->is_alone() &&
+  const bool early = in_buckets() && iteration_->is_alone() &&
                      std::ranges::none_of(groups(), [](const ParameterGroup& group) {
                        return std::ranges::any_of(group.parameters(), &ShardedParameter::has_hooks);
                      });
@@ -641,7 +632,7 @@ void Unit::end_backward() {
   const bool late = any(&GradientState::any_unsharded);
   // `awaits` is also true for a unit that only an earlier micro-batch used.
   const bool awaits = settings_->gradient_sync && any(&GradientState::awaits_reduction);
-  if (was_in_backward || late || awaits || may_be_unused_ || awaited_call) {
+  if (was_in_backward || late || awaits || awaited_call) {
     settle_gradients();
   } else {
     free_after_backward();

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -52,37 +51,6 @@ bool reduces_in_buckets(const UnitSpec& spec);
 /// Groups the parameters of `spec` by type and mesh, and by bucket if reduces_in_buckets(spec).
 /// Returns one list for each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
-
-/// A root module and the modules below, by FQN: all modules, or only those in no FSDP unit yet.
-class ModuleTree {
- public:
-  struct Node {
-    std::string fqn;  ///< the first FQN of the module
-    nn::ModuleBase* module;
-    std::vector<std::size_t> children;  ///< indices of nearest ModuleBases below (one parent each)
-    /// All FQNs of the module, one FQN for each place where the module is registered.
-    std::vector<std::string> paths;
-
-    /// Whether each FQN in `inner` is the FQN of this module or of a module below this module.
-    bool holds(const std::vector<std::string>& inner) const;
-  };
-
-  /// `skip_units`: whether to leave out modules that are units, and the modules below such modules.
-  ModuleTree(const nn::ModuleBase& root, bool skip_units);
-
-  /// All modules of the tree, children before their parents; the root is the last.
-  const std::vector<Node>& nodes() const { return nodes_; }
-  /// The node of the module with the FQN `fqn`; nullptr if there is none.
-  const Node* find(const std::string& fqn) const;
-  const Node* find(const nn::ModuleBase* module) const;
-
- private:
-  void add(const std::string& fqn, nn::ModuleBase& module);
-
-  std::vector<Node> nodes_;
-  std::unordered_map<const nn::ModuleBase*, std::size_t> index_;
-  std::vector<std::size_t> parentless_;  ///< while the tree is built: nodes without a parent yet
-};
 
 /// Warns of the first batch norm in `root`, outside of units, if `ranks` > 1: its statistics cover
 /// only one rank's part of the batch.
@@ -227,7 +195,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// The unit's name in messages: its FQN once a root is known, before that the class of its
   /// module.
   const std::string& label() const { return settings_->label; }
-  bool may_be_unused() const { return may_be_unused_; }
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
   UnitPhase phase() const { return phase_.now(); }
   const DataMesh& mesh() const { return mesh_; }
@@ -297,9 +264,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Frees the parameters that an earlier iteration without a backward left gathered.
   void abandon_iteration();
   void begin_iteration();
-  /// Gathers a unit that may be unused, which only some ranks may reach. Does nothing if the unit
-  /// is unsharded. Collective.
-  void gather_on_all_ranks();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and
   /// ends the unit's forward.
   void end_partial_forward();
@@ -360,7 +324,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
-  bool may_be_unused_;
   bool in_buckets_;  ///< set before groups_, because making groups changes the parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;

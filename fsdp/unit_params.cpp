@@ -96,25 +96,17 @@ std::string text_of(const std::vector<const ParameterGroup*>& groups) {
   return fmt::format("{} parameters\n{}", lines.size(), fmt::join(lines, "\n"));
 }
 
-/// Compares the parameters of the ranks of `mesh`, which `text` lists for this rank. Returns the
-/// first difference; "" if there is none. `earlier`: the result for smaller meshes. Collective.
-std::string compare(const DeviceMesh& mesh, c10::Device device, const std::string& text,
-                    const std::string& earlier) {
-  // A difference that a smaller mesh found is sent instead of the parameters, so that all ranks of
-  // this mesh throw.
-  const std::string own = earlier.empty() ? text : "!" + earlier;
+/// Throws Error, on all ranks of `mesh`, unless these ranks have equal parameters, which `text`
+/// lists for this rank. Collective.
+void compare_parameters(const DeviceMesh& mesh, c10::Device device, const std::string& text,
+                        const std::string& label) {
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
-  const auto hash = std::bit_cast<std::int64_t>(stream_of(own.c_str()));
+  const auto hash = std::bit_cast<std::int64_t>(stream_of(text.c_str()));
   const auto hashes = comm::gather_on_hosts(group, {hash});
   if (std::ranges::all_of(hashes, [&](const auto& other) { return other == hashes.front(); })) {
-    return earlier;
+    return;
   }
-  const std::vector<std::string> texts = comm::gather_texts(group, device, own);
-  const auto found =
-      std::ranges::find_if(texts, [](const std::string& each) { return each.starts_with('!'); });
-  if (found != texts.end()) {
-    return found->substr(1);
-  }
+  const std::vector<std::string> texts = comm::gather_texts(group, device, text);
   const auto other =
       std::ranges::find_if(texts, [&](const std::string& each) { return each != texts.front(); });
   std::istringstream first(texts.front()), second(*other);
@@ -123,43 +115,33 @@ std::string compare(const DeviceMesh& mesh, c10::Device device, const std::strin
     std::getline(first, of_first);
     std::getline(second, of_second);
   }
-  return fmt::format("rank {} has {}, rank {} has {}", mesh.ranks().front(), of_first,
-                     mesh.ranks()[static_cast<std::size_t>(other - texts.begin())], of_second);
+  fail(label, ": ranks have other parameters: rank ", mesh.ranks().front(), " has ", of_first,
+       ", rank ", mesh.ranks()[static_cast<std::size_t>(other - texts.begin())], " has ", of_second,
+       "; make the same model on every rank");
 }
 
 /// With TESSERA_DEBUG=1, checks that in the unit named `label` all ranks of `mesh`, and of the
 /// groups' own meshes, have parameters with equal names, sizes and types. Otherwise throws Error on
-/// all of these ranks. Collective with TESSERA_DEBUG=1; without it, does nothing.
-void check_same_parameters(std::vector<ParameterGroup>& groups, const DataMesh& mesh,
+/// all ranks that share the parameters that differ. Collective with TESSERA_DEBUG=1; without it,
+/// does nothing.
+void check_same_parameters(const std::vector<ParameterGroup>& groups, const DataMesh& mesh,
                            const std::string& label) {
   if (!tessera::detail::debug_checks()) {
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  // Small meshes are visited first and the unit's mesh last, so that the error also stops ranks
-  // that would continue with the next unit.
-  std::vector<std::pair<DeviceMesh, std::vector<const ParameterGroup*>>> meshes;
+  using Members = std::pair<DeviceMesh, std::vector<const ParameterGroup*>>;
+  std::vector<Members> meshes{{mesh.all, {}}};
   for (const ParameterGroup& group : groups) {
-    const DeviceMesh& own = group.mesh().all;
-    auto known = std::ranges::find(meshes, own, [](const auto& entry) { return entry.first; });
+    auto known = std::ranges::find(meshes, group.mesh().all, &Members::first);
     if (known == meshes.end()) {
-      known = meshes.insert(meshes.end(), {own, {}});
+      known = meshes.insert(known, {group.mesh().all, {}});
     }
     known->second.push_back(&group);
   }
-  if (std::ranges::find(meshes, mesh.all, [](const auto& entry) { return entry.first; }) ==
-      meshes.end()) {
-    meshes.push_back({mesh.all, {}});
-  }
-  std::ranges::stable_sort(meshes, {}, [&](const auto& entry) {
-    return std::pair(entry.first == mesh.all, entry.first.size());
-  });
-  std::string difference;
   for (const auto& [own, members] : meshes) {
-    difference = compare(own, mesh.device(), text_of(members), difference);
+    compare_parameters(own, mesh.device(), text_of(members), label);
   }
-  TESSERA_CHECK(difference.empty(), label, ": ranks have other parameters: ", difference,
-                "; make the same model on every rank");
 }
 
 /// Disables inference mode while this object exists. Tensors made in this scope outlive a forward

@@ -15,7 +15,7 @@ namespace tessera::fsdp {
 
 // The functions below turn options into the decisions for a unit: its parameters, and for each
 // parameter the placement, mesh and device. Before a parameter is changed, all functions in the
-// options are called and all results are checked. A wrap plan uses the same functions.
+// options are called and all results are checked.
 
 namespace {
 
@@ -274,66 +274,6 @@ std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec) {
     }
   }
   return groups;
-}
-
-// The module tree for wrap plans and labels: every module with all of its FQNs and its nearest
-// children, read in one walk. A module may be registered in several places; its first FQN is its
-// name.
-
-namespace {
-
-/// Whether the module with FQN `outer` ("": the root) is, or contains, the module `inner`.
-bool leads_through(const std::string& outer, const std::string& inner) {
-  return outer.empty() || inner == outer || inner.starts_with(outer + ".");
-}
-
-}  // namespace
-
-bool ModuleTree::Node::holds(const std::vector<std::string>& inner) const {
-  return std::ranges::all_of(inner, [this](const std::string& path) {
-    return std::ranges::any_of(
-        paths, [&path](const std::string& outer) { return leads_through(outer, path); });
-  });
-}
-
-ModuleTree::ModuleTree(const nn::ModuleBase& root, bool skip_units) {
-  const auto skip = [skip_units](const torch::nn::Module& module) {
-    const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module);
-    return skip_units && ours != nullptr && ours->attached<Unit>() != nullptr;
-  };
-  // const_cast is needed, because callers change the modules in nodes() later. The constructor
-  // changes no module.
-  nn::visit_modules(const_cast<nn::ModuleBase&>(root),
-                    [this](const std::string& fqn, nn::ModuleBase& module) { add(fqn, module); },
-                    {.every_place = true, .children_first = true, .skip = skip});
-  parentless_.clear();
-}
-
-void ModuleTree::add(const std::string& fqn, nn::ModuleBase& module) {
-  // The children are the nearest ModuleBases below, even with libtorch modules in between. The walk
-  // visits children first, so the nodes below this node are the last that were added.
-  const auto first = std::ranges::find_if(
-      parentless_, [&](std::size_t node) { return leads_through(fqn, nodes_[node].fqn); });
-  std::vector<std::size_t> children(first, parentless_.end());
-  parentless_.erase(first, parentless_.end());
-  // A module that is registered twice is one node with two paths.
-  const auto [known, is_new] = index_.emplace(&module, nodes_.size());
-  if (!is_new) {
-    nodes_[known->second].paths.push_back(fqn);
-    return;
-  }
-  parentless_.push_back(nodes_.size());
-  nodes_.push_back({fqn, &module, std::move(children), {fqn}});
-}
-
-const ModuleTree::Node* ModuleTree::find(const std::string& fqn) const {
-  const auto found = std::ranges::find(nodes_, fqn, &Node::fqn);
-  return found == nodes_.end() ? nullptr : &*found;
-}
-
-const ModuleTree::Node* ModuleTree::find(const nn::ModuleBase* module) const {
-  const auto found = index_.find(module);
-  return found == index_.end() ? nullptr : &nodes_[found->second];
 }
 
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks) {

@@ -89,12 +89,12 @@ tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) 
 
 void check_options(const CrossEntropyOptions& options) {
   tessera::detail::check_options(row_options(options));
-  TESSERA_CHECK(!options.tokens.defined() || options.reduction == Reduction::kMean,
-                "cross_entropy: .tokens is for Reduction::kMean; remove it, or use kMean");
+  TESSERA_CHECK(!options.tokens.defined() || options.reduction == at::Reduction::Mean,
+                "cross_entropy: .tokens is for at::Reduction::Mean; remove it, or use Mean");
   TESSERA_CHECK(
-      !options.over || (options.reduction == Reduction::kMean && !options.tokens.defined()),
-      "cross_entropy: .over is for Reduction::kMean without .tokens; remove one of them, or use "
-      "kMean");
+      !options.over || (options.reduction == at::Reduction::Mean && !options.tokens.defined()),
+      "cross_entropy: .over is for at::Reduction::Mean without .tokens; remove one of them, or use "
+      "Mean");
   TESSERA_CHECK(!options.tokens.defined() || options.tokens.dim() == 0,
                 "cross_entropy: .tokens must be one number, but has sizes ",
                 options.tokens.sizes());
@@ -146,17 +146,17 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// Returns the losses of all tokens, for kNone: plain if every rank has all tokens.
+/// Returns the losses of all tokens, for None: plain if every rank has all tokens.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
 
-/// The loss for kSum or kMean, one plain number. `sum`: the sum of the losses, plain or Partial.
+/// The loss for Sum or Mean, one plain number. `sum`: the sum of the losses, plain or Partial.
 /// Differentiable.
 at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options) {
   at::Tensor all = whole(sum);
-  if (options.reduction == Reduction::kSum) {
+  if (options.reduction == at::Reduction::Sum) {
     return all;
   }
   if (options.tokens.defined()) {
@@ -407,8 +407,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
       own_targets(targets, logits.size(1), token_sharding(logits), options.ignore_index);
   compare_targets(own, logits, 1);
   const at::Tensor losses = tessera::detail::cross_entropy(logits, own, row_options(options));
-  return options.reduction == Reduction::kNone ? losses_of_rows(losses)
-                                               : reduced_loss(losses.sum(), targets, options);
+  return options.reduction == at::Reduction::None ? losses_of_rows(losses)
+                                                  : reduced_loss(losses.sum(), targets, options);
 }
 
 at::Tensor tokens_per_rank(const at::Tensor& targets, const DeviceMesh& mesh,
@@ -448,11 +448,11 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   problem.rows_of_chunk = rows_of_chunk(problem.hidden, problem.shard, options);
   const bool gradient = c10::GradMode::is_enabled() &&
                         (problem.hidden.requires_grad() || problem.weight.requires_grad());
-  if (options.loss.reduction == Reduction::kNone) {
+  if (options.loss.reduction == at::Reduction::None) {
     TESSERA_CHECK(
         !gradient,
-        "linear_cross_entropy: Reduction::kNone has no gradient, since forward does not know "
-        "the factor of each row; use kSum, kMean or cross_entropy()");
+        "linear_cross_entropy: at::Reduction::None has no gradient, since forward does not know "
+        "the factor of each row; use Sum, Mean or cross_entropy()");
     return distributed_losses(run_chunks(problem, false, false).losses, rows, targets.size(0));
   }
   const at::Tensor sum = gradient

@@ -490,9 +490,7 @@ std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
 }
 
 StylePtr output_projection(const BlockPlanOptions& options, std::int64_t heads = 0) {
-  return rowwise_parallel({.output_layouts = options.activations,
-                           .use_local_output = options.use_local_output,
-                           .heads = heads});
+  return rowwise_parallel({.output_layouts = options.activations, .heads = heads});
 }
 
 }  // namespace

@@ -33,6 +33,14 @@ at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& des
                              : tensor.redistribute(layout).tensor();
 }
 
+/// Redistributes the distributed `tensor` to `layout`. With `use_local_output`, returns the local
+/// tensor.
+at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
+                          bool use_local_output) {
+  const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);
+  return use_local_output ? DistributedTensor(output).to_local() : output;
+}
+
 /// Makes a distributed tensor with the placement `layout` from a plain tensor.
 DistributedTensor from_plain(const nn::ModuleBase& module, const at::Tensor& tensor,
                              const DeviceMesh& mesh, const Placement& layout,
@@ -284,8 +292,8 @@ class ReplicatedHeads final : public ParallelStyle {
       compute_one_head(*lora->b, mesh);
     }
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
-    module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      *outputs[0] = prepare_output(*outputs[0], Shard{-1}, options.use_local_output);
+    module.add_forward_hook([](auto&, nn::TensorList outputs) {
+      *outputs[0] = prepare_output(*outputs[0], Shard{-1}, /*use_local_output=*/false);
     });
   }
 
@@ -455,7 +463,8 @@ class ReplicatedParameters final : public ParallelStyle {
 /// never called.
 class PlaceParameters final : public ParallelStyle {
  public:
-  explicit PlaceParameters(PlaceOptions options) : options_(std::move(options)) {}
+  explicit PlaceParameters(std::vector<std::pair<std::string, Placement>> placements)
+      : placements_(std::move(placements)) {}
 
   std::string name() const override { return "place_parameters"; }
   bool adds_hooks() const override { return false; }
@@ -463,7 +472,7 @@ class PlaceParameters final : public ParallelStyle {
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
                   " has no parameters of its own; name the modules below it that have some");
-    for (const auto& [parameter, placement] : options_.placements) {
+    for (const auto& [parameter, placement] : placements_) {
       module.slot(parameter);  // throws for an unknown name
     }
     SlotPlacements placements;
@@ -477,12 +486,12 @@ class PlaceParameters final : public ParallelStyle {
 
  private:
   Placement placement_of(const std::string& parameter) const {
-    const auto found = std::ranges::find(options_.placements, parameter,
-                                         &std::pair<std::string, Placement>::first);
-    return found == options_.placements.end() ? Placement(Replicate{}) : found->second;
+    const auto found =
+        std::ranges::find(placements_, parameter, &std::pair<std::string, Placement>::first);
+    return found == placements_.end() ? Placement(Replicate{}) : found->second;
   }
 
-  PlaceOptions options_;
+  std::vector<std::pair<std::string, Placement>> placements_;
 };
 
 // The styles that only convert tensors at a module's boundary.
@@ -590,12 +599,6 @@ at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
   return redistribute_to(distributed, desired, regather);
 }
 
-at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout,
-                          bool use_local_output) {
-  const at::Tensor output = redistribute_to(DistributedTensor(tensor), layout);
-  return use_local_output ? DistributedTensor(output).to_local() : output;
-}
-
 StylePtr colwise_parallel(ColwiseOptions options) {
   return std::make_shared<Colwise>(options);
 }
@@ -622,8 +625,8 @@ StylePtr replicate_parallel(ReplicateOptions options) {
                                                 options.use_local_output);
 }
 
-StylePtr place_parameters(PlaceOptions options) {
-  return std::make_shared<PlaceParameters>(std::move(options));
+StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements) {
+  return std::make_shared<PlaceParameters>(std::move(placements));
 }
 
 StylePtr prepare_module_input(PrepareModuleInputOptions options) {

@@ -48,15 +48,23 @@ class Lion final : public optim::GroupedOptimizer<LionOptions> {
   }
 };
 
-/// Modules with many parameters become FSDP units; parameters of all other modules belong to the
-/// root unit.
-std::optional<fsdp::Options> large_modules(const fsdp::Candidate& candidate) {
-  if (candidate.numel < 10'000) {
-    return std::nullopt;
-  }
-  fsdp::Options options = candidate.root_options;
-  options.reshard_after_forward = true;
-  return options;
+/// Makes each module with many parameters an FSDP unit; parameters of all other modules belong to
+/// the root unit. FSDP is applied to inner modules first.
+void shard_large_modules(Mlp& model, const DeviceMesh& mesh) {
+  const auto shard = [&](const std::string& fqn, nn::ModuleBase& module) {
+    std::int64_t numel = 0;
+    for (const auto& [name, slot] : module.slots()) {
+      numel += slot->persistent().numel();
+    }
+    if (!fqn.empty() && numel >= 10'000) {
+      fsdp::fully_shard(module, mesh, {.reshard_after_forward = true});
+    }
+    if (mesh.local_rank() == 0 && numel > 0) {
+      std::cout << fqn << ": " << numel << " elements\n";
+    }
+  };
+  nn::visit_modules(model, shard, {.children_first = true});
+  fsdp::fully_shard(model, mesh);
 }
 
 void run_rank() {
@@ -65,15 +73,7 @@ void run_rank() {
   const auto model = std::make_shared<Mlp>();
   nn::init_weights(*model, /*seed=*/0);
 
-  const fsdp::WrapPlan plan = fsdp::plan_units(*model, large_modules);
-  if (world->rank() == 0) {
-    for (const fsdp::PlannedUnit& unit : plan) {
-      std::cout << (unit.fqn.empty() ? "(root)" : unit.fqn) << ": " << unit.numel << " elements\n";
-    }
-  }
-  // An FSDP plan is plain data: it can be printed, get other options, and be applied to another
-  // model.
-  fsdp::apply_plan(*model, mesh, plan);
+  shard_large_modules(*model, mesh);
   Lion optimizer(*model, {.lr = 1e-3});
 
   // Each rank trains on its own samples. FSDP averages the gradients.

@@ -71,7 +71,7 @@ tensor_parallel::ParallelizePlan plan() {
       // The pattern "" means the encoder itself, whose positions are split along the sequence. The
       // parameters that no entry names are replicated: the token, the registers and the blocks'
       // scales.
-      {"", place_parameters({.placements = {{"positions", Shard{0}}}})},
+      {"", place_parameters({{"positions", Shard{0}}})},
   };
 }
 // [plan]

@@ -199,7 +199,12 @@ std::shared_ptr<VisionTransformer> make_model(const Config& config, const Device
     return std::make_shared<VisionTransformer>(config);
   }();
   tensor_parallel::parallelize_module(*model, mesh["tp"]);
-  fsdp::apply_plan(*model, mesh["dp"], fsdp::plan_units(*model, fsdp::wrap_class<Block>()));
+  nn::visit_modules(*model, [&](const std::string&, nn::ModuleBase& module) {
+    if (dynamic_cast<Block*>(&module) != nullptr) {
+      fsdp::fully_shard(module, mesh["dp"]);
+    }
+  });
+  fsdp::fully_shard(*model, mesh["dp"]);
   nn::to_empty(*model, mesh.device());
   nn::init_weights(*model, seed);
   return model;

@@ -37,7 +37,6 @@
 #include "tessera/export.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/fsdp/options.h"
-#include "tessera/fsdp/wrap_policy.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/kernels/products.h"
 #include "tessera/mesh/device_mesh.h"

@@ -53,9 +53,8 @@ c10::DebugInfoKind kind_of(Carried what) {
 #else
 
 c10::DebugInfoKind kind_of(Carried what) {
-  static constexpr std::array<std::string_view, 5> kNames{
-      "tessera::Strict", "tessera::OperatorMode", "tessera::RandomRegion", "tessera::PhaseRecorder",
-      "tessera::MemoryScope"};
+  static constexpr std::array<std::string_view, 4> kNames{
+      "tessera::Strict", "tessera::OperatorMode", "tessera::RandomRegion", "tessera::MemoryScope"};
   return c10::DebugInfoKind(&kNames[static_cast<std::size_t>(what)]);
 }
 

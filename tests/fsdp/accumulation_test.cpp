@@ -1,5 +1,5 @@
-// Micro-batches whose gradients are reduced later: the collectives that they send, gradients that a
-// program drops in between, and products that are added to the accumulated gradients.
+// Micro-batches whose gradients are reduced later: gradients that a program drops in between, and
+// products that are added to the accumulated gradients.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -16,67 +16,6 @@
 #include "testing/added_terms.h"
 
 namespace tessera::fsdp::accumulation {
-
-constexpr int kMicroBatches = 3, kUnits = 4;  // three blocks and the root
-
-/// Which units wait for the last micro-batch.
-enum class Waiting { kAll, kRoot, kTwoBlocks };
-
-using Set = void (*)(nn::ModuleBase&, bool, bool);
-
-void set_waiting(SmallModel& model, Waiting waiting, Set set, bool last) {
-  if (waiting == Waiting::kTwoBlocks) {
-    for (const int block : {0, 2}) {
-      set(*model.blocks[static_cast<std::size_t>(block)], last, false);
-    }
-  } else {
-    set(model, last, waiting == Waiting::kAll);
-  }
-}
-
-comm::TrafficTable accumulate(Rank& rank, SmallModel& model, Waiting waiting, Set set) {
-  const Sent sent(rank);
-  for (int i = 0; i < kMicroBatches; ++i) {
-    set_waiting(model, waiting, set, i + 1 == kMicroBatches);
-    local_loss(model, rank, i).backward();
-  }
-  return sent.table();
-}
-
-int reductions(Waiting waiting) {
-  const int wait = waiting == Waiting::kAll ? kUnits : waiting == Waiting::kRoot ? 1 : 2;
-  return wait + kMicroBatches * (kUnits - wait);
-}
-
-/// The root stays gathered between forward and backward.
-int gathers(bool reshard) {
-  return kMicroBatches * (reshard ? 2 * (kUnits - 1) + 1 : kUnits);
-}
-
-TEST(Accumulation, SendsExactlyTheCollectivesOfTheSettings) {
-  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
-  for (const Waiting waiting : {Waiting::kAll, Waiting::kRoot, Waiting::kTwoBlocks}) {
-    for (const bool reshard : {true, false}) {
-      const auto run = [&, waiting = waiting, reshard = reshard](Rank& rank, ShardedModel& model) {
-        const bool hybrid = rank.size() == 4;
-        if (reshard) {
-          set_reshard_after_forward(model, false, /*recurse=*/false);
-        }
-        const comm::TrafficTable traffic = accumulate(
-            rank, model, waiting, hybrid ? set_requires_all_reduce : set_requires_gradient_sync);
-        const std::string shards = hybrid ? "shard" : "dp";
-        EXPECT_EQ(traffic_of(traffic, shards, "all_gather").calls, gathers(reshard));
-        EXPECT_EQ(traffic_of(traffic, shards, "reduce_scatter").calls,
-                  hybrid ? kMicroBatches * kUnits : reductions(waiting));
-        EXPECT_EQ(traffic_of(traffic, "replicate", "all_reduce").calls,
-                  hybrid ? reductions(waiting) : 0);
-        expect_gradients(model, expected);
-      };
-      RunSharded(2, {.reshard_after_forward = reshard}, run);
-      RunHybrid({.reshard_after_forward = reshard}, run);
-    }
-  }
-}
 
 /// Two units. A call uses `b`, or both.
 struct Pair : nn::Module<Pair> {
@@ -257,23 +196,6 @@ TEST(DroppedGradients, DoNotComeBack) {
   }
 }
 
-TEST_SHARDED(WaitingGradients, MayBeTakenAwayAndPutBack, 2) {
-  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  set_requires_gradient_sync(model, false);
-  local_loss(model, rank, 0).backward();
-  std::vector<at::Tensor> aside;
-  for (const at::Tensor& tensor : parameters_of(model)) {
-    aside.push_back(std::exchange(tensor.mutable_grad(), at::Tensor()));
-  }
-  local_loss(model, rank, 2).backward();
-  for (std::size_t i = 0; i < aside.size(); ++i) {
-    parameters_of(model)[i].mutable_grad() = aside[i];
-  }
-  set_requires_gradient_sync(model, true);
-  local_loss(model, rank, 1).backward();
-  expect_gradients(model, expected);
-}
-
 /// When backward ends, the reduction of the last unit is still in progress.
 TEST_SHARDED(WaitingGradients, AreNeitherReadNorRestoredDuringAReduction, 2) {
   const at::Tensor& head = model.head->slot("weight")->persistent();
@@ -300,7 +222,6 @@ TEST_SHARDED(WaitingGradients, AreRefusedToEveryReader, 2) {
 
 TEST_ON_MESH(DroppedGradient, IsUndefinedForAParameterThatIsNotUsedAgain, {2}, {"dp"}) {
   Pair model;
-  fully_shard(*model.a, mesh, {.may_be_unused = true});
   fully_shard(model, mesh);
   const at::Tensor x = uniform_values({2, 3}, rank.rank());
   set_is_last_backward(model, false);
@@ -334,7 +255,7 @@ void accumulate(SmallModel& model, const Rank& rank) {
   }
 }
 
-TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded", "MayBeUnused");
+TESSERA_ARRANGED(AddedProducts, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
 
 TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   const Arrangement& c = GetParam();

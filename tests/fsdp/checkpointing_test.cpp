@@ -3,7 +3,6 @@
 #include "tessera/nn/module.h"
 
 #include "fsdp/training/training.h"
-#include "tessera/dtensor/communication_scope.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "testing/small_llama.h"
 
@@ -73,50 +72,6 @@ TEST(FsdpCheckpointing, InsideAndAroundUnitsAddsNoCollective) {
       };
       expect_same(plain, step(rank, options, nothing, around));
     });
-  }
-}
-
-/// Calls its blocks through checkpoint(), outside of the hooks of the blocks' units.
-class Around : public nn::Module<Around> {
- public:
-  explicit Around(int depth) {
-    for (int i = 0; i < depth; ++i) {
-      blocks.push_back(
-          register_module("block" + std::to_string(i), std::make_shared<Block>(7, 10)));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    const auto call = [](Block* block, const at::Tensor& y) { return (*block)(y).sin(); };
-    for (const auto& block : blocks) {
-      x = checkpointed ? nn::checkpoint(call, block.get(), x) : call(block.get(), x);
-    }
-    return x;
-  }
-  std::vector<std::shared_ptr<Block>> blocks;
-  bool checkpointed = false;
-};
-
-// The sin after the block makes backward need a tensor of the region before the block's result has
-// its gradient, so that the recomputation gathers the block for backward.
-TEST_ON_RANKS(FsdpCheckpointing, AroundEachBlockGathersOnceForBackward, 2) {
-  const auto run = [&](bool checkpointed, const MixedPrecisionPolicy& policy) {
-    Around model(3);
-    model.checkpointed = checkpointed;
-    testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-    for (const auto& block : model.blocks) {
-      fully_shard(*block, mesh, {.mp_policy = policy});
-    }
-    fully_shard(model, mesh, {.mp_policy = policy});
-    const CommunicationScope communication(mesh);
-    model(uniform_values({3, 7}, rank.rank())).sum().backward();
-    comm::TrafficTable traffic = communication.table();
-    return Step{std::move(traffic), take_gradients(model)};
-  };
-  for (const MixedPrecisionPolicy& policy : {MixedPrecisionPolicy{}, kBfloat16}) {
-    const Step plain = run(false, policy);
-    EXPECT_EQ(plain.first.at({"dp", "all_gather"}).calls, 6);
-    expect_same(plain, run(true, policy));
   }
 }
 

@@ -46,17 +46,6 @@ TEST_P(ParameterHooks, FromBeforeOrAfterShardingChangeTheReducedGradient) {
   }
 }
 
-TEST_ON_RANKS(ParameterHook, IsNotCalledOnceRemovedBeforeSharding, 2) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  Filled<SmallModel> model(kDim, kHidden, kClasses);
-  const at::Tensor before = *model.head->weight;
-  const auto hook = before.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
-  shard(model, rank.mesh({2}, {"dp"}));
-  before.remove_hook(hook);
-  local_loss(model, rank).backward();
-  expect_gradients(model, expected);
-}
-
 TEST(AnotherLayout, IsRefusedOfHooksGradientsAndShards) {
   const auto replicated = [](const at::Tensor& shard) {
     return DistributedTensor(shard).redistribute({Replicate{}}).tensor();
@@ -300,28 +289,17 @@ std::string defined_of(const Tensors& gradients) {
   return text;
 }
 
-TEST(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun) {
-  for (const bool prefetched : {false, true}) {
-    RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      Filled<OptionalLayer> model;
-      fully_shard(*model.extra, mesh, {.may_be_unused = !prefetched});
-      fully_shard(model, mesh);
-      if (prefetched) {
-        set_forward_prefetch(model, {&*model.extra});
-      }
-      const Tensors parameters = parameters_of(model);
-      const auto loss = [&](bool stops) { return model(at::ones({2, 3}), !stops).square().mean(); };
-      EXPECT_EQ(defined_of(grad({loss(true)}, parameters, {}, std::nullopt, false, true)), "1100");
-      loss(true).backward({}, std::nullopt, false, parameters);
-      EXPECT_TRUE(parameters[0].grad().defined());
-      EXPECT_FALSE(parameters[2].grad().defined());
-      if (!prefetched) {
-        EXPECT_EQ(defined_of(grad({loss(rank.rank() == 1)}, parameters, {}, std::nullopt, false,
-                                  /*allow_unused=*/true)),
-                  "1111");
-      }
-    });
-  }
+TEST_ON_MESH(RequestedGradient, MayBeOfAUnitThatWasGatheredAndDidNotRun, {2}, {"dp"}) {
+  Filled<OptionalLayer> model;
+  fully_shard(*model.extra, mesh);
+  fully_shard(model, mesh);
+  set_forward_prefetch(model, {&*model.extra});
+  const Tensors parameters = parameters_of(model);
+  const auto loss = [&] { return model(at::ones({2, 3}), false).square().mean(); };
+  EXPECT_EQ(defined_of(grad({loss()}, parameters, {}, std::nullopt, false, true)), "1100");
+  loss().backward({}, std::nullopt, false, parameters);
+  EXPECT_TRUE(parameters[0].grad().defined());
+  EXPECT_FALSE(parameters[2].grad().defined());
 }
 
 TEST_SHARDED(RequestedGradient, IsRefusedWhereItCannotBe, 2) {
@@ -358,7 +336,7 @@ void penalised_backward(SmallModel& model) {
   (loss + gradient[0].square().sum()).backward();
 }
 
-TESSERA_ARRANGED(SecondDerivative, "OneRank", "Zero3", "Zero2", "Hsdp", "Hpz", "MayBeUnused");
+TESSERA_ARRANGED(SecondDerivative, "OneRank", "Zero3", "Zero2", "Hsdp", "Hpz");
 
 TEST_P(SecondDerivative, ReadsParametersThatWereFreed) {
   Filled<SmallModel> alone(kDim, kHidden, kClasses);

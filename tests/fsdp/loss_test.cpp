@@ -107,8 +107,7 @@ TEST_ON_RANKS(LossMean, OfOneRankIsRefusedIfOthersShareTheBatch, 2) {
     EXPECT_ERROR(cross_entropy(logits, targets), "5 of 6", "2 data-parallel", ".over = mesh",
                  "tokens_per_rank");
   }
-  EXPECT_EQ(cross_entropy(logits, targets, {.reduction = tensor_parallel::Reduction::kSum}).dim(),
-            0);
+  EXPECT_EQ(cross_entropy(logits, targets, {.reduction = at::Reduction::Sum}).dim(), 0);
   const c10::NoGradGuard evaluation;
   EXPECT_EQ(cross_entropy(head(x), targets).dim(), 0);
 }
@@ -198,25 +197,6 @@ TEST_ON_MESH(MeanWeight, RefusesRowsThatNoRankHas, {2}, {"dp"}) {
   EXPECT_ERROR(mean_weight(0, mesh), "mean_weight", "0 rows");
   EXPECT_ERROR(mean_weight(rank.rank() == 0 ? 5 : -1, mesh), "mean_weight");
   EXPECT_EQ(mean_weight(rank.rank() == 0 ? 3 : 0, mesh), rank.rank() == 0 ? 2 : 0);
-}
-
-// Every rank computes the whole loss. Its backward has the gradient of its own rows, so that the
-// ranks' gradients must be summed, while the default is the mean.
-TEST(LossOfGatheredFeatures, HasTheGradientOfOneRankWithADivideFactorOfOne) {
-  const auto loss_of_pairs = [](const at::Tensor& features) {
-    return features.mm(features.t()).square().mean();
-  };
-  LossHead alone;
-  loss_of_pairs(alone(inputs())).backward();
-  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    LossHead head(mesh);
-    set_gradient_divide_factor(head, 1);
-    const std::int64_t rows = kLossRows / 3;
-    const at::Tensor x = inputs().narrow(0, rank.rank() * rows, rows);
-    const auto features = DistributedTensor::from_local(head(x), mesh, {Shard{0}});
-    loss_of_pairs(features.full_tensor()).backward();
-    expect_gradient(head, alone);
-  });
 }
 
 at::Tensor penalty_of(const SmallModel& model) {

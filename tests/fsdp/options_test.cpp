@@ -1,13 +1,11 @@
-// The options of fully_shard, compared with one rank that trains on the whole batch. Which modules
-// a policy makes units, what a wrap plan must contain, and the devices of a unit's buffers and
-// inputs.
+// The options of fully_shard, compared with one rank that trains on the whole batch, and the
+// devices of a unit's buffers and inputs.
 
 #include <cmath>
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
@@ -232,196 +230,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ExpertsWithoutRows,
 
 }  // namespace tessera::fsdp::options
 
-namespace tessera::fsdp::wrap {
-
-using Names = std::vector<std::string>;
-
-Names names(const WrapPlan& plan) {
-  Names fqns;
-  for (const PlannedUnit& unit : plan) {
-    fqns.push_back(unit.fqn);
-  }
-  return fqns;
-}
-
-TEST(Policy, ChoosesUnits) {
-  struct Case {
-    const char* name;
-    Policy policy;
-    Names units;
-  };
-  const SmallModel model(4, 6, 3);  // elements of up: 30, of down: 28
-  const auto larger_than = [](std::int64_t numel) {
-    return wrap_if([numel](const Candidate& each) { return each.numel >= numel; });
-  };
-  const Names blocks{"block0", "block1", "block2", ""};
-  const Names ups{"block0.up", "block1.up", "block2.up", ""};
-  const Case cases[] = {
-      {"class", wrap_class<Block>(), blocks},
-      {"name", wrap_named("block?.up"), ups},
-      {"size of up alone", larger_than(30), ups},
-      {"size of the remaining parameters", larger_than(58), blocks},
-      {"predicate",
-       wrap_if([](const Candidate& each) { return each.fqn == "head"; }),
-       {"head", ""}},
-  };
-  for (const Case& each : cases) {
-    EXPECT_EQ(names(plan_units(model, each.policy)), each.units) << each.name;
-  }
-  const WrapPlan plan = plan_units(model, wrap_class<Block>());
-  std::int64_t numel = 0;
-  for (const PlannedUnit& unit : plan) {
-    numel += unit.numel;
-  }
-  EXPECT_EQ(numel, 3 * (4 * 6 + 6 + 6 * 4 + 4) + 4 * 3 + 3);
-  EXPECT_EQ(plan.back().parameters, (Names{"head.weight", "head.bias"}));
-}
-
-TEST(Policy, GivesUnitsTheRootsOptionsOrTheirOwn) {
-  const SmallModel model(4, 6, 3);
-  const Policy policy = [](const Candidate& each) {
-    return each.fqn == "block1" ? Options{.reshard_after_forward = false}
-                                : wrap_class<Block>()(each);
-  };
-  const WrapPlan plan = plan_units(model, policy, {.mp_policy = {.param_dtype = at::kBFloat16}});
-  for (std::size_t i = 0; i < plan.size(); ++i) {
-    const Options& options = plan[i].options;
-    EXPECT_EQ(options.mp_policy.param_dtype.has_value(), i != 1) << i;
-    EXPECT_EQ(options.reshard_after_forward.has_value(), i == 1) << i;
-  }
-}
-
-TEST(Policy, GivesASharedParameterToTheLowestUnitThatContainsItsOwners) {
-  SmallModel model(4, 6, 3);
-  model.blocks[0]->up->tie_slot("weight", model.blocks[2]->up->slot("weight"));
-  const WrapPlan plan = plan_units(model, wrap_class<Block>());
-  EXPECT_EQ(plan.back().parameters.front(), "block0.up.weight");
-  SmallModel within(4, 4, 3);
-  within.blocks[0]->up->tie_slot("weight", within.blocks[0]->down->slot("weight"));
-  EXPECT_EQ(plan_units(within, wrap_class<Block>())[0].parameters.size(), 3u);
-}
-
-/// Two parts that share one block, as ALBERT's layers do.
-struct Repeating : nn::Module<Repeating> {
-  struct Half : nn::Module<Half> {
-    explicit Half(const std::shared_ptr<Block>& shared) {
-      own = register_module("own", std::make_shared<nn::Linear>(4, 4));
-      inner = register_module("inner", shared);
-    }
-    at::Tensor forward(const at::Tensor& x) { return (*inner)((*own)(x)); }
-    std::shared_ptr<nn::Linear> own;
-    std::shared_ptr<Block> inner;
-  };
-
-  Repeating() {
-    const auto shared = std::make_shared<Block>(4, 6);
-    first = register_module("first", std::make_shared<Half>(shared));
-    second = register_module("second", std::make_shared<Half>(shared));
-  }
-  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
-  std::shared_ptr<Half> first, second;
-};
-
-TEST(Policy, GivesAModuleRegisteredTwiceToTheLowestUnitThatContainsBothPlaces) {
-  const Repeating model;
-  const auto parameters = [&](const Policy& policy, const std::string& unit) {
-    const WrapPlan plan = plan_units(model, policy);
-    return std::ranges::find(plan, unit, &PlannedUnit::fqn)->parameters;
-  };
-  const Policy halves = wrap_class<Repeating::Half>();
-  EXPECT_EQ(parameters(halves, "first"), (Names{"first.own.weight", "first.own.bias"}));
-  EXPECT_EQ(parameters(halves, ""), (Names{"first.inner.up.weight", "first.inner.up.bias",
-                                           "first.inner.down.weight", "first.inner.down.bias"}));
-  EXPECT_EQ(parameters(wrap_class<Block>(), "first.inner").size(), 4u);
-  const at::Tensor batch = uniform_values({6, 4}, 7);
-  Filled<Repeating> alone;
-  alone(batch).square().mean().backward();
-  for (const int ranks : {1, 2, 3}) {
-    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      Filled<Repeating> sharded;
-      apply_plan(sharded, mesh, plan_units(sharded, halves));
-      const std::int64_t rows = 6 / ranks;
-      sharded(batch.narrow(0, rank.rank() * rows, rows)).square().mean().backward();
-      expect_gradients(sharded, gradients_of(alone));
-    });
-  }
-}
-
-TEST_ON_MESH(WrapPlan, LeavesUnitsAndIgnoredParametersAlone, {1}, {"dp"}) {
-  SmallModel model(4, 6, 3);
-  fully_shard(*model.blocks[0], mesh);
-  const Options options{.ignored = {model.head->slot("bias")}};
-  const WrapPlan plan = plan_units(model, wrap_named("block?"), options);
-  EXPECT_EQ(names(plan), (Names{"block1", "block2", ""}));
-  apply_plan(model, mesh, plan);
-  EXPECT_FALSE(tessera::is_distributed(model.head->slot("bias")->get()));
-  EXPECT_TRUE(tessera::is_distributed(model.head->slot("weight")->get()));
-}
-
-struct Tree : nn::Module<Tree> {
-  Tree() {
-    register_module("list", std::make_shared<nn::ModuleList>())
-        ->push_back(std::make_shared<nn::Linear>(2, 2));
-  }
-};
-
-TEST(WrapRefusals, NameTheCauseAndChangeNothing) {
-  const Policy blocks = wrap_class<Block>();
-  RunOnMesh({1}, {"dp"}, [&](const DeviceMesh& mesh) {
-    SmallModel model(4, 6, 3);
-    /// Applies a plan of blocks that `spoil` has changed.
-    const auto spoilt = [&](const std::function<void(WrapPlan&)>& spoil) {
-      return [&, spoil] {
-        WrapPlan plan = plan_units(model, blocks);
-        spoil(plan);
-        apply_plan(model, mesh, plan);
-      };
-    };
-    SmallModel frozen(4, 6, 3), twice(4, 6, 3);
-    frozen.blocks[1]->up->slot("bias")->get().set_requires_grad(false);
-    EXPECT_EQ(plan_units(frozen, blocks, {.allow_mixed_frozen = true})[1].frozen_numel, 6);
-    const WrapPlan plan_of_twice = plan_units(twice, blocks);
-    apply_plan(twice, mesh, plan_of_twice);
-    testing::expect_refusals({
-        {"a parameter in no unit",
-         spoilt([](WrapPlan& plan) { plan[1].parameters.erase(plan[1].parameters.begin()); }),
-         {"'block1.up.weight'", "Options::ignored"}},
-        {"a parameter in two units",
-         spoilt([](WrapPlan& plan) { plan.back().parameters.push_back("block0.up.bias"); }),
-         {"'block0.up.bias'", "the root"}},
-        {"a parameter of another module",
-         spoilt([](WrapPlan& plan) {
-           std::swap(plan[0].parameters.front(), plan[1].parameters.front());
-         }),
-         {"'block1.up.weight'", "'block0'"}},
-        {"an unknown parameter",
-         spoilt([](WrapPlan& plan) { plan[0].parameters.push_back("block0.bias"); }),
-         {"'block0.bias'"}},
-        {"an unknown module", spoilt([](WrapPlan& plan) { plan[0].fqn = "block7"; }), {"'block7'"}},
-        {"a unit twice",
-         spoilt([](WrapPlan& plan) {
-           plan.insert(plan.begin(), PlannedUnit{"block2", {}, {}, 0, 0});
-         }),
-         {"'block2'", "twice"}},
-        {"a root that is not last",
-         spoilt([](WrapPlan& plan) { std::swap(plan.front(), plan.back()); }),
-         {"the root last"}},
-        {"a plan applied twice",
-         [&] { apply_plan(twice, mesh, plan_of_twice); },
-         {"SmallModel", "is a unit already"}},
-        {"a pattern without a module",
-         [&] { plan_units(model, wrap_named("blocks.*")); },
-         {"'blocks.*'", "SmallModel"}},
-        {"a frozen parameter among trainable ones",
-         [&] { plan_units(frozen, blocks); },
-         {"'block1'", "'block1.up.bias'", "24 bytes", "allow_mixed_frozen"}},
-        {"a module without forward",
-         [] { plan_units(Tree(), wrap_named("list")); },
-         {"'list'", "ModuleList"}},
-    });
-    EXPECT_FALSE(is_fully_sharded(*model.blocks[0]));
-  });
-}
+namespace tessera::fsdp::placement {
 
 // Buffers and inputs on the device of computation. "meta" stands for a device that is not the CPU.
 
@@ -532,4 +341,4 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
   });
 }
 
-}  // namespace tessera::fsdp::wrap
+}  // namespace tessera::fsdp::placement

@@ -110,20 +110,6 @@ TEST_ON_MESH(MixedPrecision, CastsResultsToTheOutputTypeOrTheTypeOfTheInput, {2}
   EXPECT_EQ(to_input(x).scalar_type(), at::kFloat);
 }
 
-TEST_ON_RANKS(Replicate, ComputesInAnotherTypeAndSumsInAThird, 4) {
-  Filled<nn::Linear> linear(3, 4, {.bias = false});
-  const at::Tensor filled = linear.weight->detach().clone();
-  replicate(linear, rank.mesh({4}, {"dp"}),
-            {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
-  const at::Tensor out = linear(at::ones({1, 3}));
-  EXPECT_EQ(out.scalar_type(), at::kBFloat16);
-  out.sum().mul(rank.rank() == 3 ? 1.0 / 512 : 1.0).backward();
-  const at::Tensor& weight = linear.slot("weight")->persistent();
-  EXPECT_TRUE(full_tensor(weight).equal(filled));
-  // A sum in bf16 would lose the last rank's gradient.
-  EXPECT_TRUE(full_tensor(weight.grad()).equal(at::ones({4, 3}).mul((3 + 1.0 / 512) / 4)));
-}
-
 // Gradients are summed and divided in reduce_dtype, also in groups of one rank.
 
 struct Scale : nn::Module<Scale> {
@@ -200,24 +186,6 @@ TEST(ReduceDtype, IsUsedInGroupsOfOneRankToo) {
   }
 }
 
-// The parameters are bf16: sums of micro-batches would be rounded in `.grad`.
-TEST(ReduceDtypeOfReplicas, IsUsedBetweenMicroBatchesForOneReplicaToo) {
-  for (const int ranks : {1, 2}) {
-    RunOnMesh({1, ranks}, {"rep", "dp"}, [&](const DeviceMesh& mesh) {
-      ScaleNet model;
-      model.to(at::kBFloat16);
-      fully_shard(model, mesh, {.mp_policy = {.reduce_dtype = at::kFloat}});
-      set_gradient_divide_factor(model, 256.0 * ranks);
-      for (const double value : {256.0, 1.0, 1.0, 254.0}) {
-        set_requires_all_reduce(model, value == 254.0);
-        model(at::full({1, 3}, value, at::kBFloat16)).backward();
-      }
-      const at::Tensor gradient = full_tensor(model.scale->w.slot()->persistent().grad());
-      EXPECT_TRUE(gradient.equal(at::full({3}, 2, at::kBFloat16))) << gradient;
-    });
-  }
-}
-
 /// The reduced gradient if the gradient of each rank is `value`, in fp16.
 at::Tensor gradient_in_half(Rank& rank, double value, const std::function<void(nn::Linear&)>& set) {
   Filled<nn::Linear> linear(3, 4, {.bias = false});
@@ -288,18 +256,6 @@ TEST_ON_RANKS(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit, 2) {
   fully_shard(linear, rank.mesh({2}, {"dp"}));
   linear.slot("bias")->set(linear.bias->detach().to(at::kDouble).requires_grad_());
   EXPECT_ERROR(linear(at::ones({2, 3})), "'bias'");
-}
-
-TEST_ON_RANKS(Conversion, IsRefusedWhileAUnitIsGathered, 2) {
-  Filled<nn::Linear> linear(3, 5);
-  const at::Tensor before = linear.weight->detach().to(at::kDouble);
-  fully_shard(linear, rank.mesh({2}, {"dp"}));
-  unshard(linear);
-  EXPECT_ERROR(linear.to(at::kDouble), "'weight'");
-  reshard(linear);
-  linear.to(at::kDouble);
-  unshard(linear);
-  EXPECT_TRUE(linear.weight->detach().equal(before));
 }
 
 }  // namespace tessera::fsdp::precision

@@ -7,15 +7,12 @@
 
 #include "fsdp/training/random_model.h"
 #include "fsdp/training/training.h"
-#include "tessera/checkpoint/checkpoint.h"
-#include "tessera/dtensor/local_map.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/files.h"
 
 namespace tessera::fsdp::random_numbers {
 
@@ -49,46 +46,6 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   at::Tensor expected;
   RunRanks(1, [&](Rank& rank) { expected = run(rank); });
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
-}
-
-/// Applies dropout to rows of kind 0, and not to rows of kind 1.
-class DroppingBranches : public nn::Module<DroppingBranches> {
- public:
-  DroppingBranches() {
-    for (const char* name : {"dropping", "plain"}) {
-      branches.push_back(
-          register_module(name, std::make_shared<nn::Linear>(drawing::kDim, drawing::kDim)));
-    }
-  }
-  at::Tensor forward(const at::Tensor& x, std::size_t kind) {
-    const at::Tensor y = (*branches[kind])(x);
-    return kind == 0 ? drawing::dropped(y) : y;
-  }
-  std::vector<std::shared_ptr<nn::Linear>> branches;
-};
-
-// The other ranks report their rows too.
-TEST(RandomNumbers, MayBeDrawnBySomeRanksAlone) {
-  const auto run = [](Rank& rank, std::int64_t rows, std::size_t kind) {
-    manual_seed(6);
-    const DeviceMesh mesh = rank.mesh({rank.size()}, {"dp"});
-    DroppingBranches model;
-    for (const auto& branch : model.branches) {
-      fully_shard(*branch, mesh, {.may_be_unused = true});
-    }
-    fully_shard(model, mesh);
-    nn::init_weights(model, 5);
-    const at::Tensor y = model(at::ones({rows, drawing::kDim}), kind);
-    y.sum().backward();
-    return y.detach();
-  };
-  at::Tensor expected;
-  RunRanks(1, [&](Rank& rank) { expected = run(rank, 4, 0); });
-  RunRanks(2, [&](Rank& rank) {
-    const bool draws = rank.rank() == 1;
-    const at::Tensor y = run(rank, draws ? 1 : 3, draws ? 0 : 1);
-    EXPECT_TRUE(!draws || y.allclose(expected.narrow(0, 3, 1)));
-  });
 }
 
 // A rank without rows reports its rows all the same, and counts the draws of the others. The ranks
@@ -265,39 +222,6 @@ TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
   }
 }
 
-TEST(RandomRefusals, AreNoneInAScopeThatNamesTheRows) {
-  std::vector<at::Tensor> found(2);
-  RunRanks(2, [&](Rank& rank) {
-    manual_seed(4);
-    at::Tensor drawn;
-    OneDraw model([&](const at::Tensor& y) {
-      const BatchPart whole(0, 1);
-      drawn = at::rand({4, 1});
-      return y;
-    });
-    fully_shard(model, rank.mesh({2}, {"dp"}));
-    nn::init_weights(model, 5);
-    model(at::ones({2, kSide}));
-    found[static_cast<std::size_t>(rank.rank())] = drawn;
-  });
-  EXPECT_TRUE(at::equal(found[0], found[1]));
-}
-
-TEST_ON_MESH(RandomRefusals, NoneBehindALocalMap, {2}, {"tp"}) {
-  OneDraw model([&](const at::Tensor& y) {
-    const auto twice = [](const std::vector<at::Tensor>& locals) {
-      return std::vector{locals[0] * 2};
-    };
-    const at::Tensor doubled =
-        local_map(twice, {y}, mesh, {{Shard{1}}}, {.out_sizes = {y.sizes().vec()}}).front();
-    return at::dropout(doubled, 0.4, true).mul(at::rand({2, y.size(1)}));
-  });
-  tensor_parallel::parallelize_module(model, mesh,
-                                      {{"linear", tensor_parallel::colwise_parallel()}});
-  nn::init_weights(model, 5);
-  EXPECT_EQ(model(at::ones({2, kSide})).size(1), kSide);
-}
-
 // Dropouts of a model whose weights are loaded, or made by constructors.
 
 struct DropBlock : nn::Module<DropBlock> {
@@ -364,31 +288,6 @@ TEST(DropoutKeys, FollowFromNamesAndDropTheSameOnEveryMesh) {
       EXPECT_EQ(std::set(streams.begin(), streams.end()).size(), 3u);
     });
   }
-}
-
-TEST(DropoutKeys, AreTheSameAfterALoadAndContinue) {
-  testing::TemporaryFolder folder;
-  DropModel first;
-  RunRanks(1, [&](Rank& rank) {
-    first(part_of_batch());
-    checkpoint::save(*rank.world(), folder.path(), 1, {first});
-    first(part_of_batch()).backward();  // with the masks of the second call
-  });
-  RunOnMesh({2, 1}, {"dp", "tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    DropModel again;
-    shard_units(again, mesh);
-    checkpoint::load(*rank.world(), folder.path(), {again});
-    again(part_of_batch(rank.rank(), 2)).backward();
-    expect_gradients(again, gradients_of(first));
-    EXPECT_EQ(again.streams(), first.streams());
-  });
-}
-
-TEST_ON_RANKS(LibtorchError, NamesTheModuleAndItsUnit, 2) {
-  DropModel model;
-  shard_units(model, rank.mesh({2, 1}, {"dp", "tp"}));
-  EXPECT_THROWN(c10::Error, model(at::ones({2, kDim + 1})), "mat1 and mat2 shapes",
-                "module 'blocks.0.up'", "unit 'blocks.0'");
 }
 
 }  // namespace tessera::fsdp::random_numbers

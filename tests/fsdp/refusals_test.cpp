@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/module.h"
 
@@ -77,14 +76,6 @@ TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
       {"divide by -2", {"not positive and finite"}, divides_by(-2)},
       {"divide by infinity", {"not positive and finite"}, divides_by(HUGE_VAL)},
       {"divide by NaN", {"not positive and finite"}, divides_by(std::nan(""))},
-      {"plan of another model",
-       {"block7"},
-       [](Call c) {
-         WrapPlan plan = plan_units(c.model, wrap_named("block*"));
-         plan.front().fqn = "block7";
-         apply_plan(c.model, c.mesh, plan);
-       }},
-      {"empty policy", {"plan_units", "wrap_class"}, [](Call c) { plan_units(c.model, Policy()); }},
       {"prefetch of no unit",
        {"not a unit"},
        [](Call c) {
@@ -106,15 +97,11 @@ TEST(BadCall, IsAnErrorThatNamesTheCauseAndChangesNothing) {
       {"reshard of no unit",
        {"set_reshard_after_forward"},
        [&](Call) { set_reshard_after_forward(no_unit, true); }},
-      {"async op of no unit",
-       {"set_unshard_async_op"},
-       [&](Call) { set_unshard_async_op(no_unit, true); }},
       {"unshard of no unit", {"unshard"}, [&](Call) { unshard(no_unit); }},
       {"second call",
        {"apply one of them once"},
        [](Call c) {
          fully_shard(*c.model.head, c.mesh);
-         EXPECT_TRUE(is_fully_sharded(*c.model.head));
          fully_shard(*c.model.head, c.mesh);
        }},
       {"sharding of replicas",
@@ -189,9 +176,6 @@ TEST_ON_MESH(SparseGradients, AreRefused, {2}, {"dp"}) {
   EXPECT_ERROR(fully_shard(table, mesh), "parameter 'rows.weight'", "Embedding",
                "gets sparse gradients", "sparse(true)");
   EXPECT_ERROR(replicate(table, mesh), "gets sparse gradients");
-  EXPECT_ERROR(apply_plan(table, mesh, plan_units(table, wrap_named("linear"))),
-               "parameter 'rows.weight'", "gets sparse gradients");
-  EXPECT_FALSE(is_fully_sharded(*table.linear));
   fully_shard(table, mesh, {.ignored = {table.rows->slot("weight")}});
 }
 
@@ -203,9 +187,6 @@ TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
   using Way = std::function<void(Normed&, const DeviceMesh&)>;
   const Way shard_all = [](Normed& model, const DeviceMesh& mesh) { fully_shard(model, mesh); };
   const Way replicate_all = [](Normed& model, const DeviceMesh& mesh) { replicate(model, mesh); };
-  const Way plan = [](Normed& model, const DeviceMesh& mesh) {
-    apply_plan(model, mesh, plan_units(model, wrap_named("norm")));
-  };
   const Way itself = [](Normed& model, const DeviceMesh& mesh) { fully_shard(*model.norm, mesh); };
   const auto warnings_of = [](const Way& way, const DeviceMesh& mesh, bool training = true) {
     const testing::Warnings warnings("BatchNorm");
@@ -215,13 +196,13 @@ TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
     return warnings.messages();
   };
   RunOnMesh({1}, {"dp"}, [&](const DeviceMesh& mesh) {
-    for (const Way& way : {shard_all, replicate_all, plan}) {
+    for (const Way& way : {shard_all, replicate_all}) {
       EXPECT_TRUE(warnings_of(way, mesh).empty());
     }
   });
   RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
     EXPECT_TRUE(warnings_of(shard_all, mesh, /*training=*/false).empty());
-    for (const Way& way : {shard_all, replicate_all, plan}) {
+    for (const Way& way : {shard_all, replicate_all}) {
       const std::vector<std::string> found = warnings_of(way, mesh);
       ASSERT_EQ(found.size(), 1);
       EXPECT_CONTAINS(found[0], "'norm'", "LayerNorm");
@@ -238,16 +219,6 @@ void shard_blocks(SmallModel& model, const DeviceMesh& mesh) {
   for (const auto& block : model.blocks) {
     fully_shard(*block, mesh);
   }
-}
-
-TEST_ON_RANKS(ForgottenParameters, AreRefusedInTheFirstForwardOfATraining, 2) {
-  Filled<SmallModel> model(kDim, kHidden, kClasses);
-  shard_blocks(model, rank.mesh({2}, {"dp"}));
-  {
-    const c10::AutoGradMode no_grad(false);
-    local_loss(model, rank);
-  }
-  EXPECT_ERROR(local_loss(model, rank), "2 of its", "'head.weight'", "Options::ignored");
 }
 
 TEST_ON_MESH(ForgottenParameters, MayBeFrozenIgnoredReplicatedOrOnOneRank, {2, 1}, {"dp", "one"}) {

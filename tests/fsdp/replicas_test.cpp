@@ -4,7 +4,6 @@
 #include <ATen/ops/tanh.h>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/wrap_policy.h"
 
 namespace tessera::fsdp::replicas {
 
@@ -101,23 +100,6 @@ TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
   EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
 }
 
-TEST_ON_MESH(Replicate, ReducesOnceForSeveralMicroBatches, {4}, {"dp"}) {
-  const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
-  Filled<SmallModel> model(kDim, kHidden, kClasses);
-  replicate_all(model, mesh);
-  const Sent sent(rank);
-  set_requires_gradient_sync(model, false);  // whole gradients are accumulated
-  local_loss(model, rank, 0).backward();
-  set_requires_gradient_sync(model, true);
-  set_requires_all_reduce(model, false);  // their sum is kept for the all-reduce
-  local_loss(model, rank, 1).backward();
-  EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
-  set_requires_all_reduce(model, true);
-  local_loss(model, rank, 2).backward();
-  EXPECT_EQ(sent.calls("dp", "all_reduce"), 4);
-  expect_gradients(model, expected);
-}
-
 TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
   const std::vector<at::Tensor> expected = gradients_alone();
   Filled<SmallModel> model(kDim, kHidden, kClasses);
@@ -129,43 +111,6 @@ TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 1);
   EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 1);
   expect_gradients(model, expected);
-}
-
-// PyTorch's set_reshard_after_forward breaks on such units.
-TEST_ON_RANKS(Replicate, TakesTheSettingsOfUnitsThatAreSharded, 2) {
-  const std::vector<at::Tensor> expected = gradients_alone();
-  for (const bool reshard : {true, false}) {
-    Filled<SmallModel> model(kDim, kHidden, kClasses);
-    replicate_all(model, rank.mesh({2}, {"dp"}));
-    set_reshard_after_forward(model, reshard);
-    set_reshard_after_backward(model, reshard);
-    set_unshard_in_backward(model, reshard, /*recurse=*/true);
-    const Sent sent(rank);
-    local_loss(model, rank).backward();
-    EXPECT_EQ(sent.table().size(), 1u);
-    expect_gradients(model, expected);
-  }
-}
-
-TEST(WorldMesh, IsAMeshOfAllRanks) {
-  const testing::Training expected = testing::train_alone({}, 3);
-  for (const int ranks : {1, 3, 4}) {
-    RunRanks(ranks, [&](Rank& rank) {
-      const DeviceMesh mesh = world_mesh(rank.world());
-      EXPECT_EQ(mesh, rank.mesh({rank.size()}, {"dp"}));
-      EXPECT_EQ(mesh.local_rank(), rank.rank());
-      // Units of several modules, replicas and a wrap plan.
-      Filled<SmallModel> model(kDim, kHidden, kClasses), planned(kDim, kHidden, kClasses);
-      fully_shard({model.blocks[0].get(), model.blocks[1].get()}, mesh);
-      replicate(*model.blocks[2], mesh);
-      fully_shard(*model.head, rank.mesh({rank.size()}, {"dp"}));
-      fully_shard(model, mesh, {.reshard_after_forward = true});
-      testing::expect_training(model, rank, expected);
-      apply_plan(planned, mesh, plan_units(planned, wrap_class<Block>()));
-      EXPECT_TRUE(is_fully_sharded(*planned.blocks[1]));
-      testing::expect_training(planned, rank, expected);
-    });
-  }
 }
 
 }  // namespace tessera::fsdp::replicas
@@ -261,22 +206,6 @@ TEST(Buckets, AreReducedOnceIfTheUnitIsCalledTwice) {
     const Sent sent(rank);
     model(model(rows_from(2 * rank.rank(), 2), false), true).square().mean().backward();
     EXPECT_EQ(sent.calls("dp", "all_reduce"), kLayers);
-    expect_gradients(model, gradients_of(alone));
-  });
-}
-
-TEST(Buckets, WeighRanksWithFewRowsAndARankWithout) {
-  Filled<Chain> alone;
-  alone(rows_from(0, 4), -1).square().mean().backward();
-  RunRanks(3, [&](Rank& rank) {
-    Filled<Chain> model;
-    const DeviceMesh mesh = world_mesh(rank.world());
-    replicate(model, mesh, kBuckets);
-    // 3, 1 and 0 rows.
-    const std::int64_t rows = std::max<std::int64_t>(3 - 2 * rank.rank(), 0);
-    const at::Tensor y = model(rows_from(rank.rank() == 0 ? 0 : 3, rows), -1);
-    const at::Tensor loss = rows > 0 ? y.square().mean() : y.sum();
-    (loss * mean_weight(rows, mesh)).backward();
     expect_gradients(model, gradients_of(alone));
   });
 }

@@ -1,15 +1,12 @@
 // The phases of iterations, units and gathers: docs/fsdp.md has the transitions of the code, models
-// take every transition and recover, and an error names the unit in which it occurred. Iterations
-// in unusual orders, frozen parameters, settings that change between steps, and defects of PyTorch
-// 2.11's FSDP2.
+// recover from unusual orders, and an error names the unit in which it occurred. Iterations
+// in unusual orders, frozen parameters, and settings that change between steps.
 
 #include <c10/core/InferenceMode.h>
 
 #include <fstream>
 #include <regex>
-#include <set>
 
-#include "fsdp/recording_streams.h"
 #include "fsdp/state.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
@@ -64,49 +61,15 @@ TEST(FsdpPage, HasTheTransitionsOfTheCode) {
   expect_page<GatherPhase>("The parameters of a group");
 }
 
-template <class P>
-bool is_legal(P from, P to) {
-  return std::ranges::any_of(legal_transitions<P>(), [&](const Transition<P>& transition) {
-    return transition.from == from && transition.to == to;
-  });
+TEST(Phase, RefusesATransitionThatTheTableLacks) {
+  Phase<UnitPhase> phase(UnitPhase::kNew);
+  EXPECT_ERROR(phase.enter(UnitPhase::kBackward, "unit 'a'"), "unit 'a'", "kNew", "kBackward");
+  EXPECT_EQ(phase.now(), UnitPhase::kNew);
+  phase.enter(UnitPhase::kIdle, "unit 'a'");
+  EXPECT_EQ(phase.now(), UnitPhase::kIdle);
 }
 
-/// Checks every pair of phases: a legal transition succeeds, any other is an error that changes
-/// nothing.
-template <class P>
-void expect_table_is_enforced(int phases) {
-  for (int i = 0; i < phases * phases; ++i) {
-    const P from = static_cast<P>(i / phases);
-    const P to = static_cast<P>(i % phases);
-    Phase<P> phase(from);
-    if (is_legal(from, to)) {
-      phase.enter(to, "unit 'a'");
-      EXPECT_EQ(phase.now(), to);
-      continue;
-    }
-    EXPECT_ERROR(phase.enter(to, "unit 'a'"), "unit 'a'", to_string(from), to_string(to));
-    EXPECT_EQ(phase.now(), from);
-  }
-}
-
-TEST(Phase, RefusesTransitionsThatTheTableLacks) {
-  expect_table_is_enforced<IterationPhase>(4);
-  expect_table_is_enforced<UnitPhase>(6);
-  expect_table_is_enforced<GatherPhase>(3);
-}
-
-// Calls that take every documented transition.
-
-using Arrows = std::set<std::pair<std::string, std::string>>;
-
-template <class P>
-Arrows table() {
-  Arrows arrows;
-  for (const Transition<P>& transition : legal_transitions<P>()) {
-    arrows.emplace(to_string(transition.from), to_string(transition.to));
-  }
-  return arrows;
-}
+// Calls in unusual orders.
 
 at::Tensor input() {
   return batch(kDim, 0).requires_grad_();
@@ -123,40 +86,6 @@ void expect_correct_step(SmallModel& model) {
   walk_loss(model).backward();
   expect_gradients(model, gradients_alone());
 }
-
-/// The transitions on rank 0.
-class Walked {
- public:
-  void run(const std::function<void(const DeviceMesh&)>& body, int ranks = 2) {
-    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      PhaseRecorder recorder;
-      body(mesh);
-      if (rank.rank() == 0) {
-        add(iterations, recorder.changes<IterationPhase>());
-        add(units, recorder.changes<UnitPhase>());
-        add(gathers, recorder.changes<GatherPhase>());
-      }
-    });
-  }
-  /// Runs `body` with a sharded model, which must then take a correct step.
-  void run_sharded(const std::function<void(ShardedModel&)>& body, int ranks = 2) {
-    const auto with_model = [&](const DeviceMesh& mesh) {
-      ShardedModel model(mesh);
-      body(model);
-      expect_correct_step(model);
-    };
-    run(with_model, ranks);
-  }
-
-  Arrows iterations, units, gathers;
-
- private:
-  static void add(Arrows& arrows, const std::vector<PhaseRecorder::Change>& changes) {
-    for (const PhaseRecorder::Change& change : changes) {
-      arrows.emplace(change.from, change.to);
-    }
-  }
-};
 
 void train_and_evaluate(ShardedModel& model) {
   for (const bool last : {true, false, true}) {
@@ -285,43 +214,19 @@ void stop_between_modules(const DeviceMesh& mesh) {
   model(input(), true).sum().backward();
 }
 
-TEST(PhaseWalk, TakesEveryTransition) {
-  Walked all;
-  all.run_sharded(train_and_evaluate, 1);
+TEST(PhaseWalk, UnusualOrdersAreFollowedByACorrectStep) {
   for (const auto body :
        {train_and_evaluate, run_backward_again, call_a_block_twice, run_a_pipeline, fail_in_forward,
         fail_in_backward, free_what_was_gathered_ahead}) {
-    all.run_sharded(body);
+    RunSharded(2, [&](Rank&, ShardedModel& model) {
+      body(model);
+      expect_correct_step(model);
+    });
   }
   for (const auto body :
        {call_forward_from_a_method, run_backward_in_forward, stop_between_modules}) {
-    all.run(body);
+    RunOnMesh({2}, {"dp"}, body);
   }
-  EXPECT_EQ(all.iterations, table<IterationPhase>());
-  EXPECT_EQ(all.units, table<UnitPhase>());
-  EXPECT_EQ(all.gathers, table<GatherPhase>());
-}
-
-/// The phases of type P that `whose` entered.
-template <class P>
-std::string phases_of(PhaseRecorder& recorder, const std::string& whose) {
-  std::string phases;
-  for (const PhaseRecorder::Change& change : recorder.changes<P>()) {
-    phases += change.whose == whose ? change.to + " " : "";
-  }
-  return phases;
-}
-
-TEST_SHARDED(PhaseWalk, AStepFollowsTheFirstColumnOfTheDocumentedTable, 2) {
-  walk_loss(model).backward();
-  PhaseRecorder recorder;
-  walk_loss(model).backward();
-  EXPECT_EQ(phases_of<UnitPhase>(recorder, "unit 'block1'"),
-            "kForward kForwardRecorded kAwaitingBackward kBackward kIdle ");
-  EXPECT_EQ(phases_of<IterationPhase>(recorder, "the iteration of the root unit"),
-            "kForward kAwaitingBackward kBackward kIdle ");
-  EXPECT_EQ(phases_of<GatherPhase>(recorder, "unit 'block1'"),
-            "kGathering kUnsharded kSharded kGathering kUnsharded kSharded ");
 }
 
 // A forward within a backward would lose the pending gradients.
@@ -385,34 +290,6 @@ TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
       expect_gradients(model, expected);
     });
   }
-}
-
-/// x times a weight that another unit returns.
-struct Lending : nn::Module<Lending> {
-  class Unit : public nn::Module<Unit> {
-   public:
-    Unit() { weight = register_slot("weight", uniform_values({5, 4}, 1)); }
-    at::Tensor forward(const at::Tensor&) { return weight->t(); }
-
-    nn::Parameter weight;
-  };
-  at::Tensor forward(const at::Tensor& x) { return x.mm((*unit)(x)); }
-  nn::Child<Unit> unit{*this, "unit"};
-};
-
-TEST(Iteration, MayReturnViewsOfParametersThatForwardDoesNotFree) {
-  const at::Tensor x = uniform_values({3, 4}, 2);
-  Lending alone;
-  alone(x).square().sum().backward();
-  RunOnMesh({2}, {"dp"}, [&](const DeviceMesh& mesh) {
-    Lending model;
-    shard_units({&*model.unit, &model}, mesh);
-    set_reshard_after_forward(*model.unit, false);
-    for (int step = 1; step <= 2; ++step) {
-      model(x).square().sum().backward();
-      expect_gradients(model, {alone.unit->weight->grad()}, step);
-    }
-  });
 }
 
 TEST_SHARDED(Iteration, ForgetsAForwardThatNoBackwardFollowed, 2) {
@@ -532,8 +409,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
-// Defects of PyTorch 2.11's FSDP2, one test each.
-
+// PyTorch 2.11's FSDP2 shows wrong values.
 TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {
@@ -550,37 +426,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-/// A struct that layers of a user's model pass to each other.
-struct Activation {
-  at::Tensor value;
-};
-
-template <class Visit>
-void visit_tensors(Activation& activation, Visit&& visit) {
-  visit(activation.value);
-}
-
-struct StructLayer : nn::Module<StructLayer> {
-  Activation forward(const Activation& in) { return {at::relu((*linear)(in.value))}; }
-  nn::Child<nn::Linear> linear{*this, "linear", 4, 4};
-};
-
-struct StructModel : nn::Module<StructModel> {
-  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(Activation{x})).value; }
-  nn::Child<StructLayer> first{*this, "first"}, second{*this, "second"};
-};
-
-TEST_ON_MESH(Iteration, UnitsThatPassStructsReduceWithinBackward, {2}, {"dp"}) {
-  Filled<StructModel> model;
-  shard_units({&*model.first, &*model.second, &model}, mesh);
-  const auto streams = testing::record(model);
-  model(uniform_values({2, 4}, 1)).sum().backward();
-  const std::vector<std::string>& notes = streams->notes();
-  const auto reduced = std::ranges::find(notes, "reduce_scatter unit 'second'");
-  ASSERT_NE(reduced, notes.end());
-  EXPECT_NE(std::find(reduced, notes.end(), "unshard unit 'first'"), notes.end());
-}
-
+// PyTorch 2.11's FSDP2 copies.
 TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();

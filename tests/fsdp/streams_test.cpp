@@ -202,22 +202,6 @@ TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
                  "all_gather: wait " + number_in(left[1]), "leave"}));
 }
 
-// Compute unpacks a packed unit into separate memory. The gather buffer is free afterwards.
-TEST_SHARDED(GatherAhead, WaitsOnlyForTheUnpackingOfPackedUnits, 2,
-             {.shard_placement = testing::by_columns}) {
-  const auto streams = record(model);
-  log_of_forward(model, rank, *streams);
-  const Log log = log_of_forward(model, rank, *streams);
-  const Log unpacked = between(log, "unshard unit 'block1'", "all_gather unit 'block2'");
-  const std::string event = number_in(unpacked.back());
-  EXPECT_EQ(unpacked.back(), "compute: record " + event);
-  EXPECT_EQ(
-      between(log, "all_gather unit 'block2'", "reshard unit 'block1'"),
-      (Log{"all_gather unit 'block2'", "enter all_gather", "all_gather: wait " + event, "leave"}));
-  EXPECT_EQ(between(log, "reshard unit 'block1'", "unshard unit 'block2'"),
-            Log{"reshard unit 'block1'"});
-}
-
 /// Calls three layers in the requested order.
 struct InAnyOrder : nn::Module<InAnyOrder> {
   explicit InAnyOrder(const DeviceMesh& mesh) {
@@ -280,114 +264,6 @@ TEST_ON_RANKS(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently, 2) 
   }
   EXPECT_NO_THROW(model(x, std::vector{0, 1, 2}));
   EXPECT_TRUE(all_sharded(model));
-}
-
-// Gathers in the compute lane.
-
-bool is_of_gather_lane(const std::string& line) {
-  return line.starts_with("all_gather: ") || line == "enter all_gather";
-}
-
-/// Each block prefetches the next block.
-void prefetch(SmallModel& model) {
-  set_forward_prefetch(model, {model.blocks[0].get()});
-  for (std::size_t i = 0; i + 1 < model.blocks.size(); ++i) {
-    set_forward_prefetch(*model.blocks[i], {model.blocks[i + 1].get()});
-  }
-}
-
-struct Trained {
-  std::vector<at::Tensor> tensors;  ///< gradients and parameters
-  Log log;
-};
-
-/// Two steps of two micro-batches.
-Trained train(const Arrangement& c, bool async_op) {
-  Trained trained;
-  RunArranged(c, [&](Rank& rank, ShardedModel& model) {
-    const auto streams = record(model);
-    set_unshard_async_op(model, async_op);
-    prefetch(model);
-    std::vector<at::Tensor> tensors;
-    for (int step = 0; step < 2; ++step) {
-      for (const int half : {0, 1}) {
-        local_loss(model, rank, 2 * step + half).backward();
-      }
-      for (const at::Tensor& parameter : parameters_of(model)) {
-        tensors.push_back(full_tensor(parameter.grad()).clone());
-      }
-      testing::descend(model, 0.1);
-    }
-    for (const at::Tensor& parameter : parameters_of(model)) {
-      tensors.push_back(full_tensor(parameter).clone());
-    }
-    if (rank.rank() == 0) {
-      trained = {tensors, streams->log()};
-    }
-  });
-  return trained;
-}
-
-TESSERA_ARRANGED(AsyncOp, "Zero3", "Hsdp", "Hpz", "Columns", "Bf16", "Offloaded");
-
-TEST_P(AsyncOp, GathersTheSameWithoutALane) {
-  const Trained with = train(GetParam(), true), without = train(GetParam(), false);
-  EXPECT_EQ(std::ranges::count_if(with.log, is_of_gather_lane), 0);
-  EXPECT_GT(std::ranges::count_if(without.log, is_of_gather_lane), 0);
-  ASSERT_EQ(with.tensors.size(), without.tensors.size());
-  for (std::size_t i = 0; i < with.tensors.size(); ++i) {
-    EXPECT_TRUE(with.tensors[i].equal(without.tensors[i])) << i;
-  }
-}
-
-TEST_SHARDED(AsyncOps, BeginAtThePrefetchAndEndAtTheFirstUse, 3) {
-  const auto streams = record(model);
-  set_unshard_async_op(model, true);
-  prefetch(model);
-  const c10::AutoGradMode no_grad(false);
-  local_loss(model, rank);
-  const Log& log = streams->log();
-  const auto first = std::ranges::find(log, "all_gather the root unit");
-  // Each gather begins and ends in the compute lane. The next gather begins in between.
-  EXPECT_EQ(Log(first, first + 3), (Log{"all_gather the root unit", "enter compute", "leave"}));
-  const auto next = std::ranges::find(log, "all_gather unit 'block1'");
-  const auto wait = std::ranges::find(log, "unshard unit 'block0'");
-  EXPECT_LT(wait, next);
-  EXPECT_LT(next, std::ranges::find(log, "reshard unit 'block0'"));
-  EXPECT_EQ(Log(wait, wait + 3), (Log{"unshard unit 'block0'", "enter compute", "leave"}));
-}
-
-/// A gather that uses a lane again waits for what the compute lane has written.
-TEST_SHARDED(AsyncOps, ComeBeforeALaterGatherInALane, 4, {.post_forward_mesh_size = 2}) {
-  const auto streams = record(model);
-  set_unshard_async_op(model, true);
-  const at::Tensor loss = local_loss(model, rank);
-  set_unshard_async_op(model, false);
-  streams->clear();
-  loss.backward();
-  const Log& log = streams->log();
-  const auto gather = std::ranges::find(log, "all_gather unit 'block2'");
-  ASSERT_NE(gather, log.end());
-  ASSERT_TRUE((gather + 1)->starts_with("compute: record ")) << *(gather + 1);
-  EXPECT_EQ(*(gather + 2), "all_gather: wait " + number_in(*(gather + 1)));
-  EXPECT_EQ(*(gather + 3), "enter all_gather");
-  expect_gradients(model, gradients_alone());
-}
-
-TEST_SHARDED(AsyncOps, WaitForTheOptimizersEventAndNeedNoLaneForExplicitGathers, 3) {
-  const auto streams = record(model);
-  set_unshard_async_op(model, true);
-  local_loss(model, rank).backward();
-  unshard(*model.blocks[1]);
-  start_unshard(*model.blocks[0]).wait();
-  { const UnshardScope unsharded(*model.blocks[2]); }
-  EXPECT_EQ(std::ranges::count_if(streams->log(), is_of_gather_lane), 0);
-  local_loss(model, rank).backward();
-  const auto event = streams->record(comm::Lane::kReduceScatter);  // of an optimizer elsewhere
-  set_post_optim_event(model, event);
-  streams->clear();
-  local_loss(model, rank);
-  EXPECT_EQ(streams->log().front(), "compute: wait " + number_of(event));
 }
 
 }  // namespace tessera::fsdp::streams

@@ -4,7 +4,6 @@
 #include <ostream>
 
 #include "fsdp/training/training.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp::traffic_tests {
 
@@ -72,23 +71,6 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
     }
   });
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
-}
-
-TEST_ON_RANKS(Traffic, IsThatOfTheUnitsWhereTheRootHasNoParameters, 2) {
-  const auto linear = [] { return std::make_shared<nn::Linear>(8, 8); };
-  const auto first = linear(), second = linear(), third = linear();
-  Filled<nn::Sequential> model(first, second, third);
-  const DeviceMesh mesh = rank.mesh({2}, {"dp"});
-  for (nn::ModuleBase* unit :
-       std::vector<nn::ModuleBase*>{first.get(), second.get(), third.get()}) {
-    fully_shard(*unit, mesh);
-  }
-  fully_shard(model, mesh);
-  const Sent sent(rank);
-  model(uniform_values({4, 8}, 1)).sum().backward();
-  const comm::TrafficTable traffic = sent.table();
-  EXPECT_EQ(traffic.at({"dp", "all_gather"}).calls, 3 + 3);
-  EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
 }
 
 /// The bytes that a rank sends for each parameter in a step of `micro_batches`, if every size

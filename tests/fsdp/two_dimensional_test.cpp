@@ -49,36 +49,6 @@ TEST_ON_MESH(TwoDimensional, SumsNormGradientsOverTpOnce, {2, 2}, {"dp", "tp"}) 
   EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).calls, 3);
 }
 
-/// The gradients of an MLP of one hidden feature, which only the first rank of tensor parallelism
-/// has.
-std::vector<at::Tensor> gradients_of_one_feature(const DeviceMesh* mesh, const Options& options) {
-  Filled<testing::GatedMlp> mlp({.hidden = 1});
-  if (mesh != nullptr) {
-    tensor_parallel::parallelize_module(mlp, (*mesh)["tp"],
-                                        {{"gate", tensor_parallel::colwise_parallel()},
-                                         {"up", tensor_parallel::colwise_parallel()},
-                                         {"down", tensor_parallel::rowwise_parallel()}});
-    fully_shard(mlp, (*mesh)["dp"], options);
-  }
-  for (int step = 0; step < 2; ++step) {
-    const at::Tensor y = mlp(uniform_values({5, 8}, 0.2));
-    (mesh != nullptr ? DistributedTensor(y).full_tensor() : y).square().sum().backward();
-  }
-  return take_gradients(mlp);
-}
-
-TEST(TwoDimensional, RunsAUnitWhereARankHasEmptyShards) {
-  const std::vector<at::Tensor> expected = gradients_of_one_feature(nullptr, {});
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    for (const Options& options : {Options{}, Options{.shard_placement = testing::by_columns}}) {
-      const std::vector<at::Tensor> gradients = gradients_of_one_feature(&mesh, options);
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_TRUE(gradients[i].allclose(expected[i], 1e-4, 1e-6)) << i;
-      }
-    }
-  });
-}
-
 // Gradients whose layout differs between data-parallel ranks: Partial over tensor parallelism,
 // complete, or none.
 

@@ -9,16 +9,6 @@
 
 namespace tessera::fsdp::units {
 
-TEST_ON_RANKS(FullyShard, KeepsTheChunkOfEachRank, 4) {
-  Filled<nn::Linear> linear(2, 7);
-  const at::Tensor before = linear.weight->detach().clone();
-  fully_shard(linear, rank.mesh({4}, {"dp"}));
-  const std::vector<at::Tensor> chunks = before.chunk(4);
-  EXPECT_TRUE(local_tensor(linear.weight).equal(chunks[static_cast<std::size_t>(rank.rank())]));
-  EXPECT_EQ(DistributedTensor(linear.weight).placements(), Placements{Shard{0}});
-  EXPECT_TRUE(linear.weight->requires_grad());
-}
-
 // Units that are called otherwise than once from the root's forward.
 
 /// Expects the gradients of `alone`. An undefined gradient stands for zeros.
@@ -228,13 +218,9 @@ class OwnLayer : public nn::Module<OwnLayer> {
 /// A root whose children are no units: their parameters belong to the root's unit.
 struct OwnModel : nn::Module<OwnModel> {
   OwnModel() { testing::fill(*this); }
-  at::Tensor forward(const at::Tensor& ids) {
-    const at::Tensor x = (*table)(ids);
-    return calls_forward ? layer->forward(x) : (*layer)(x);
-  }
+  at::Tensor forward(const at::Tensor& ids) { return (*layer)((*table)(ids)); }
   nn::Child<nn::Embedding> table{*this, "table", 7, 4};
   nn::Child<OwnLayer> layer{*this, "layer", 4};
-  bool calls_forward = false;
 };
 
 TEST(CallsWithoutHooks, AreRefused) {
@@ -269,11 +255,6 @@ TEST(CallsWithoutHooks, AreRefused) {
                    "(*m)(x)");
       embedding_first(ids);
     }
-    OwnModel may_be_unused;
-    may_be_unused.calls_forward = true;
-    fully_shard(*may_be_unused.layer, mesh, {.may_be_unused = true});
-    fully_shard(may_be_unused, mesh);
-    EXPECT_ERROR(may_be_unused(ids), "'layer.weight'", kAdvice);
   });
 }
 
@@ -390,19 +371,6 @@ TEST(ChangedInputs, MayBeCopiesOrBeChangedByTheCallerLater) {
       expect_gradients(net, gradients_of(alone), 1, 1e-4, 1e-5);
     });
   }
-}
-
-TEST_ON_MESH(ChangedInputs, MayNeedNoGradient, {2}, {"dp"}) {
-  Changing unit([](at::Tensor& x) { return x.relu_(); });
-  fully_shard(unit, mesh);
-  at::Tensor x = at::ones({2, kDim}).neg();
-  unit(x).sum().backward();
-  EXPECT_EQ(x.sum().item<double>(), 0.0);
-  EXPECT_TRUE(full_grad(unit, "bias").equal(at::full({kDim}, 2.0)));
-  const c10::AutoGradMode no_grad(false);
-  at::Tensor y = at::ones({2, kDim}).neg().requires_grad_();
-  unit(y);
-  EXPECT_EQ(y.sum().item<double>(), 0.0);
 }
 
 }  // namespace tessera::fsdp::units

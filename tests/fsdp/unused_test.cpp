@@ -1,10 +1,6 @@
 // Parameters and units that not all ranks use.
 
-#include <torch/csrc/autograd/autograd.h>
-
-#include "fsdp/state.h"
 #include "fsdp/training/training.h"
-#include "tessera/optim/adamw.h"
 #include "testing/environment.h"
 
 namespace tessera::fsdp::unused {
@@ -42,111 +38,9 @@ TEST(Unused, ParameterOfOneRankCountsAsZero) {
   }
 }
 
-/// Runs `first`, then `extra` or not, then `last`.
-struct Detour : nn::Module<Detour> {
-  at::Tensor forward(const at::Tensor& x, bool use_extra) {
-    const at::Tensor y = (*first)(x);
-    return (*last)(use_extra ? (*extra)(y) : y);
-  }
-  nn::Child<nn::Linear> first{*this, "first", 3, 3}, extra{*this, "extra", 3, 3};
-  nn::Child<nn::Linear> last{*this, "last", 3, 2};
-};
-
-// Backward of 'last' begins to gather 'first' on the ranks that ran 'extra' in between, too.
-TEST(Unused, UnitMayBeLeftOutAtTheEndOrBetweenUnits) {
-  const at::Tensor x = uniform_values({4, 3}, 9);
-  Filled<Detour> detour;
-  (detour(x, true).sum() + 2 * detour(x, false).sum()).div(3).backward();
-  Filled<OptionalLayer> optional;
-  (optional(x, true).sum() + 2 * optional(x, false).sum()).div(3).backward();
-  RunOnMesh({3}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    Filled<Detour> between;
-    fully_shard(*between.first, mesh);
-    fully_shard(*between.extra, mesh, {.may_be_unused = true});
-    shard_units({&*between.last, &between}, mesh);
-    between(x, rank.rank() == 1).sum().backward();
-    expect_gradients(between, gradients_of(detour));
-    Filled<OptionalLayer> at_end;
-    fully_shard(*at_end.base, mesh);
-    fully_shard(*at_end.extra, mesh, {.may_be_unused = true});
-    fully_shard(at_end, mesh);
-    for (const int step : {1, 2}) {
-      at_end(x, rank.rank() == step).sum().backward();
-      expect_gradients(at_end, gradients_of(optional), step);
-      expect_all_sharded(at_end);
-    }
-    const c10::AutoGradMode no_grad(false);
-    at_end(x, rank.rank() == 0);
-    EXPECT_TRUE(tessera::is_distributed(at_end.extra->weight));
-  });
-}
-
-at::Tensor detour_loss(Detour& model, const at::Tensor& x, bool use_extra) {
-  return model(x, use_extra).square().mean();
-}
-
-void forward_without_gradients(Detour& model, const at::Tensor& x, bool use_extra) {
-  const at::Tensor loss = detour_loss(model, x, use_extra);
-  {
-    const c10::NoGradGuard no_grad;
-    model(x, use_extra);
-  }
-  loss.backward();
-}
-
-void backward_twice(Detour& model, const at::Tensor& x, bool use_extra) {
-  const at::Tensor loss = detour_loss(model, x, use_extra);
-  loss.backward({}, /*retain_graph=*/true);
-  loss.backward();
-}
-
-void gradient_penalty(Detour& model, const at::Tensor& x, bool use_extra) {
-  const at::Tensor input = x.clone().requires_grad_();
-  const at::Tensor loss = detour_loss(model, input, use_extra);
-  const auto gradients = torch::autograd::grad({loss}, {input}, {}, /*retain_graph=*/true,
-                                               /*create_graph=*/true);
-  (loss + gradients[0].square().sum()).backward();
-}
-
-void two_forwards(Detour& model, const at::Tensor& x, bool use_extra) {
-  const at::Tensor first = detour_loss(model, x, use_extra);
-  const at::Tensor second = detour_loss(model, 2 * x, !use_extra);
-  first.backward();
-  second.backward();
-}
-
-void freed_by_hand(Detour& model, const at::Tensor& x, bool use_extra) {
-  const at::Tensor loss = detour_loss(model, x, use_extra);
-  if (is_fully_sharded(*model.extra)) {
-    reshard(*model.extra);
-  }
-  loss.backward();
-}
-
-TEST(UnusedAndFreed, IsGatheredByAllRanksInBackward) {
-  const at::Tensor x = uniform_values({4, 3}, 9);
-  for (const auto step :
-       {forward_without_gradients, backward_twice, gradient_penalty, two_forwards, freed_by_hand}) {
-    Filled<Detour> alone;
-    step(alone, x, true);
-    step(alone, x, false);
-    for (const bool reshards : {true, false}) {
-      RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-        Filled<Detour> model;
-        fully_shard(*model.first, mesh);
-        fully_shard(*model.extra, mesh, {.reshard_after_forward = reshards, .may_be_unused = true});
-        fully_shard(model, mesh);
-        step(model, x, rank.rank() == 1);
-        expect_gradients(model, gradients_of(alone), 0.5);
-        EXPECT_FALSE(model.extra->slot("weight")->role.gathered);
-      });
-    }
-  }
-}
-
 // The ranks' collectives differ. Backward of rank 2 begins with 'base', which is as large as the
 // 'extra' that the others gather.
-TEST(Unused, UnitThatIsNotMarkedIsNamedWithTheRemedy) {
+TEST(Unused, UnitOfSomeRanksIsNamedWithTheRemedy) {
   const std::vector<std::string> errors = ErrorsOfRanks(4, [](Rank& rank) {
     Filled<OptionalLayer> model;
     const DeviceMesh mesh = rank.mesh({4}, {"dp"});
@@ -155,18 +49,8 @@ TEST(Unused, UnitThatIsNotMarkedIsNamedWithTheRemedy) {
   });
   EXPECT_CONTAINS(errors, "unit 'extra'");
   EXPECT_TRUE(std::ranges::any_of(errors, [](const std::string& error) {
-    return bool(testing::Contains(error, {"may_be_unused", "rank 2 calls"}));
+    return bool(testing::Contains(error, {"every rank must call", "rank 2 calls"}));
   })) << errors[0];
-}
-
-// The unit is marked already, so the advice would not help.
-TEST(Unused, AdviceIsNotGivenForAMarkedUnit) {
-  Settings settings;
-  settings.may_be_unused =
-      std::make_shared<const std::vector<std::string>>(std::vector<std::string>{"unit 'extra'"});
-  EXPECT_EQ(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra'"), "");
-  EXPECT_CONTAINS(settings.hint_of_unused_units("rank 0 calls all_gather for unit 'extra2'"),
-                  "needs Options::may_be_unused");
 }
 
 /// Which branches have a gradient after the calls of `go_left`, with one backward each.
@@ -200,27 +84,6 @@ TEST(Unused, ParameterOfNoRankHasNoGradient) {
   }
   RunRanks(1, [](Rank& rank) {
     EXPECT_EQ(used_branches(rank, rank.mesh({1}, {"dp"}), {true}), "left.weight ");
-  });
-}
-
-// Momentum and decay apply to a parameter with a gradient of zeros, not to one without a gradient.
-TEST(Unused, ParameterOfNoRankIsNotUpdated) {
-  const auto train = [](Branches& model) {
-    optim::AdamW optimizer(model, {.lr = 0.1, .weight_decay = 0.5});
-    for (const bool left : {true, false, true}) {
-      optimizer.zero_grad();
-      model(uniform_values({4, 3}, 9), left).pow(2).sum().backward();
-      optimizer.step();
-    }
-  };
-  Branches alone;
-  train(alone);
-  RunOnMesh({3}, {"dp"}, [&](const DeviceMesh& mesh) {
-    Branches model;
-    fully_shard(model, mesh);
-    train(model);
-    EXPECT_TRUE(
-        testing::parameter_values(model).allclose(testing::parameter_values(alone), 1e-5, 1e-6));
   });
 }
 

@@ -192,11 +192,9 @@ FsdpSpec draw_fsdp(Choices& choices, const MeshSpec& mesh) {
   if (spec.kind == DataParallel::kNone) {
     return spec;
   }
-  spec.units = choices.pick_as<Units>(
-      "fsdp.units", {{"root", 25}, {"blocks", 40}, {"halves", 15}, {"policy", 15}});
+  spec.units = choices.pick_as<Units>("fsdp.units", {{"root", 25}, {"blocks", 55}, {"halves", 15}});
   spec.reshard =
       choices.pick_as<Reshard>("fsdp.reshard", {{"default", 60}, {"always", 20}, {"never", 20}});
-  spec.may_be_unused = choices.chance("fsdp.may_be_unused", 5);
   spec.offload = choices.chance("fsdp.offload", 8);
   spec.before_tensor_parallel = choices.chance("fsdp.before_tensor_parallel", 2);
   spec.prefetch = choices.chance("fsdp.prefetch", 10);

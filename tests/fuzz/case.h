@@ -165,7 +165,7 @@ struct MeshSpec {
 };
 
 enum class DataParallel { kFullyShard, kReplicate, kNone };
-enum class Units { kRoot, kBlocks, kHalves, kPolicy };
+enum class Units { kRoot, kBlocks, kHalves };
 enum class ShardPlacement { kDefault, kLast, kReplicateVectors };
 enum class Reshard { kDefault, kAlways, kNever };
 enum class Accumulate { kReduceEach, kReduceLast, kOverlapped, kKeepUnsharded, kAllReduceLast };
@@ -176,7 +176,7 @@ struct FsdpSpec {
   Reshard reshard = Reshard::kDefault;
   ShardPlacement placement = ShardPlacement::kDefault;
   std::int64_t post_forward = 1;
-  bool offload = false, may_be_unused = false, before_tensor_parallel = false;
+  bool offload = false, before_tensor_parallel = false;
   bool prefetch = false;
 };
 

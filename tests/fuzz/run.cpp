@@ -28,7 +28,6 @@
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/fsdp/wrap_policy.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
@@ -117,7 +116,6 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
     options.offload_policy = fsdp::OffloadPolicy{};
   }
   options.post_forward_mesh_size = spec.post_forward;
-  options.may_be_unused = spec.may_be_unused;
   if (spec.placement == ShardPlacement::kLast) {
     options.shard_placement = [](const std::string&, const at::Tensor& parameter) {
       return std::optional<Placement>(Shard{parameter.dim() - 1});
@@ -309,12 +307,7 @@ class Training {
       return;
     }
     wrapped_ = true;
-    fsdp::Options options = fsdp_options(spec);
-    options.allow_mixed_frozen = true;
-    if (spec.units == Units::kPolicy && spec.kind == DataParallel::kFullyShard) {
-      fsdp::apply_plan(*net_, mesh, fsdp::plan_units(*net_, fsdp::wrap_class<Block>(), options));
-      return;
-    }
+    const fsdp::Options options = fsdp_options(spec);
     const auto wrap = [&](nn::ModuleBase& module) {
       spec.kind == DataParallel::kReplicate ? fsdp::replicate(module, mesh, options)
                                             : fsdp::fully_shard(module, mesh, options);

@@ -442,7 +442,7 @@ TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
             .requires_grad_();
     tensor_parallel::linear_cross_entropy(
         hidden.cuda(), weight, targets.cuda(),
-        {.loss = {.reduction = tensor_parallel::Reduction::kSum}, .chunks = chunks})
+        {.loss = {.reduction = at::Reduction::Sum}, .chunks = chunks})
         .backward();
     const at::Tensor difference = (weight.grad().cpu().to(at::kDouble) - expected).abs();
     EXPECT_LE((difference - rounding).max().item<double>(), 1e-5) << chunks;

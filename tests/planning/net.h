@@ -10,7 +10,6 @@
 #include <memory>
 
 #include "tessera/fsdp/fully_shard.h"
-#include "tessera/fsdp/wrap_policy.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
@@ -73,7 +72,12 @@ inline std::shared_ptr<Net> make_deep_net(const DeviceMesh& mesh, std::int64_t d
   parallelize_module(*net, mesh["tp"],
                      {{"**.up", colwise_parallel()}, {"**.down", rowwise_parallel()}});
   fsdp::fully_shard({&*net->up, &*net->down}, mesh["dp"], options);
-  fsdp::apply_plan(*net, mesh["dp"], fsdp::plan_units(*net, fsdp::wrap_class<Layer>(), options));
+  nn::visit_modules(*net, [&](const std::string&, nn::ModuleBase& module) {
+    if (dynamic_cast<Layer*>(&module) != nullptr) {
+      fsdp::fully_shard(module, mesh["dp"], options);
+    }
+  });
+  fsdp::fully_shard(*net, mesh["dp"], options);
   return net;
 }
 

@@ -124,19 +124,6 @@ void overlap_micro_batches(CheckedRank& rank) {
   train(rank, model, 2, [&](int part) { fsdp::set_is_last_backward(model, part == 1); });
 }
 
-/// Gathers in the compute lane and in the gather lane, alternately.
-void change_lanes(CheckedRank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
-  rank.watch(model);
-  for (int step = 0; step < kSteps; ++step) {
-    fsdp::set_unshard_async_op(model, true);
-    const at::Tensor loss = testing::local_loss(model, rank.rank(), step);
-    fsdp::set_unshard_async_op(model, false);
-    loss.backward();
-    testing::descend(model, 0.1);
-  }
-}
-
 void gather_by_hand(CheckedRank& rank) {
   ShardedModel model(rank.mesh({2}, {"dp"}));
   rank.watch(model);
@@ -156,15 +143,14 @@ void follow_an_event(CheckedRank& rank) {
   rank.watch(model);
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
-    fsdp::set_unshard_async_op(model, step > 0);
     testing::local_loss(model, rank.rank(), step).backward();
-    // The optimizer runs in a separate lane, where it waits for the gradients.
-    rank.streams().order(comm::Lane::kCompute, comm::Lane::kAllReduce);
+    // The optimizer runs in another lane than the computation.
+    rank.streams().order(comm::Lane::kCompute, comm::Lane::kReduceScatter);
     {
-      const comm::LaneScope lane(rank.streams(), comm::Lane::kAllReduce);
+      const comm::LaneScope lane(rank.streams(), comm::Lane::kReduceScatter);
       update(optimizer);
     }
-    fsdp::set_post_optim_event(model, rank.streams().record(comm::Lane::kAllReduce));
+    fsdp::set_post_optim_event(model, rank.streams().record(comm::Lane::kReduceScatter));
   }
 }
 
@@ -300,7 +286,6 @@ std::vector<Scenario> all_scenarios() {
       {"Hook", 3, training({3}, {}, hook, 2)},
       {"Accumulation", 2, accumulate},
       {"OverlappingMicroBatches", 2, overlap_micro_batches},
-      {"ChangingLanes", 2, change_lanes},
       {"ByHand", 2, gather_by_hand},
       {"PostOptimEvent", 2, follow_an_event}};
   std::ranges::move(llama_scenarios(), std::back_inserter(all));

@@ -6,7 +6,6 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/transformerlayer.h>
 
-#include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/initialization.h"
@@ -25,7 +24,7 @@ using Sizes = std::vector<std::int64_t>;
 const std::vector<Sizes> kMeshes{{1, 1}, {2, 1}, {1, 2}, {2, 2}, {3, 1}, {1, 3}};
 
 StylePtr placed(std::vector<std::pair<std::string, Placement>> placements) {
-  return place_parameters({.placements = std::move(placements)});
+  return place_parameters(std::move(placements));
 }
 
 /// The loss and the gradients of the libtorch module on one rank.
@@ -132,29 +131,6 @@ TEST(Adopted, AParameterOfTheClassItselfTrainsIfItsMemberIsNamed) {
         .backward();
     testing::expect_gradients(*model, expected.gradients);
   });
-}
-
-/// (rows, tokens, 8); libtorch's encoder takes the tokens first.
-struct Transposed : torch::nn::Module {
-  Transposed() {
-    const auto layer = torch::nn::TransformerEncoderLayerOptions(8, 2).dropout(0.5);
-    encoder = register_module(
-        "encoder", torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 1)));
-  }
-  at::Tensor forward(const at::Tensor& x) { return encoder(x.transpose(0, 1)).mean(0); }
-  torch::nn::TransformerEncoder encoder{nullptr};
-};
-
-TEST_ON_RANKS(Adopted, DropoutOfTokensThatComeFirstNeedsABatchPart, 2) {
-  const auto model = nn::adopt(std::make_shared<Transposed>());
-  testing::fill(*model);
-  fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
-  const at::Tensor x = testing::uniform_values({3, 5, 8}, 1);
-  EXPECT_ERROR((*model)(x), "BatchPart");
-  const BatchPart part(rank.rank(), rank.size());
-  const at::Tensor y = (*model)(x);
-  y.sum().backward();
-  EXPECT_FALSE(y.equal((*model)(x)));  // another mask
 }
 
 /// The libtorch module must not keep the whole parameter in memory.
@@ -286,39 +262,13 @@ void expect_as_alone(Encoder& model) {
   testing::expect_gradients(model, testing::gradients_of(alone));
 }
 
-// No entry, or a style, may name the container and its blocks.
-TEST(OwnParameters, InAContainerHaveTheGradientsOfOneRank) {
-  ParallelizePlan named = plan();
-  named.push_back({"", replicate_parallel()});
-  named.push_back({"blocks.*", replicate_parallel()});
-  for (const ParallelizePlan& styles : {plan(), named}) {
-    for (const int ranks : {1, 2, 3}) {
-      RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
-        Encoder model;
-        parallelize_module(model, mesh, styles);
-        expect_as_alone(model);
-      });
-    }
-  }
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    Encoder model;
-    parallelize_module(model, mesh["tp"], plan());
-    for (std::size_t i = 0; i < 2; ++i) {
-      fsdp::fully_shard(*model.blocks->at<ScaledBlock>(i), mesh["dp"]);
-    }
-    fsdp::fully_shard(model, mesh["dp"]);
-    expect_as_alone(model);
-  });
-}
-
 TEST(OwnParameters, MayBePlacedByAnEntryNextToEntriesOfModulesBelow) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(ranks, [](Rank& rank) {
       Encoder model;
       ParallelizePlan styles = plan();
       // Before and behind the entries of modules below: the order does not matter.
-      styles.insert(styles.begin(),
-                    {"", place_parameters({.placements = {{"positions", Shard{0}}}})});
+      styles.insert(styles.begin(), {"", place_parameters({{"positions", Shard{0}}})});
       styles.push_back({"blocks.*", place_parameters()});
       parallelize_module(model, rank.mesh({rank.size()}, {"tp"}), styles);
       EXPECT_EQ(DistributedTensor(*model.positions).placements(), Placements{Shard{0}});

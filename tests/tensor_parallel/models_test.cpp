@@ -48,18 +48,6 @@ class Stacked : public nn::Module<Stacked> {
   std::shared_ptr<nn::RMSNorm> norm;
 };
 
-TEST(DeclaredPlan, IsThePlanOfTheModulesBelow) {
-  Stacked alone;
-  alone(uniform_values({4, 6}, 0.5)).square().sum().backward();
-  RunRanks(3, [&](testing::Rank& rank) {
-    Stacked model;
-    parallelize_module(model, rank.mesh({3}, {"tp"}));
-    EXPECT_EQ(DistributedTensor(model.layer(1).down->weight).placements(), Placements{Shard{1}});
-    model(uniform_values({4, 6}, 0.5)).square().sum().backward();
-    testing::expect_gradients(model, testing::gradients_of(alone));
-  });
-}
-
 TEST(DeclaredPlan, NamesModulesFromTheRoot) {
   const Stacked model;
   const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"tp"});
@@ -202,28 +190,6 @@ INSTANTIATE_TEST_SUITE_P(
             .sequence_parallel = true,
             .gated = true}),
     [](const auto& info) { return "Case" + std::to_string(info.index); });
-
-TEST_P(BlockOnRanks, HasTheDropoutOfOneRank) {
-  const auto run = [](Rank& rank, double dropout) {
-    BlockCase c = GetParam();
-    c.attention.dropout = dropout;
-    OneBlock model(c);
-    model.to(at::kDouble);
-    testing::fill(model);
-    const DeviceMesh mesh = rank.mesh({rank.size()}, {"tp"});
-    parallelize_module(model, mesh, plan_of(c));
-    const Placement place = c.sequence_parallel ? Placement(Shard{c.folded ? 0 : 1}) : Replicate{};
-    manual_seed(3);
-    const auto x = distribute_tensor(input_of(c), mesh, {place});
-    return full_tensor(model(x));
-  };
-  at::Tensor expected;
-  RunRanks(1, [&](Rank& rank) {
-    expected = run(rank, 0.5);
-    EXPECT_FALSE(expected.allclose(run(rank, 0), 1e-2, 1e-3));
-  });
-  RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(run(rank, 0.5).allclose(expected, 1e-10, 1e-12)); });
-}
 
 TEST_ON_MESH(BlockPlan, RefusesHeadsThatRanksDoNotDivide, {3}, {"tp"}) {
   for (const bool fused : {false, true}) {

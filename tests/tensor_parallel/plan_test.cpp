@@ -175,7 +175,7 @@ TEST(Plan, IsRefusedBeforeAnythingIsChanged) {
        {"'layers'", "place_parameters"}},
       {"no such parameter",
        2,
-       {{"norm", place_parameters({.placements = {{"wight", Shard{0}}}})}},
+       {{"norm", place_parameters({{"wight", Shard{0}}})}},
        {"'wight'", "weight"}},
   };
   for (const Case& c : cases) {

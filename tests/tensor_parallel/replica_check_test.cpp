@@ -124,18 +124,6 @@ TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
   EXPECT_CONTAINS(errors, "plain input 0", "the same batch");
 }
 
-TEST(Replicas, AreComparedForReplicatedStylesToo) {
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Filled<HeadsModel> model;
-    if (rank.rank() == 1) {
-      model.layer(1).q_norm->weight->detach()[0] = 2.5;
-    }
-    parallelize_module(model, rank.mesh({2}, {"tp"}), plan_of_heads());
-    model(tokens());
-  });
-  EXPECT_CONTAINS(errors[0], "parameter 'layers.1.q_norm.weight' differs from rank 0 on ranks 1");
-}
-
 TEST_ON_MESH(Replicas, MayDifferIfMarkedDistinct, {2}, {"tp"}) {
   Filled<HeadsModel> model;
   model.norm->weight->detach().fill_(rank.rank() + 1.0);
@@ -319,23 +307,6 @@ TEST(SplitOrigins, OfDifferentNumbersOfParametersAreRefused) {
   EXPECT_CONTAINS(errors, "(tp=2)", "rank 1 has 2", "rank 0 has 1");
   EXPECT_CONTAINS(errors[0], "from parameter 'weight' to parameter 'weight'");
   EXPECT_CONTAINS(errors[1], "from parameter 'weight' to parameter 'bias'");
-}
-
-TEST_ON_MESH(SplitOrigins, AreAcceptedForOneTensor, {2, 2}, {"dp", "tp"}) {
-  for (const bool sharded : {false, true}) {
-    for (const std::int64_t outputs : {5, 1}) {
-      nn::Linear filled(4, outputs), seeded(4, outputs);
-      testing::fill(filled);
-      nn::init_weights(seeded, 3);
-      for (nn::Linear* linear : {&filled, &seeded}) {
-        split(*linear, mesh["tp"]);
-        if (sharded) {
-          fsdp::fully_shard(*linear, mesh["dp"]);
-        }
-        EXPECT_NO_THROW(call(*linear).sum().backward());
-      }
-    }
-  }
 }
 
 TEST_ON_MESH(SplitOrigins, DoNotMatterAfterAWriteOrIfMarkedDistinct, {2}, {"tp"}) {

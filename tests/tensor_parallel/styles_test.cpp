@@ -7,7 +7,6 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/distributed.h"
-#include "testing/memory.h"
 #include "testing/module_values.h"
 #include "testing/small_llama.h"
 
@@ -114,99 +113,13 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
 }  // namespace
 }  // namespace tessera::tensor_parallel
 
-namespace tessera {
-namespace {
-
-class Scale : public nn::Module<Scale> {
- public:
-  Scale() { weight = register_slot("weight", at::arange(6).to(at::kFloat)); }
-  at::Tensor forward(const at::Tensor& x) { return x * weight; }
-
-  nn::Parameter weight;
-};
-
-struct Model : nn::Module<Model> {
-  at::Tensor forward(const at::Tensor& x) { return (*scale)(x); }
-
-  nn::Child<Scale> scale{*this, "scale"};
-};
-
-class ShardedScale final : public tensor_parallel::ParallelStyle {
- public:
-  std::string name() const override { return "sharded_scale"; }
-  std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
-      const nn::ModuleBase& module) const override {
-    return {{module.slot("weight"), Shard{0}}};
-  }
-  void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-    module.add_forward_pre_hook([mesh](nn::ModuleBase&, nn::TensorList inputs) {
-      *inputs[0] = distribute_tensor(*inputs[0], mesh, {Shard{-1}}).tensor();
-    });
-  }
-};
-
-TEST_ON_MESH(ParallelStyleExample, ShardsAScale, {2}, {"tp"}) {
-  Model model;
-  tensor_parallel::parallelize_module(model, mesh["tp"],
-                                      {{"scale", std::make_shared<ShardedScale>()}});
-  const DistributedTensor y(model(at::ones({4, 6})));
-  EXPECT_EQ(y.placements(), Placements{Shard{1}});
-  EXPECT_TRUE(y.full_tensor().equal(at::arange(6).to(at::kFloat).expand({4, 6})));
-}
-
-}  // namespace
-}  // namespace tessera
-
 namespace tessera::tensor_parallel {
 namespace {
 
 using nn::FusedLinear;
-using testing::Filled;
-using testing::full_tensor;
-using testing::uniform_values;
-
-/// The rows of part `wanted` in a weight whose parts lie in groups.
-std::vector<std::int64_t> rows_of_part(const FusedLinear& fused, std::size_t wanted) {
-  std::vector<std::int64_t> rows;
-  std::int64_t row = 0;
-  for (std::int64_t group = 0; group < fused.groups(); ++group) {
-    for (std::size_t part = 0; part < fused.parts().size(); ++part) {
-      for (std::int64_t i = 0; i < fused.parts()[part].out_features / fused.groups(); ++i, ++row) {
-        if (part == wanted) {
-          rows.push_back(row);
-        }
-      }
-    }
-  }
-  return rows;
-}
-
-/// The results of the parts as separate Linears.
-std::vector<at::Tensor> separate_products(const FusedLinear& fused, const at::Tensor& x) {
-  std::vector<at::Tensor> products;
-  for (std::size_t part = 0; part < fused.parts().size(); ++part) {
-    const at::Tensor rows = at::tensor(rows_of_part(fused, part), at::kLong);
-    products.push_back(
-        at::linear(x, fused.weight->index_select(0, rows), fused.bias->index_select(0, rows)));
-  }
-  return products;
-}
 
 std::vector<nn::FusedPart> query_key_value(std::int64_t query, std::int64_t key_value) {
   return {{"q_proj", query}, {"k_proj", key_value}, {"v_proj", key_value}};
-}
-
-TEST(FusedLinear, IsItsPartsInOneProduct) {
-  const at::Tensor x = uniform_values({2, 3, 5}, 0.5);
-  for (const std::int64_t groups : {1, 2, 4}) {
-    Filled<FusedLinear> fused(5, query_key_value(16, 4), {.groups = groups});
-    const std::vector<at::Tensor> parts = fused.split(fused(x));
-    const std::vector<at::Tensor> expected = separate_products(fused, x);
-    ASSERT_EQ(parts.size(), 3U);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      EXPECT_TRUE(parts[i].allclose(expected[i], 1e-5, 1e-6)) << groups << " groups, part " << i;
-    }
-  }
 }
 
 TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
@@ -392,27 +305,6 @@ TEST(ReplicatedHeads, HaveTheResultsAndGradientsOfOneRank) {
       }
     });
   }
-}
-
-// One of the input's 4 shards is saved for all products, so that backward gathers once.
-TEST_ON_MESH(ReplicatedHeadsOfASplitInput, KeepItsShard, {4}, {"tp"}) {
-  const Heads heads{.queries = 8, .keys = 2};
-  const auto kept_bytes = [&](bool regather) {
-    const auto module = make_attention(heads);
-    ParallelizePlan plan = plan_of(heads, true);
-    plan.front().second = prepare_module_input({.input_layouts = {Shard{0}},
-                                                .desired_input_layouts = {Replicate{}},
-                                                .regather = regather});
-    parallelize_module(*module, mesh, plan);
-    const at::Tensor x = testing::values({2, kWidth}, rank.rank()).requires_grad_();
-    (*module)(x);  // allocates what is allocated once
-    const testing::MemoryScope memory;
-    const at::Tensor y = (*module)(x);
-    return memory.bytes();
-  };
-  const std::int64_t shard = 8 * 2 * kWidth;
-  // The caller owns the shard that stays.
-  EXPECT_EQ(kept_bytes(false) - kept_bytes(true), 4 * shard);
 }
 
 TEST_ON_MESH(ReplicatedHeadsStyle, RefusesHeadsThatItCannotDivide, {4}, {"tp"}) {

@@ -383,7 +383,7 @@ struct TextLoss {
 /// costs more, and gives each prediction at least window - stride tokens of context. Collective if
 /// logits are split over the vocabulary. Throws Error for fewer than two tokens.
 TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::int64_t stride) {
-  const tensor_parallel::CrossEntropyOptions options{.reduction = tensor_parallel::Reduction::kSum};
+  const tensor_parallel::CrossEntropyOptions options{.reduction = at::Reduction::Sum};
   const c10::NoGradGuard no_grad;
   TESSERA_CHECK(text.size() >= 2,
                 "a text for perplexity must have two tokens or more, as the first "

@@ -12,11 +12,10 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A lane is a queue of work on a device, on CUDA a stream. FSDP uses four lanes. Work within a
-/// lane runs in order. Different lanes run concurrently. kAllReduce is for the work of a user's
-/// all-reduce hook, which may overlap the next reduce-scatter.
-enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter, kAllReduce };
-/// The name of a lane: "compute", "all_gather", "reduce_scatter" or "all_reduce".
+/// A lane is a queue of work on a device, on CUDA a stream. FSDP uses three lanes. Work within
+/// a lane runs in order. Different lanes run concurrently.
+enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter };
+/// The name of a lane: "compute", "all_gather" or "reduce_scatter".
 const char* to_string(Lane lane);
 
 /// A point in the work of a lane (a stream) for which other work can wait; on CUDA, a CUDA event.
@@ -66,7 +65,7 @@ using StreamsPtr = std::shared_ptr<Streams>;
 
 /// Returns the streams of a device. On a CPU no wait is needed, because work is done when a call
 /// returns. On CUDA the streams belong to GPU `device` (without an index: the thread's current GPU)
-/// and have high priority, except kAllReduce. Throws Error if CUDA cannot be used.
+/// and have high priority. Throws Error if CUDA cannot be used.
 StreamsPtr make_streams(c10::Device device);
 
 }  // namespace tessera::comm

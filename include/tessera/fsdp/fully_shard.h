@@ -76,47 +76,28 @@ double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 /// must be passed, because a process has no default world: its threads may be ranks of one or of
 /// several worlds. Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
-/// Calls a method, other than forward, that uses the parameters of an FSDP unit. A call behaves
-/// like forward: the parameters are unsharded during the call, and their gradients are reduced in
-/// the backward of the call. See register_forward_method.
-template <class M, class Method>
-class ForwardMethod {
- public:
-  ForwardMethod(M& module, Method method) : module_(&module), method_(method) {}
-
-  /// Calls the method with copies of the arguments and returns its result. Collective and
-  /// differentiable, like forward.
-  template <class... Args>
-  auto operator()(Args&&... args) const {
-    const auto method = [this](auto&... values) { return (module_->*method_)(values...); };
-    return module_->call_method(method, std::forward<Args>(args)...);
-  }
-
- private:
-  M* module_;
-  Method method_;
-};
-
 /// Makes a method of a unit's module callable from outside, like FSDP2's
 /// register_fsdp_forward_method:
 ///   const auto encode = fsdp::register_forward_method(*model, &Model::encode);
 ///   const at::Tensor code = encode(x);
-/// Calls through the returned object gather the parameters; direct calls of the method do not.
+/// A call through the returned object behaves like forward, with copies of the arguments: the
+/// parameters are unsharded during the call, and their gradients are reduced in the backward of the
+/// call. Such a call is collective and differentiable. Direct calls of the method do not gather.
 /// Under a plan of tensor_parallel::parallelize_module the method also runs in the plan's scope, as
 /// forward does. For a module that has neither a unit nor a plan, the object only calls the method.
 /// The module must outlive the object. Throws Error for a null method.
 template <class M, class Method>
-[[nodiscard]] ForwardMethod<M, Method> register_forward_method(M& module, Method method) {
+[[nodiscard]] auto register_forward_method(M& module, Method method) {
   static_assert(std::derived_from<M, nn::ModuleBase>,
                 "pass the module itself, *model, and not the pointer to it");
   static_assert(std::is_member_function_pointer_v<Method>, "pass a method, such as &Model::encode");
   TESSERA_CHECK(method != nullptr, "register_forward_method: the method of a ", module.name(),
                 " is null; pass a method, such as &Model::encode");
-  return {module, method};
+  return [&module, method](auto&&... args) {
+    const auto call = [&](auto&... values) { return (module.*method)(values...); };
+    return module.call_method(call, std::forward<decltype(args)>(args)...);
+  };
 }
-
-/// Whether fully_shard or replicate was applied to exactly this module.
-bool is_fully_sharded(const nn::ModuleBase& module);
 
 /// Describes where a forward or backward of this model was interrupted by an error, for messages:
 /// "the forward of unit 'layers.3'". Names the innermost of nested units; "" if neither forward nor
@@ -153,8 +134,7 @@ class UnshardHandle {
 /// a unit, for parameters that are still on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
-/// unsharded. Before a backward, a unit with Options::may_be_unused must be freed on all ranks or
-/// on none. Unsharded parameters are copies: if the program has written to an unsharded parameter
+/// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter
 /// since unshard, reshard throws Error after it has freed the parameters. A forward before reshard
 /// also throws Error for such a write, and does not free the parameters. Throws Error for a module
 /// that is not a unit.
@@ -217,13 +197,6 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
 /// default for all types except fp16. With fp16, a part of the division precedes the sum, to avoid
 /// overflow; pass true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
-
-/// With `async_op` true, units issue all-gathers on the compute stream. On CUDA the collective runs
-/// on NCCL's stream and overlaps computation until unshard waits for it. The gathered memory
-/// belongs to the compute stream alone, so the next layer can use the memory at once. But a gather
-/// starts only after the computation issued before it, so only a prefetched gather overlaps. Takes
-/// effect at the next gather of each unit.
-void set_unshard_async_op(nn::ModuleBase& module, bool async_op, bool recurse = true);
 
 /// Changes the reduced gradients of a unit in place, before they are divided, for example to reduce
 /// them further over a process group of the caller. The hook gets one flat tensor, in reduce_dtype,

@@ -77,12 +77,6 @@ struct Options {
   /// reshard_after_forward=n). n must divide the number of ranks in the shard dimension of the
   /// mesh. If n is 1 or that number, only the shards are stored.
   std::int64_t post_forward_mesh_size = 1;
-  /// True: some ranks may skip this unit in a forward (a branch, an expert). All ranks then gather
-  /// the unit when the root's forward begins, or when a backward begins and the unit was freed. All
-  /// ranks reduce the unit when backward ends, with zeros for parameters that a rank did not use.
-  /// If the option is false and only some ranks run the unit, the ranks call different collectives,
-  /// which is an error.
-  bool may_be_unused = false;
   PlacementFunction shard_placement{};
   /// Chooses a mesh for single parameters. Parameters with their own mesh are gathered and reduced
   /// over that mesh. If that mesh is a part of the unit's mesh, other parts of the unit's mesh have
@@ -93,10 +87,6 @@ struct Options {
   /// Trainable parameters that are intentionally in no unit must be listed, too, wherever they are
   /// in the model.
   std::unordered_set<nn::SlotPtr> ignored{};
-  /// For plan_units: true allows a unit with both frozen and trainable parameters, which is
-  /// otherwise an Error. The frozen parameters of such a unit are gathered for backward with the
-  /// trainable parameters; a separate unit of frozen parameters would not be gathered.
-  bool allow_mixed_frozen = false;
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
   /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until it
   /// has this many MiB; the first bucket, until it has 1 MiB. A bucket is reduced while backward

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -11,19 +12,17 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// How cross_entropy reduces the losses of the tokens (the rows of the logits).
-enum class Reduction { kMean, kSum, kNone };
-
 /// Options of cross_entropy.
 struct CrossEntropyOptions {
   /// Tokens with this target have no loss and no gradient.
   std::int64_t ignore_index = -100;
-  Reduction reduction = Reduction::kMean;
-  /// The divisor of kMean, a tensor with one number. If undefined, the divisor is the number of
+  /// How the losses of the tokens (the rows of the logits) are reduced.
+  at::Reduction::Reduction reduction = at::Reduction::Mean;
+  /// The divisor of Mean, a tensor with one number. If undefined, the divisor is the number of
   /// targets of this call that are not ignored, at least 1. This default is correct only if every
   /// data-parallel rank has the same number of such targets.
   at::Tensor tokens = {};
-  /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. kMean is
+  /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. Mean is
   /// then the mean over all targets on these ranks that are not ignored, even if the ranks have
   /// different numbers of such targets. Each call counts the targets by an all-reduce of one
   /// number. For micro-batches use `tokens`, with the targets of all micro-batches.
@@ -41,7 +40,7 @@ struct CrossEntropyOptions {
 /// may be sharded over some mesh dimensions and the tokens over others, even unevenly. `targets`:
 /// (tokens) int64, plain and the same on every rank of the mesh, or distributed on the mesh.
 /// Targets with another layout than the rows of the logits are redistributed. Returns a plain
-/// scalar over all tokens, equal on every rank of the mesh (0 if all targets are ignored). kNone
+/// scalar over all tokens, equal on every rank of the mesh (0 if all targets are ignored). None
 /// returns (tokens), distributed like the tokens if these are sharded, otherwise plain.
 ///
 /// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row, and its
@@ -98,7 +97,7 @@ struct LinearCrossEntropyOptions {
 /// vocabulary; its reduction is the only communication in backward.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
-/// negative chunks or bytes, and for kNone with gradients, because forward does not know the factor
+/// negative chunks or bytes, and for None with gradients, because forward does not know the factor
 /// of each row.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,

@@ -80,8 +80,6 @@ struct BlockPlanOptions {
   /// The placement of the block's input and result: Replicate, or with sequence parallelism Shard
   /// of the token dimension (Korthikanti et al. 2022).
   Placement activations = Replicate{};
-  /// Whether the block's result is the plain local tensor.
-  bool use_local_output = false;
   /// Whether backward gathers the input of the block again instead of saving the gathered input
   /// (PrepareModuleInputOptions::regather).
   bool regather = false;

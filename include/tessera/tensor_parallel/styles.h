@@ -21,24 +21,7 @@ namespace tessera::tensor_parallel {
 /// redistribution of its inputs and outputs. A style object is immutable; many modules, meshes and
 /// threads may share it.
 ///
-/// Derive from this class for a user-defined style. This example shards the features of a norm
-/// (ParallelStyleExample in tests/tensor_parallel/styles_test.cpp compiles and runs it):
-///
-///   class ShardedScale final : public tensor_parallel::ParallelStyle {
-///    public:
-///     std::string name() const override { return "sharded_scale"; }
-///     std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
-///         const nn::ModuleBase& module) const override {
-///       return {{module.slot("weight"), Shard{0}}};
-///     }
-///     void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const override {
-///       module.add_forward_pre_hook([mesh](nn::ModuleBase&, nn::TensorList inputs) {
-///         *inputs[0] = distribute_tensor(*inputs[0], mesh, {Shard{-1}}).tensor();
-///       });
-///     }
-///   };
-///   tensor_parallel::parallelize_module(model, mesh["tp"],
-///                                       {{"scale", std::make_shared<ShardedScale>()}});
+/// Derive from this class for a user-defined style (docs/modules/your_own_module.md).
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
@@ -116,7 +99,6 @@ StylePtr colwise_parallel(ColwiseOptions options = {});
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};
-  bool use_local_output = false;
   bool regather = true;
 };
 /// Creates the style for key and value projections with fewer heads than ranks
@@ -178,18 +160,14 @@ struct ReplicateOptions {
 /// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// Options of place_parameters(), for the parameters of a module, but not of modules below it: a
-/// class token, registers, positions or a LayerScale of a container, or a module inside an
-/// nn::Hooked. Parameters that `placements` does not name are replicated. Inputs are not converted.
-/// The gradients equal those of one rank.
-struct PlaceOptions {
-  /// pairs of parameter name and placement, such as {"weight", Shard{0}}
-  std::vector<std::pair<std::string, Placement>> placements{};
-};
-/// Creates the style that gives a module's own parameters their placements (PlaceOptions).
-/// parallelize_module throws Error for a name that the module does not have, and for a module
-/// without own parameters. Like PyTorch's distribute_module with partition_fn.
-StylePtr place_parameters(PlaceOptions options = {});
+/// Creates the style that gives the parameters of a module, but not of modules below it, their
+/// placements: a class token, registers, positions or a LayerScale of a container, or a module
+/// inside an nn::Hooked. `placements`: pairs of parameter name and placement, such as {"weight",
+/// Shard{0}}. Parameters that `placements` does not name are replicated. Inputs are not converted.
+/// The gradients equal those of one rank. parallelize_module throws Error for a name that the
+/// module does not have, and for a module without own parameters. Like PyTorch's distribute_module
+/// with partition_fn.
+StylePtr place_parameters(std::vector<std::pair<std::string, Placement>> placements = {});
 
 /// Options of prepare_module_input(), for any module. For each tensor among the arguments of
 /// forward, in order: `input_layouts` has the placement of a plain tensor, and
@@ -242,11 +220,6 @@ at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},
                          bool regather = false);
-
-/// For your own parallel styles: redistributes the distributed `tensor` to `layout`. If
-/// `use_local_output` is true, returns the local tensor. Collective if data is sent.
-/// Differentiable.
-at::Tensor prepare_output(const at::Tensor& tensor, const Placement& layout, bool use_local_output);
 
 }  // namespace tessera::tensor_parallel
 TESSERA_API_END

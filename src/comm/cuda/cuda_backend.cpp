@@ -114,8 +114,6 @@ const char* to_string(Lane lane) {
       return "all_gather";
     case Lane::kReduceScatter:
       return "reduce_scatter";
-    case Lane::kAllReduce:
-      return "all_reduce";
   }
   return "unknown";
 }

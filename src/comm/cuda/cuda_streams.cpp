@@ -35,8 +35,7 @@ class CudaStreams final : public Streams {
   explicit CudaStreams(c10::DeviceIndex device)
       : device_(device),
         all_gather_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
-        reduce_scatter_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)),
-        all_reduce_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device_)) {}
+        reduce_scatter_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_)) {}
 
   StreamEventPtr record(Lane lane) override { return std::make_shared<CudaEvent>(stream(lane)); }
 
@@ -72,8 +71,6 @@ class CudaStreams final : public Streams {
         return all_gather_;
       case Lane::kReduceScatter:
         return reduce_scatter_;
-      case Lane::kAllReduce:
-        return all_reduce_;
       case Lane::kCompute:
         break;
     }
@@ -85,7 +82,6 @@ class CudaStreams final : public Streams {
   c10::DeviceIndex device_;
   CUDAStream all_gather_;
   CUDAStream reduce_scatter_;
-  CUDAStream all_reduce_;
   /// Within a LaneScope: the stream that was current before the scope.
   std::optional<CUDAStream> compute_;
 };

@@ -169,8 +169,7 @@ inline std::vector<Arrangement> arrangements(const std::vector<std::string>& nam
       {"Columns", {3}, {"dp"}, {.shard_placement = by_columns}},
       {"Bf16", {4}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
       {"Bf16OnOneRank", {1}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
-      {"Offloaded", {2}, {"dp"}, {.offload_policy = fsdp::OffloadPolicy{}}},
-      {"MayBeUnused", {2}, {"dp"}, {.may_be_unused = true}}};
+      {"Offloaded", {2}, {"dp"}, {.offload_policy = fsdp::OffloadPolicy{}}}};
   std::vector<Arrangement> chosen;
   for (const std::string& name : names) {
     chosen.push_back(*std::ranges::find(all, name, [](const Arrangement& a) { return a.name; }));

@@ -30,7 +30,6 @@ enum class Carried : std::uint8_t {
   kStrict,
   kOperatorMode,
   kRandomRegion,
-  kPhaseRecorder,
   kMemoryScope,
 };
 
