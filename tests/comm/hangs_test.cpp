@@ -250,7 +250,7 @@ std::pair<milliseconds, std::string> error_of(const Ended& ended) {
   }
   std::smatch from;
   if (!std::regex_search(ended.output, from, std::regex("waits from (\\d+) ms")) ||
-      !std::regex_search(ended.output, found, std::regex("error: (.*)"))) {
+      !std::regex_search(ended.output, found, std::regex("(?:^|\n)error: (.*)"))) {
     ADD_FAILURE() << "no error in: " << ended.output;
     return {};
   }

@@ -46,7 +46,6 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const detail::QuietLog quiet;  // silences libtorch's store, which logs errors
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }

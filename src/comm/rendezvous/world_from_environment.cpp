@@ -182,10 +182,7 @@ StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
   // libtorch's own time-out, which has the better message, gets this much time to end first.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
-  std::packaged_task<StorePtr()> task([where] {
-    const detail::QuietLog quiet;  // a local object, because this thread may outlive the caller
-    return detail::connect_store(where);
-  });
+  std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
   std::future<StorePtr> store = task.get_future();
   std::thread(std::move(task)).detach();
   int said = 0;
@@ -304,7 +301,6 @@ WorldPtr make_world(const JobInfo& job, const WorldOptions& options) {
 
 WorldPtr world_from_environment(const WorldOptions& options) {
   detail::read_log_level();
-  const detail::QuietLog quiet;
   check_options(options);
   const JobVariables job = read_job_variables(environment_variable);
   const WorldOptions adjusted = with_time_limits_of(job, options);
@@ -405,7 +401,6 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
 WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
                               const WorldOptions& options) {
   detail::read_log_level();
-  const detail::QuietLog quiet;
   check_options(options);
   TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, "world_from_broadcast: rank ", rank, " of ",
                 size, " ranks; give 0 <= rank < size");

@@ -13,9 +13,9 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <set>
 #include <new>
 #include <random>
+#include <set>
 #include <sstream>
 
 #include "group_info.h"
