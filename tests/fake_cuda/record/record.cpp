@@ -117,8 +117,11 @@ Json json_of(const MemoryUse& use) {
 }
 
 Json json_of(const CommunicatorUse& use) {
-  return {{"id", use.id},           {"ranks", use.ranks},         {"rank", use.rank},
-          {"made_by", use.made_by}, {"finalized", use.finalized}, {"ended_by", use.ended_by},
+  return {{"id", use.id},
+          {"ranks", use.ranks},
+          {"rank", use.rank},
+          {"finalized", use.finalized},
+          {"ended_by", use.ended_by},
           {"ended", use.ended}};
 }
 
