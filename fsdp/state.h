@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/internals/detail/threads.h"

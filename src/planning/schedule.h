@@ -11,8 +11,8 @@
 #include <string_view>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/comm/detail/worlds.h"
-#include "tessera/comm/streams.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/observe/detail/memory.h"
 #include "tessera/observe/metrics.h"

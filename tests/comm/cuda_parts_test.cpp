@@ -12,7 +12,7 @@
 #include "cuda/cuda_backend.h"
 #include "group_of_all.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "testing/errors.h"
 #include "testing/processes.h"
 #include "testing/ranks.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "group_of_all.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/flight_record.h"
 #include "tessera/core/error.h"

@@ -188,7 +188,6 @@ TEST(Processes, ShowEachWarningOnOneRank) {
     EXPECT_EQ(lines_with(processes[rank], "arning: of one"),
               rank == 1 ? Lines{"tessera: warning: of one rank [rank 1]"} : Lines{});
   }
-  // Rank 0 writes it, unless a busy machine delays rank 0 by half a second.
   ASSERT_EQ(of_all.size(), 1U);
   EXPECT_CONTAINS(of_all[0], "tessera: warning: of all ranks [rank ");
 }

@@ -13,7 +13,7 @@
 #include <limits>
 #include <optional>
 
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/causal_attention.h"

@@ -20,7 +20,7 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/world_watch.h"

@@ -40,14 +40,6 @@ namespace {
 // Shows each warning once in a job. A rank asks the store whether another rank has already shown
 // the text; the ranks may warn at different times and use no collective.
 
-using std::chrono::milliseconds;
-
-/// Other ranks delay a warning by this time, so that rank 0 shows warnings that all ranks have.
-/// Ranks that run the same code warn at about the same time.
-constexpr milliseconds kRankZeroFirst{500};
-constexpr milliseconds kStorePatience{1000};
-constexpr milliseconds kNap{10};
-
 std::string in_one_line(std::string text) {
   for (char& c : text) {
     c = c == '\n' ? ' ' : c;
@@ -82,30 +74,13 @@ class JobWarnings final : public c10::WarningHandler {
       return true;
     }
     const std::string key = "warning/" + std::to_string(std::hash<std::string>()(text));
-    const auto is_first = [key, first_wait = rank_ != 0](detail::Store& store) {
-      if (first_wait) {
-        let_rank_zero_come_first(store, key);
-      }
-      return store.add(key, 1) == 1;
-    };
     // If the store does not answer, for example because rank 0 has ended, the warning is shown: a
     // repeated warning is better than a lost one.
     try {
-      if (silent_) {
-        return true;
-      }
-      auto answer = ask(store_, is_first);
-      silent_ = !arrives(answer, kRankZeroFirst + kStorePatience);
-      return silent_ || answer.get();
+      auto answer = ask(store_, [key](detail::Store& store) { return store.add(key, 1) == 1; });
+      return !arrives(answer, std::chrono::seconds(1)) || answer.get();
     } catch (const std::exception&) {
       return true;
-    }
-  }
-
-  static void let_rank_zero_come_first(detail::Store& store, const std::string& key) {
-    const auto end = std::chrono::steady_clock::now() + kRankZeroFirst;
-    while (!store.check({key}) && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(kNap);
     }
   }
 
@@ -113,7 +88,6 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
-  bool silent_ = false;  ///< true once the store has not answered; it is not asked again
   std::unordered_set<std::string> shown_;
 };
 
@@ -134,9 +108,8 @@ void take_warnings_of_thread() {
 namespace {
 
 /// Prints warnings of this thread (TORCH_WARN in libtorch or Tessera) as one line on standard
-/// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job: on rank 0
-/// if rank 0 warns at about the same time as the other ranks, else on the first rank that warns. A
-/// handler that the program has set is not replaced.
+/// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job, on the
+/// first rank that warns. A handler that the program has set is not replaced.
 void show_warnings_once(const JobInfo& job) {
   // The handler is never destroyed, because a thread may still warn while the process ends.
   static auto& handler = *new JobWarnings;
@@ -373,6 +346,8 @@ StorePtr connect_to(const MeetingPlace& place, const JobVariables& job,
                                    "or set GLOO_SOCKET_IFNAME to an interface of the network"));
   }
 }
+
+using Broadcast = std::function<void(void* bytes, std::size_t count)>;
 
 JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
                           const WorldOptions& options) {
