@@ -17,7 +17,6 @@
 
 #include "backends.h"
 #include "group_info.h"
-#include "host/host.h"
 #include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
 #include "tessera/comm/communicator.h"
@@ -468,40 +467,29 @@ std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const Gro
 
 /// Whether `yes` is true on every rank. Each rank writes its answer to the store and reads the
 /// answers of all ranks, so that all ranks get the same result.
-bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::string& question,
-             bool yes) {
-  tell(store, group, question + std::to_string(group.rank), yes ? "yes" : "no");
+bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
+  const auto key_of = [](int rank) { return "reached" + std::to_string(rank); };
+  tell(store, group, key_of(group.rank), yes ? "yes" : "no");
   bool result = true;
   for (int rank = 0; rank < group.size(); ++rank) {
-    result = value_from(store, group, rank, question + std::to_string(rank)) == "yes" && result;
+    result = value_from(store, group, rank, key_of(rank)) == "yes" && result;
   }
   return result;
 }
 
-/// Whether this rank can find the processes of all other ranks by their pids. A rank in a wait uses
-/// the pids to detect dead ranks. In another pid namespace a pid is unused or belongs to another
-/// process, so groups across pid namespaces do not use shared memory.
-bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (!is_alive(segment.process(rank))) {
-      return false;
-    }
-  }
-  return true;
+/// Whether this rank reads the flight records of all other ranks and finds their processes by their
+/// pids. A rank in a wait uses the pids to detect dead ranks. In another pid namespace a pid is
+/// unused or belongs to another process, so groups across pid namespaces do not use shared memory.
+bool recognises_peers(const GroupInfo& group) {
+  const WorldWatch& world = group.watch->world();
+  return world.away(*group.watch->group()).empty() && !world.first_to_end(group.ranks);
 }
 
 /// Returns a group's shared memory; nullopt on every rank if any rank cannot open the memory,
 /// cannot find the other ranks' processes or has TESSERA_SHM=0. Collective.
 std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
   std::optional<ShmSegment> segment = reach_segment(store, group);
-  if (segment) {
-    segment->set_process(group.rank, this_process());
-  }
-  // This rank looks for other ranks' processes only after all ranks have written their pids.
-  const bool reached = all_say(store, group, "reached", segment.has_value());
-  const bool recognised =
-      all_say(store, group, "recognised", reached && recognises_peers(*segment, group));
-  if (!recognised) {
+  if (!all_say(store, group, segment.has_value() && recognises_peers(group))) {
     return std::nullopt;
   }
   // All ranks have mapped the memory by now, so its file descriptor is closed.

@@ -94,7 +94,6 @@ struct ShmSegment::Header {
 /// in alternate rounds.
 struct alignas(kLine) ShmSegment::RankState {
   Counter round{0};  ///< the last round for which this rank called arrive()
-  ProcessIdentity process;
   std::array<ShmCall, 2> calls;
 };
 
@@ -202,14 +201,6 @@ ShmSegment::Header& ShmSegment::header() const {
 
 ShmSegment::RankState& ShmSegment::state(int rank) const {
   return reinterpret_cast<RankState*>(base_ + sizeof(Header))[rank];
-}
-
-void ShmSegment::set_process(int rank, const ProcessIdentity& process) {
-  state(rank).process = process;
-}
-
-ProcessIdentity ShmSegment::process(int rank) const {
-  return state(rank).process;
 }
 
 // The slots (buffers) are at the end of the memory, so offsets are computed from the end.

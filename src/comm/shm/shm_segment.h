@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "group_info.h"
-#include "host/host.h"
 
 namespace tessera::comm {
 
@@ -51,8 +50,6 @@ class ShmSegment {
   const std::string& handle() const { return handle_; }
   /// Closes the file descriptor. Called when all ranks have opened the shared memory.
   void close_handle();
-  void set_process(int rank, const ProcessIdentity& process);
-  ProcessIdentity process(int rank) const;
 
   std::size_t slot_bytes() const { return slot_bytes_; }
   std::byte* slot(int rank, std::uint32_t round) const;
