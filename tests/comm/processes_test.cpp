@@ -1,7 +1,6 @@
 // Ranks that are processes: the rendezvous, and the errors of the others when one dies.
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
-#include <c10/util/Logging.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -42,18 +41,6 @@ TEST(DISABLED_Processes, TwoWorldsInTurn) {
     group_of_all(*world)->all_reduce(value, ReduceOp::kSum)->wait();
     EXPECT_EQ(value.item<std::int64_t>(), world->size());
   }
-}
-
-TEST(DISABLED_Processes, Rank1IsKilled) {
-  const WorldPtr world = world_from_environment();
-  const CommunicatorPtr group = group_of_all(*world);
-  const at::Tensor value = at::full({1}, 1, at::kLong);
-  group->all_reduce(value, ReduceOp::kSum)->wait();
-  if (world->rank() == 1) {
-    kill(getpid(), SIGKILL);
-  }
-  EXPECT_THROWN(PeerError, group->all_reduce(value, ReduceOp::kSum)->wait(),
-                "all_reduce in group 'all' (ranks 0, 1, 2)", "look for");
 }
 
 /// Kills this process.
@@ -102,7 +89,6 @@ TEST(DISABLED_Processes, Warn) {
     }
   }
   group_of_all(*world)->barrier();
-  LOG(WARNING) << "a log of libtorch's";
 }
 
 TEST(DISABLED_Processes, Rank1IsKilledAtTheRendezvous) {
@@ -124,7 +110,9 @@ void expect_all_well(const std::vector<Ended>& processes) {
 
 TEST(Processes, MeetThroughTheEnvironment) {
   expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", kShm));
-  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", kGloo));
+  ProcessesOptions gloo_by_name = kGloo;
+  gloo_by_name.environment["MASTER_ADDR"] = "localhost";
+  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", gloo_by_name));
 }
 
 TEST(Processes, MayMeetTwice) {
@@ -138,13 +126,8 @@ void expect_only_rank_1_killed(const std::vector<Ended>& processes) {
   }
 }
 
-TEST(Processes, PeersOfAKilledRankFail) {
-  // The time-out is ten minutes: that the test ends shows that the loss was detected.
-  expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kShm));
-  expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kGloo));
-}
-
 TEST(Processes, PeersOfARankKilledAnywhereFail) {
+  // The time-out is ten minutes: that the test ends shows that the loss was detected.
   for (ProcessesOptions options : {kShm, kGloo}) {
     for (const char* delay : {"100", "1000", "3000", "10000", "40000"}) {
       options.environment["KILL_AFTER_US"] = delay;
@@ -190,12 +173,6 @@ TEST(Processes, ShowEachWarningOnOneRank) {
   }
   ASSERT_EQ(of_all.size(), 1U);
   EXPECT_CONTAINS(of_all[0], "tessera: warning: of all ranks [rank ");
-}
-
-TEST(Processes, LeaveLibtorchsLogsOn) {
-  for (const Ended& ended : RunProcesses(2, "DISABLED_Processes.Warn")) {
-    EXPECT_CONTAINS(ended.output, "a log of libtorch's");
-  }
 }
 
 TEST(Processes, ANodeThatIsNotStartedIsNamed) {
@@ -259,11 +236,6 @@ TEST(Processes, MeetOnTheLaunchersSocket) {
   expect_all_well(RunProcesses(
       2, "DISABLED_Processes.SumRanks",
       {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_STORE_FD", listener.fd()}}}));
-}
-
-TEST(Processes, MeetByHostName) {
-  expect_all_well(RunProcesses(2, "DISABLED_Processes.SumRanks",
-                               {.environment = {{"MASTER_ADDR", "localhost"}}}));
 }
 
 TEST(Processes, APortInUseIsNamed) {

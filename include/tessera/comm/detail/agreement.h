@@ -21,9 +21,6 @@ namespace tessera::comm {
 // code must pass the result of flush_pending_transfers(group) as the group. Ranks are numbered as
 // in the group. All functions throw PeerError.
 
-/// Whether `own` is true on any rank. One all-reduce of one number.
-bool any_rank(Communicator& group, c10::Device device, bool own);
-
 /// Returns the values of each rank. All ranks must pass the same number of values. One all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own);
