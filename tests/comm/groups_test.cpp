@@ -141,23 +141,6 @@ TEST(Purpose, IsComparedBetweenRanks) {
   }
 }
 
-TEST(Purpose, StandsInTheMessageOfATimeOut) {
-  const testing::RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
-  const std::vector<std::string> errors = ErrorsOfRanks(
-      2,
-      [](Rank& rank) {
-        Communicator& group = *group_of_all(*rank.world());
-        group.barrier();
-        if (rank.rank() == 1) {
-          return;
-        }
-        const PurposeScope purpose(group, "unit 'late'");
-        group.all_gather(at::zeros({4}), numbers_from(0, 2))->wait();
-      },
-      options);
-  EXPECT_CONTAINS(errors[0], "for unit 'late'");
-}
-
 TEST(Purpose, EndsWithItsScope) {
   RunRanks(2, [](Rank& rank) {
     Communicator& group = *group_of_all(*rank.world());
