@@ -1,46 +1,16 @@
 #include "record/record.h"
 
-#include <array>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <regex>
 #include <sstream>
 #include <stdexcept>
-#include <string_view>
 
 namespace fake_cuda {
 namespace {
 
 constexpr std::int64_t kH200Bytes = std::int64_t{140} << 30;
 constexpr std::int64_t kDevices = 8;
-
-struct FaultKind {
-  std::string_view name;
-  std::optional<std::int64_t> Faults::*member;
-};
-
-constexpr std::array<FaultKind, 7> kFaultKinds = {{{"malloc", &Faults::malloc},
-                                                   {"malloc-above", &Faults::malloc_above},
-                                                   {"nccl", &Faults::nccl},
-                                                   {"lost", &Faults::lost},
-                                                   {"async", &Faults::async},
-                                                   {"init", &Faults::init},
-                                                   {"slow-end", &Faults::slow_end}}};
-
-std::string fault_names() {
-  std::string names;
-  for (const FaultKind& kind : kFaultKinds) {
-    names += (names.empty() ? "" : ", ") + std::string(kind.name);
-  }
-  return names;
-}
-
-std::optional<std::int64_t> to_number(std::string_view text) {
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = error == std::errc{} && end == text.data() + text.size();
-  return whole ? std::optional(number) : std::nullopt;
-}
 
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
@@ -49,34 +19,7 @@ std::string variable(const char* name) {
 
 std::int64_t number_of(const char* name, std::int64_t otherwise) {
   const std::string text = variable(name);
-  if (text.empty()) {
-    return otherwise;
-  }
-  const std::optional<std::int64_t> number = to_number(text);
-  if (!number) {
-    throw std::invalid_argument(std::string(name) + "=" + text + " is not a number");
-  }
-  return *number;
-}
-
-void parse_fault(const std::string& entry, int rank, Faults& faults) {
-  const std::string_view text = entry;
-  const std::size_t colon = text.find(':');
-  const std::size_t at = text.find('@');
-  if (colon != text.npos) {
-    const auto number = to_number(text.substr(colon + 1, at == text.npos ? at : at - colon - 1));
-    const auto of_rank = at == text.npos ? rank : to_number(text.substr(at + 1));
-    for (const FaultKind& kind : kFaultKinds) {
-      if (kind.name == text.substr(0, colon) && number && of_rank) {
-        if (*of_rank == rank) {
-          faults.*kind.member = number;
-        }
-        return;
-      }
-    }
-  }
-  throw std::invalid_argument("TESSERA_FAKE_CUDA_FAULT: " + entry + " is not one of " +
-                              fault_names() + " with :NUMBER or :NUMBER@RANK, as in malloc:3@1");
+  return text.empty() ? otherwise : std::stoll(text);
 }
 
 Settings read_settings() {
@@ -92,8 +35,8 @@ Settings read_settings() {
 Settings settings_or_end() {
   try {
     return read_settings();
-  } catch (const std::invalid_argument& error) {
-    std::fprintf(stderr, "fake CUDA: %s\n", error.what());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fake CUDA: a setting is wrong: %s\n", error.what());
     std::exit(2);
   }
 }
@@ -101,12 +44,27 @@ Settings settings_or_end() {
 }  // namespace
 
 Faults parse_faults(const std::string& text, int rank) {
+  static const std::regex form(
+      "(malloc|malloc-above|nccl|lost|async|init|slow-end):([0-9]+)(@([0-9]+))?");
   Faults faults;
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');) {
-    parse_fault(entry, rank, faults);
+    std::smatch found;
+    if (!std::regex_match(entry, found, form)) {
+      throw std::invalid_argument("TESSERA_FAKE_CUDA_FAULT: " + entry +
+                                  " is no fault of tests/fake_cuda/README.md with :NUMBER or "
+                                  ":NUMBER@RANK, as in malloc:3@1");
+    }
+    if (!found[4].matched || std::stoi(found[4]) == rank) {
+      faults[found[1]] = std::stoll(found[2]);
+    }
   }
   return faults;
+}
+
+std::optional<std::int64_t> Settings::fault(const std::string& kind) const {
+  const auto found = faults.find(kind);
+  return found == faults.end() ? std::nullopt : std::optional(found->second);
 }
 
 const Settings& settings() {
