@@ -44,7 +44,7 @@ Communicator::Communicator(std::string id, int rank, int ranks, std::shared_ptr<
       mailbox_(std::move(mailbox)) {
   const std::lock_guard lock(record().mutex);
   row_ = record().communicators.size();
-  record().communicators.push_back({.id = id_, .ranks = ranks, .rank = rank, .ended_by = ""});
+  record().communicators.push_back({.id = id_, .ended_by = ""});
 }
 
 void Communicator::note_finalized() {

@@ -463,7 +463,6 @@ bool run(const std::vector<Operation>& operations, const Turns& turns,
 
 void count(const std::vector<Operation>& operations) {
   const std::lock_guard lock(record().mutex);
-  record().groups += operations.size() > 1 ? 1 : 0;
   for (const Operation& operation : operations) {
     CollectiveUse& use = record().collectives[{
         operation.communicator->id(), name_of(operation.collective), name_of(operation.type),
@@ -473,7 +472,6 @@ void count(const std::vector<Operation>& operations) {
     use.unaligned += is_aligned(operation) ? 0 : 1;
     use.unaligned_part = std::max(use.unaligned_part,
                                   static_cast<std::int64_t>(bytes_of_unaligned_parts(operation)));
-    ++record().streams[operation.stream->id()].collectives;
   }
 }
 

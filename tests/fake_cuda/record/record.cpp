@@ -118,8 +118,6 @@ Json json_of(const MemoryUse& use) {
 
 Json json_of(const CommunicatorUse& use) {
   return {{"id", use.id},
-          {"ranks", use.ranks},
-          {"rank", use.rank},
           {"finalized", use.finalized},
           {"ended_by", use.ended_by},
           {"ended", use.ended}};
@@ -132,9 +130,7 @@ Json streams_json() {
                     {"device", use.device},
                     {"priority", use.priority},
                     {"launches", use.launches},
-                    {"copies", use.copies},
-                    {"collectives", use.collectives},
-                    {"waits", use.waits}});
+                    {"copies", use.copies}});
   }
   return rows;
 }
@@ -202,7 +198,6 @@ Json report_json() {
           {"pinned_memory", json_of(record().pinned_memory)},
           {"streams", streams_json()},
           {"communicators", communicators_json()},
-          {"groups", record().groups},
           {"collectives", collectives_json()}};
 }
 

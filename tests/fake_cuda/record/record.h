@@ -40,14 +40,10 @@ struct StreamUse {
   int priority = 0;
   std::int64_t launches = 0;
   std::int64_t copies = 0;
-  std::int64_t collectives = 0;
-  std::int64_t waits = 0;
 };
 
 struct CommunicatorUse {
   std::string id;  ///< the same on its ranks
-  int ranks = 0;
-  int rank = 0;
   bool finalized = false;
   std::string ended_by;     ///< destroy or abort; empty while it lives
   std::int64_t ended = -1;  ///< its place among the ends of this process's communicators
@@ -85,7 +81,6 @@ struct Record {
   std::map<std::int64_t, StreamUse> streams;
   std::vector<CommunicatorUse> communicators;
   std::map<CollectiveKey, CollectiveUse> collectives;
-  std::int64_t groups = 0;
 };
 
 /// Never destroyed: other libraries call in until the very end of the process.

@@ -204,11 +204,6 @@ Event* find_event(cudaEvent_t handle) {
   return nullptr;
 }
 
-void count_wait(const Stream& stream) {
-  const std::lock_guard lock(record().mutex);
-  ++record().streams[stream.id()].waits;
-}
-
 }  // namespace
 }  // namespace fake_cuda
 
@@ -270,7 +265,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream_handle, cudaEvent_t event_ha
     return cudaErrorInvalidResourceHandle;
   }
   count_call("cudaStreamWaitEvent");
-  count_wait(*stream);
   if (event->point != nullptr) {
     stream->wait_for(event->point);
   }
