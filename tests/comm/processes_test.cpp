@@ -183,7 +183,7 @@ TEST(Processes, ANodeThatIsNotStartedIsNamed) {
                                                    {"MASTER_PORT", port},
                                                    {"TESSERA_TIMEOUT", "2"}}});
   EXPECT_CONTAINS(alone[0].output,
-                  "tessera: rank 0 waits for node 1 of 2 (rank 1) at 127.0.0.1:" + port +
+                  "tessera: rank 0 waits for rank 1 of 2 at 127.0.0.1:" + port +
                       ", as RANK and WORLD_SIZE of tessera-run or torchrun say\n",
                   "rank(s) 1 did not come",
                   "which are those that RANK and WORLD_SIZE of tessera-run or torchrun say");

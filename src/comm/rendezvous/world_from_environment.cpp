@@ -16,7 +16,6 @@
 #include <iostream>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <typeinfo>
@@ -143,11 +142,6 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// The ranks on rank 0's machine, for messages while waiting for the store. Empty on rank 0.
-std::vector<int> ranks_of_first_node(const JobVariables& job) {
-  return job.rank == 0 ? std::vector<int>() : ranks_of_world(std::max(job.local_size, 1));
-}
-
 /// Connects to the store on a detached thread, because libtorch's client may wait forever. The
 /// thread has a copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
@@ -158,14 +152,12 @@ StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
   std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
   std::future<StorePtr> store = task.get_future();
   std::thread(std::move(task)).detach();
-  int said = 0;
+  bool said = false;
   for (std::chrono::milliseconds waited{0}; store.wait_for(kPoll) != std::future_status::ready;
        waited += kPoll) {
     TESSERA_CHECK(waited < options.timeout + kGrace, "no store has answered within ",
                   options.timeout.count(), " ms");
-    if (job.local_rank.value_or(job.rank) == 0 && notice_is_due(waited, options, said)) {
-      std::cerr << waiting_text(job, ranks_of_first_node(job)) << std::flush;
-    }
+    say_wait(job, options, waited, job.rank == 0 ? std::vector<int>() : std::vector<int>{0}, said);
   }
   return store.get();
 }
@@ -296,21 +288,6 @@ struct MeetingPlace {
 /// The number of bytes that the broadcast sends; longer error messages are cut.
 constexpr std::size_t kPlaceBytes = 1024;
 
-std::string to_text(const MeetingPlace& place) {
-  std::string text = place.host + '\n' + place.address + '\n' + place.port + '\n' + place.error;
-  text.resize(kPlaceBytes);
-  return text;
-}
-
-MeetingPlace read_place(const std::string& text) {
-  std::istringstream lines(text.substr(0, text.find('\0')));
-  MeetingPlace place;
-  for (std::string* field : {&place.host, &place.address, &place.port, &place.error}) {
-    std::getline(lines, *field);
-  }
-  return place;
-}
-
 /// Opens rank 0's store on a free port. The store stays open until the process ends, because other
 /// ranks may use it later. Does not throw, because other ranks wait for the broadcast.
 StorePtr open_store(MeetingPlace& place, const WorldOptions& options) {
@@ -353,9 +330,12 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
                           const WorldOptions& options) {
   MeetingPlace place;
   StorePtr store = job.rank == 0 ? open_store(place, options) : nullptr;
-  std::string text = to_text(place);
+  std::string text = place.host + '\n' + place.address + '\n' + place.port + '\n' + place.error;
+  text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
-  place = read_place(text);
+  std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
+  lines.resize(4);  // the last lines are missing if they are empty
+  place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,
                 "; correct this on the host of rank 0");
