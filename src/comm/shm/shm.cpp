@@ -9,7 +9,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -124,13 +123,13 @@ std::string to_text(const ShmCall& call) {
 /// Runs collectives one after another in shared memory. In each one the ranks compare their calls.
 class ShmGroup {
  public:
-  ShmGroup(ShmSegment segment, GroupInfo group)
+  ShmGroup(std::unique_ptr<ShmSegment> segment, GroupInfo group)
       : segment_(std::move(segment)),
         group_(std::move(group)),
         slots_(static_cast<std::size_t>(group_.size())) {}
 
   const GroupInfo& info() const { return group_; }
-  std::size_t slot_bytes() const { return segment_.slot_bytes(); }
+  std::size_t slot_bytes() const { return segment_->slot_bytes(); }
 
   /// Finishes the previous operation, then does the part of `operation` that needs no other rank.
   void start(const ShmOperationPtr& operation) {
@@ -174,14 +173,14 @@ class ShmGroup {
     }
   }
 
-  void abort() { segment_.wake_peers(); }
+  void abort() { segment_->wake_peers(); }
 
  private:
   void publish(const ShmOperation& operation) {
     // The call is stored for the round that produce() is about to begin. The stored call stays
     // valid until the round after the next; no rank begins that round before all ranks have read
     // the call.
-    ShmCall& call = segment_.call(group_.rank, round_ + 1);
+    ShmCall& call = segment_->call(group_.rank, round_ + 1);
     call = {++sequence_,
             operation.elements,
             static_cast<std::int32_t>(operation.kind),
@@ -199,8 +198,8 @@ class ShmGroup {
 
   void produce(const ShmOperation& operation, std::int64_t round) {
     ++round_;
-    operation.produce(round, segment_.slot(group_.rank, round_));
-    segment_.arrive(group_.rank, round_);
+    operation.produce(round, segment_->slot(group_.rank, round_));
+    segment_->arrive(group_.rank, round_);
   }
 
   void run(ShmOperation& operation) {
@@ -212,24 +211,24 @@ class ShmGroup {
       }
       // After wait() every slot of the round can be read, until this rank arrives at the next
       // round.
-      segment_.wait(group_, round_, collective.c_str());
+      segment_->wait(group_, round_, collective.c_str());
       if (round == 0) {
         // The number of rounds is read only after the first round, because a rank with little to
         // send does not know how many rounds the other ranks need.
         rounds = agreed_rounds(operation);
       }
       for (int rank = 0; rank < group_.size(); ++rank) {
-        slots_[static_cast<std::size_t>(rank)] = segment_.slot(rank, round_);
+        slots_[static_cast<std::size_t>(rank)] = segment_->slot(rank, round_);
       }
       operation.consume(round, slots_);
     }
   }
 
   std::int64_t agreed_rounds(const ShmOperation& operation) {
-    const ShmCall& own = segment_.call(group_.rank, round_);
+    const ShmCall& own = segment_->call(group_.rank, round_);
     std::int64_t rounds = operation.rounds;
     for (int rank = 0; rank < group_.size(); ++rank) {
-      const ShmCall& peer = segment_.call(rank, round_);
+      const ShmCall& peer = segment_->call(rank, round_);
       // Every rank compares its call with that of every other rank, so that all ranks throw and
       // none continues alone.
       TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
@@ -241,7 +240,7 @@ class ShmGroup {
     return rounds;
   }
 
-  ShmSegment segment_;
+  std::unique_ptr<ShmSegment> segment_;
   GroupInfo group_;
   /// The ranks' slots (buffers) in the current round; a member, to save allocations.
   std::vector<const std::byte*> slots_;
@@ -453,13 +452,13 @@ class ShmCommunicator final : public Communicator {
 constexpr auto kHandleKey = "handle";
 
 /// Makes the shared memory on the group's first rank, and opens it on the other ranks. Returns
-/// nullopt on a rank that cannot.
-std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
+/// nullptr on a rank that cannot.
+std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
-    return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
+    return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : nullptr;
   }
-  auto segment = wanted ? ShmSegment::create(group.size()) : std::nullopt;
+  auto segment = wanted ? ShmSegment::create(group.size()) : nullptr;
   // A value is sent even without shared memory, because the other ranks wait for the key.
   tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
@@ -485,12 +484,13 @@ bool recognises_peers(const GroupInfo& group) {
   return world.away(*group.watch->group()).empty() && !world.first_to_end(group.ranks);
 }
 
-/// Returns a group's shared memory; nullopt on every rank if any rank cannot open the memory,
+/// Returns a group's shared memory; nullptr on every rank if any rank cannot open the memory,
 /// cannot find the other ranks' processes or has TESSERA_SHM=0. Collective.
-std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
-  std::optional<ShmSegment> segment = reach_segment(store, group);
-  if (!all_say(store, group, segment.has_value() && recognises_peers(group))) {
-    return std::nullopt;
+std::unique_ptr<ShmSegment> negotiate_segment(const detail::StorePtr& store,
+                                              const GroupInfo& group) {
+  std::unique_ptr<ShmSegment> segment = reach_segment(store, group);
+  if (!all_say(store, group, segment != nullptr && recognises_peers(group))) {
+    return nullptr;
   }
   // All ranks have mapped the memory by now, so its file descriptor is closed.
   segment->close_handle();
@@ -501,12 +501,11 @@ std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const
 
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group) {
   try {
-    std::optional<ShmSegment> segment = negotiate_segment(store, group);
+    std::unique_ptr<ShmSegment> segment = negotiate_segment(store, group);
     if (!segment) {
       return nullptr;
     }
-    return std::make_shared<ShmCommunicator>(
-        std::make_shared<ShmGroup>(std::move(*segment), group));
+    return std::make_shared<ShmCommunicator>(std::make_shared<ShmGroup>(std::move(segment), group));
   } catch (const PeerError&) {
     throw;
   } catch (const std::exception& error) {
