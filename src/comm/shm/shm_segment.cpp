@@ -135,8 +135,11 @@ std::unique_ptr<ShmSegment> ShmSegment::create(int ranks) {
   const std::size_t bytes = control + 2 * count * slot;
   // The memory has no name in /dev/shm, so a killed job leaves nothing behind.
   const int fd = memfd_create("tessera-group", MFD_CLOEXEC);
-  void* const base =
-      fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? map_or_close(fd, bytes) : nullptr;
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    close(fd);
+    return nullptr;
+  }
+  void* const base = map_or_close(fd, bytes);
   if (base == nullptr) {
     return nullptr;
   }
