@@ -1,5 +1,4 @@
 // One rank fails: the others must soon end with an error that names it.
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -172,20 +171,6 @@ TEST(World, RefusesUnknownDevicesAndBackends) {
     EXPECT_THAT(testing::message_of([] { thread_worlds(1, {.device = "cuda"}); }),
                 AnyOf(HasSubstr("no GPU is visible"), HasSubstr("cannot be loaded")));
   }
-}
-
-TEST(FakeWorld, PutsThisRanksDataInEveryPlace) {
-  const WorldPtr world = fake_world(2, 1000);
-  std::vector<int> ranks = {0, 2, 4};
-  const CommunicatorPtr group = world->group(ranks, "g");
-  EXPECT_EQ(group->rank(), 1);
-  const at::Tensor gathered = at::empty({6});
-  group->all_gather(gathered, at::full({2}, 7.0))->wait();
-  EXPECT_EQ(gathered.sum().item<float>(), 42.0F);
-  const at::Tensor part = at::empty({2});
-  group->reduce_scatter(part, at::arange(6, at::kFloat), ReduceOp::kSum)->wait();
-  EXPECT_EQ(part[0].item<float>(), 2.0F);
-  EXPECT_EQ(world->traffic().table().at({"g", "all_gather"}).bytes, 8);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // calls.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -106,6 +107,10 @@ TEST(Groups, ExistInASimulatedWorld) {
   EXPECT_TRUE(
       outputs[0].equal(at::cat({numbers_from(1, 2), numbers_from(1, 2), numbers_from(1, 2)})));
   EXPECT_TRUE(outputs[1].equal(at::full({3}, 2000.0f)));
+  EXPECT_EQ(world->traffic().table().at({"all", "all_gather"}).bytes, 12);
+  const at::Tensor part = at::empty({2});
+  group.reduce_scatter(part, at::arange(6, at::kFloat), ReduceOp::kSum)->wait();
+  EXPECT_EQ(part[0].item<float>(), 2.0F);
 }
 
 TEST(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic) {

@@ -27,19 +27,12 @@ using testing::Ended;
 using testing::ProcessesOptions;
 using testing::RunProcesses;
 
-TEST(DISABLED_Processes, SumRanks) {
-  const WorldPtr world = world_from_environment();
-  const at::Tensor value = at::full({1}, world->rank() + 1, at::kLong);
-  group_of_all(*world)->all_reduce(value, ReduceOp::kSum)->wait();
-  EXPECT_EQ(value.item<std::int64_t>(), world->size() * (world->size() + 1) / 2);
-}
-
-TEST(DISABLED_Processes, TwoWorldsInTurn) {
+TEST(DISABLED_Processes, SumRanksInTwoWorldsInTurn) {
   for (int turn = 0; turn < 2; ++turn) {
     const WorldPtr world = world_from_environment();
-    const at::Tensor value = at::full({1}, 1, at::kLong);
+    const at::Tensor value = at::full({1}, world->rank() + 1, at::kLong);
     group_of_all(*world)->all_reduce(value, ReduceOp::kSum)->wait();
-    EXPECT_EQ(value.item<std::int64_t>(), world->size());
+    EXPECT_EQ(value.item<std::int64_t>(), world->size() * (world->size() + 1) / 2);
   }
 }
 
@@ -109,14 +102,10 @@ void expect_all_well(const std::vector<Ended>& processes) {
 }
 
 TEST(Processes, MeetThroughTheEnvironment) {
-  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", kShm));
+  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanksInTwoWorldsInTurn", kShm));
   ProcessesOptions gloo_by_name = kGloo;
   gloo_by_name.environment["MASTER_ADDR"] = "localhost";
-  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", gloo_by_name));
-}
-
-TEST(Processes, MayMeetTwice) {
-  expect_all_well(RunProcesses(2, "DISABLED_Processes.TwoWorldsInTurn"));
+  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanksInTwoWorldsInTurn", gloo_by_name));
 }
 
 void expect_only_rank_1_killed(const std::vector<Ended>& processes) {
@@ -234,7 +223,7 @@ class InheritedListener {
 TEST(Processes, MeetOnTheLaunchersSocket) {
   const InheritedListener listener;
   expect_all_well(RunProcesses(
-      2, "DISABLED_Processes.SumRanks",
+      2, "DISABLED_Processes.SumRanksInTwoWorldsInTurn",
       {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_STORE_FD", listener.fd()}}}));
 }
 
