@@ -53,8 +53,6 @@ class TrafficCounter {
   TrafficTable table_;
   std::vector<std::vector<CollectiveCall>*> lists_;  ///< the lists of the CallRecorders
 };
-/// A shared pointer to a counter, used by a world and its groups.
-using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
 /// The sum over the entries of one group in a traffic table; "": over all entries.
 Traffic total(const TrafficTable& table, const std::string& group = {});
