@@ -30,7 +30,7 @@ CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {}
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Returns c10d's operator for `op`. NCCL implements all operators, Gloo all except the average.
-c10d::ReduceOp to_c10d(ReduceOp op);
+detail::GroupReduceOp to_c10d(ReduceOp op);
 
 /// Makes a group for CPU tensors that uses Gloo over TCP. Only this group may use `store`. The
 /// other ranks reach this machine at `address`. Collective. Reduce-scatter is an all-to-all and a

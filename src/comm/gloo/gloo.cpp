@@ -91,20 +91,20 @@ at::Tensor as_bytes(const at::Tensor& contiguous) {
 
 }  // namespace
 
-c10d::ReduceOp to_c10d(ReduceOp op) {
+detail::GroupReduceOp to_c10d(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-      return c10d::ReduceOp::SUM;
+      return detail::GroupReduceOp::SUM;
     case ReduceOp::kAvg:
-      return c10d::ReduceOp::AVG;
+      return detail::GroupReduceOp::AVG;
     case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
+      return detail::GroupReduceOp::MAX;
     case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
+      return detail::GroupReduceOp::MIN;
     case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
+      return detail::GroupReduceOp::PRODUCT;
   }
-  return c10d::ReduceOp::SUM;
+  return detail::GroupReduceOp::SUM;
 }
 
 namespace {

@@ -64,6 +64,8 @@ using GroupPtr = c10::intrusive_ptr<Group>;
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
+using GroupReduceOp = c10d::ReduceOp;
+
 // A Gloo process group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no
 // wheel contains its headers. Debian's headers (another version) are used only for names of types.
 //
