@@ -357,7 +357,6 @@ TEST(FakeNccl, AllGather) {
       ASSERT_EQ(gathered[i], static_cast<float>(i / kMany));
     }
     expect_nccl(ncclCommDestroy(self.communicator));
-    EXPECT_EQ(ncclCommDestroy(self.communicator), ncclInvalidArgument);
   });
 }
 
@@ -445,35 +444,78 @@ TEST(FakeNccl, GroupedSendsAndReceivesDoNotWaitForEachOther) {
   });
 }
 
+/// Two communicators of the same ranks, each with a stream.
+class TwoCommunicators {
+ public:
+  explicit TwoCommunicators(const Rank& self) : first_(self), second_(self) {
+    expect_nccl(ncclCommSplit(self.communicator, 0, self.rank, &second_.communicator, nullptr));
+    second_.stream = new_stream();
+  }
+
+  /// Makes the calls of both communicators, in another order on rank 1.
+  template <class Call>
+  void in_any_order(const Call& call) const {
+    const bool reversed = first_.rank == 1;
+    call(reversed ? second_ : first_);
+    call(reversed ? first_ : second_);
+  }
+
+  /// Waits for the streams instead of the device, on which the other rank may have begun operations
+  /// that wait for this rank.
+  void synchronize() const {
+    first_.synchronize();
+    second_.synchronize();
+  }
+
+ private:
+  Rank first_;
+  Rank second_;
+};
+
 TEST(FakeNccl, TwoStreamsMayIssueInAnyOrder) {
-  ncclUniqueId id;
-  expect_nccl(ncclGetUniqueId(&id));
-  on_ranks(2, [id](const Rank& first) {
-    Rank second{first.rank, 2, nullptr, new_stream()};
-    expect_nccl(ncclCommInitRank(&second.communicator, 2, id, second.rank));
+  on_ranks(2, [](const Rank& self) {
+    const TwoCommunicators both(self);
     float* const sums = on_device(std::vector<float>(2, 1));
     const auto reduce = [&](const Rank& rank) {
-      float* const sum = sums + (rank.stream == first.stream ? 0 : 1);
+      float* const sum = sums + (rank.stream == self.stream ? 0 : 1);
       expect_nccl(ncclAllReduce(sum, sum, 1, ncclFloat32, ncclSum, rank.communicator, rank.stream));
     };
-    // Rank 1 makes the calls of both communicators in another order.
-    const auto reduce_both = [&] {
-      reduce(first.rank == 1 ? second : first);
-      reduce(first.rank == 1 ? first : second);
-    };
-    // Waits for the streams instead of the device, on which the other rank may have begun
-    // operations that wait for this rank.
-    const auto synchronize = [&] {
-      first.synchronize();
-      second.synchronize();
-    };
-    reduce_both();
-    synchronize();
+    both.in_any_order(reduce);
+    both.synchronize();
     expect_nccl(ncclGroupStart());
-    reduce_both();
+    both.in_any_order(reduce);
     expect_nccl(ncclGroupEnd());
-    synchronize();
+    both.synchronize();
     EXPECT_EQ(values_of(sums, 2), (std::vector<float>{4, 4}));
+  });
+}
+
+TEST(FakeNccl, SplitsByColorAndKey) {
+  on_ranks(4, [](const Rank& self) {
+    ncclComm_t half = nullptr;
+    expect_nccl(ncclCommSplit(self.communicator, self.rank % 2, -self.rank, &half, nullptr));
+    int rank = -1;
+    int count = 0;
+    expect_nccl(ncclCommUserRank(half, &rank));
+    expect_nccl(ncclCommCount(half, &count));
+    EXPECT_EQ(count, 2);
+    EXPECT_EQ(rank, self.rank < 2 ? 1 : 0);
+    int* const sum = on_device<int>({self.rank});
+    expect_nccl(ncclAllReduce(sum, sum, 1, ncclInt32, ncclSum, half, self.stream));
+    self.synchronize();
+    EXPECT_EQ(value_of(sum), self.rank % 2 == 0 ? 2 : 4);
+  });
+}
+
+TEST(FakeNccl, RankOutsideOfASplitGetsNoneAndAnEndedCommunicatorIsRefused) {
+  on_ranks(2, [](const Rank& self) {
+    ncclComm_t alone = nullptr;
+    const int color = self.rank == 0 ? 5 : NCCL_SPLIT_NOCOLOR;
+    expect_nccl(ncclCommSplit(self.communicator, color, 0, &alone, nullptr));
+    EXPECT_EQ(alone != nullptr, self.rank == 0);
+    expect_nccl(ncclCommFinalize(self.communicator));
+    expect_nccl(ncclCommDestroy(self.communicator));
+    EXPECT_EQ(ncclCommDestroy(self.communicator), ncclInvalidArgument);
   });
 }
 

@@ -62,7 +62,7 @@ CUBLAS(cublasZgetrsBatched) CUBLAS(cublasZtrsmBatched) CUBLAS(cublasZtrsm_v2)
 
 NCCL(ncclCommGetUniqueId) NCCL(ncclCommGrow) NCCL(ncclCommInitAll)
 NCCL(ncclCommMemStats) NCCL(ncclCommResume) NCCL(ncclCommRevoke) NCCL(ncclCommShrink)
-NCCL(ncclCommSplit) NCCL(ncclCommSuspend) NCCL(ncclCommWindowDeregister) NCCL(ncclCommWindowRegister)
+NCCL(ncclCommSuspend) NCCL(ncclCommWindowDeregister) NCCL(ncclCommWindowRegister)
 NCCL(ncclDevCommCreate) NCCL(ncclDevCommDestroy) NCCL(ncclGather)
 NCCL(ncclGetLsaMultimemDevicePointer) NCCL(ncclGetPeerDevicePointer) NCCL(ncclGroupSimulateEnd)
 NCCL(ncclPutSignal) NCCL(ncclRedOpCreatePreMulSum) NCCL(ncclRedOpDestroy) NCCL(ncclReduce)

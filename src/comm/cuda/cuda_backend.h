@@ -36,6 +36,14 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::comm {
 
+/// The GPU of an NCCL group, and the group from which the NCCL group is split.
+struct NcclPlace {
+  int device = 0;  ///< the index of this rank's GPU
+  /// A larger NCCL group from which the new group is split by all ranks of the larger group.
+  /// nullptr: the new group is made without a split.
+  CommunicatorPtr parent = {};
+};
+
 /// The functions of libtessera_cuda.so that the comm library calls. The comm library must not
 /// depend on CUDA, because a program on the CPU starts faster and uses less memory without CUDA's
 /// libraries.
@@ -44,10 +52,9 @@ struct CudaBackend {
   /// Sets the current GPU of the calling thread.
   void (*set_device)(int index);
   LibraryVersions (*versions)();
-  /// Makes a group that uses NCCL between processes with one GPU each. `device`: the index of this
-  /// rank's GPU. Collective.
+  /// Makes a group that uses NCCL between processes with one GPU each. Collective.
   CommunicatorPtr (*make_nccl_communicator)(const detail::StorePtr& store, const GroupInfo& group,
-                                            int device);
+                                            const NcclPlace& place);
   /// The streams of the GPU `device`; -1 means the current GPU.
   StreamsPtr (*make_streams)(int device);
 };
@@ -58,7 +65,7 @@ StreamsPtr make_cuda_streams(int device);
 /// Makes a group that uses NCCL. The function is in libtessera_cuda.so; other libraries call it
 /// through CudaBackend::make_nccl_communicator.
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
-                                       int device);
+                                       const NcclPlace& place);
 
 /// The name of the function in libtessera_cuda.so that returns the CudaBackend of the library.
 constexpr auto kCudaBackendSymbol = "tessera_cuda_backend";

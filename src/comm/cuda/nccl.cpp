@@ -118,16 +118,12 @@ class NcclHealth {
 /// Creates, owns and closes c10d's process group for NCCL. Thread safe.
 class NcclGroup {
  public:
-  /// Makes the process group. Collective.
-  NcclGroup(const detail::StorePtr& store, GroupInfo info, int device)
+  /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr if there is no parent.
+  NcclGroup(const detail::StorePtr& store, GroupInfo info, int device, const NcclGroup* parent)
       : info_(std::move(info)), device_(device) {
     leave_errors_to_the_watchdog();
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-    process_group_ = detail::make_nccl_group(store, {.rank = info_.rank,
-                                                     .size = info_.size(),
-                                                     .timeout = info_.timeout + kNcclPatience,
-                                                     .name = info_.name,
-                                                     .ranks = info_.ranks});
+    process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
     // The GPUs are connected here, so that a failure occurs here and not in the first collective.
     detail::connect_gpu(*process_group_,
                         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
@@ -187,6 +183,18 @@ class NcclGroup {
     const std::lock_guard lock(mutex_);
     health_->set_communicator(nullptr);
     return std::exchange(process_group_, nullptr);
+  }
+
+  /// The position of a group in a split of its parent group. The groups of one split are disjoint,
+  /// so the first rank identifies a group.
+  static detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
+    return {.rank = info.rank,
+            .size = info.size(),
+            .timeout = info.timeout + kNcclPatience,
+            .name = info.name,
+            .ranks = info.ranks,
+            .from = parent == nullptr ? nullptr : parent->get(),
+            .color = info.ranks.front()};
   }
 
   GroupInfo info_;
@@ -409,6 +417,7 @@ class NcclCommunicator final : public Communicator {
   void abort() override { group_->abort(); }
   void shutdown(std::chrono::milliseconds patience) override { group_->shutdown(patience); }
   std::string name() const override { return "nccl"; }
+  const NcclGroup& group() const { return *group_; }
 
  private:
   // The Work stores `collective` for messages, because errors may appear after the call.
@@ -441,9 +450,12 @@ class NcclCommunicator final : public Communicator {
 }  // namespace
 
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
-                                       int device) {
+                                       const NcclPlace& place) {
+  // The cast is safe, because every parent was made by make_nccl_communicator().
+  const auto* parent = static_cast<const NcclCommunicator*>(place.parent.get());
   try {
-    return std::make_shared<NcclCommunicator>(std::make_shared<NcclGroup>(store, group, device));
+    return std::make_shared<NcclCommunicator>(std::make_shared<NcclGroup>(
+        store, group, place.device, parent == nullptr ? nullptr : &parent->group()));
   } catch (const std::exception& error) {
     throw PeerError(describe(group, "set-up") + ": " + nccl_text(error) +
                     "; look for the first error among the other ranks, NCCL_DEBUG=INFO shows more");

@@ -218,12 +218,37 @@ class StoreWorld final : public World {
     return options_.device == "cuda" ? make_staged_communicator(std::move(host)) : host;
   }
 
+  /// Makes an NCCL group. If all ranks make groups of one name at the same time, as for a mesh
+  /// dimension, the groups are split from one communicator of all ranks. A split is faster than a
+  /// new communicator.
+  CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
+    const bool whole = info.size() == size();
+    const std::string meeting =
+        detail::concat("split-meeting/", info.name, "/", times_named_[info.name]++);
+    const bool split = !whole && all_come_at_once(job_->store, store_for(*job_, info, "split"),
+                                                  info, size(), meeting);
+    if (split && nccl_of_all_ == nullptr) {
+      const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
+      nccl_of_all_ = nccl_group(all, set_up, nullptr);
+      // The group's creation is logged as its first call, because its shutdown will be logged, too.
+      all.watch->leaves(all.watch->begin("set-up"));
+      in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
+    }
+    CommunicatorPtr made = nccl_group(info, set_up, whole || split ? nccl_of_all_ : nullptr);
+    if (whole && nccl_of_all_ == nullptr) {
+      nccl_of_all_ = made;
+    }
+    return made;
+  }
+
   /// Makes an NCCL group while the watchdog checks the other ranks, because NCCL would wait
   /// forever, even for dead ranks.
-  CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) const {
+  CommunicatorPtr nccl_group(const GroupInfo& info, const BegunCall& set_up,
+                             CommunicatorPtr parent) const {
     const BlockingScope blocking(*info.watch, set_up);
-    return cuda_backend().make_nccl_communicator(store_for(*job_, info, "nccl"), info,
-                                                 device_index_);
+    return cuda_backend().make_nccl_communicator(
+        store_for(*job_, info, "nccl"), info,
+        {.device = device_index_, .parent = std::move(parent)});
   }
 
   // The job is shared, because groups for CPU tensors use it and may outlive the World.
@@ -235,6 +260,10 @@ class StoreWorld final : public World {
   bool aborted_ = false;
   bool ended_ = false;
   std::vector<CommunicatorPtr> in_order_;  ///< all groups, in the order of their creation
+  /// The NCCL group of all ranks, from which other groups are split; nullptr before the first use.
+  CommunicatorPtr nccl_of_all_;
+  /// The number of NCCL groups of each name that this rank has made; it may differ on other ranks.
+  std::map<std::string, int> times_named_;
   // Groups are cached for the life of the World, because several meshes use the same groups.
   Groups groups_, host_groups_;
 };

@@ -323,6 +323,42 @@ void meet(const detail::StorePtr& store, const GroupInfo& group) {
   await_keys(store, group, keys);
 }
 
+namespace {
+
+constexpr auto kTogether = "together";
+constexpr auto kAlone = "alone";
+constexpr std::chrono::milliseconds kTogetherWithin{2000};
+
+/// Decides whether all ranks of the World take part within kTogetherWithin. The first rank of each
+/// group calls this function. The first decision applies to all groups.
+std::string decide(detail::Store& store, int group_size, int world_size,
+                   const std::string& meeting) {
+  constexpr std::chrono::milliseconds kNap{5};
+  const std::string decision = meeting + "/decision";
+  // The groups are disjoint, because each rank takes part with only one group at a time. So the sum
+  // of their sizes is the number of ranks.
+  const bool last = store.add(meeting + "/arrived", group_size) == world_size;
+  for (auto waited = std::chrono::milliseconds(0);
+       !last && waited < kTogetherWithin && !store.check({decision}); waited += kNap) {
+    std::this_thread::sleep_for(kNap);
+  }
+  return store.compareSet(decision, std::string(), std::string(last ? kTogether : kAlone));
+}
+
+}  // namespace
+
+bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
+                      const GroupInfo& group, int world_size, const std::string& meeting) {
+  constexpr auto kAnswer = "answer";
+  if (group.rank == 0) {
+    tell(own, group, kAnswer,
+         answer_of(world, group, [size = group.size(), world_size, meeting](detail::Store& asked) {
+           return decide(asked, size, world_size, meeting);
+         }));
+  }
+  return value_from(own, group, 0, kAnswer) == kTogether;
+}
+
 std::string value_from(const detail::StorePtr& store, const GroupInfo& group, int from,
                        const std::string& key) {
   await_keys(store, group, {{key, group.ranks[static_cast<std::size_t>(from)]}});

@@ -159,6 +159,13 @@ bool arrives(const std::future<Answer>& answer, std::chrono::microseconds time) 
 /// PeerError as PeerWait does.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
+/// Whether every rank of the World calls this function within 2 s, each rank for one group. All
+/// ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this group
+/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only that of a
+/// group's first rank is used. Throws PeerError as PeerWait does.
+bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
+                      const GroupInfo& group, int world_size, const std::string& meeting);
+
 /// Sets a key of a c10d store. Throws PeerError as PeerWait does.
 void tell(const detail::StorePtr& store, const GroupInfo& group, const std::string& key,
           const std::string& value);

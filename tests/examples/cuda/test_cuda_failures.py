@@ -51,6 +51,44 @@ def test_groups_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
         assert not report["violations"]
 
 
+def test_the_groups_of_a_mesh_are_split_from_one(folder, monkeypatch):
+    run = train(folder, monkeypatch)
+    for report in run.reports.values():
+        assert made(report)[0] == ("init", 4)
+        assert set(made(report)[1:]) == {("split", 2), ("split", 4)}
+
+
+def made(report):
+    return [(group["made_by"], group["ranks"]) for group in report["communicators"]]
+
+
+def traffic(report):
+    """Bytes by collective of each communicator, in the order of their making."""
+    moved = [{} for _ in report["communicators"]]
+    places = {group["id"]: i for i, group in enumerate(report["communicators"])}
+    for row in report["collectives"]:
+        group = moved[places[row["communicator"]]]
+        group[row["collective"]] = group.get(row["collective"], 0) + row["bytes"]
+    return moved
+
+
+def test_groups_whose_ranks_do_not_all_come_at_once_are_made_each_by_itself(folder, monkeypatch):
+    """Ranks 2 and 3 do not wait for rank 1 to split the groups of tp from one, and all is as if they had."""
+    monkeypatch.setenv("TESSERA_TIMEOUT", "60")
+    run = programs.run_on_fake_cuda(folder, [programs.BIN / "late_rank", 5], 4)
+    assert run.done.returncode == 0, run.done.stderr
+    for report in run.reports.values():
+        assert made(report) == [("init", 2), ("init", 4), ("split", 2), ("split", 4)]
+        assert [group["ended"] for group in report["communicators"]] == [3, 2, 1, 0]
+        assert all(group["ended_by"] == "destroy" for group in report["communicators"])
+        assert not report["violations"]
+    split = programs.run_on_fake_cuda(folder, [programs.BIN / "late_rank", 0], 4)
+    assert made(split.reports[0]) == [("init", 4), ("split", 2), ("split", 2), ("split", 4)]
+    for rank, report in run.reports.items():
+        of_tp, of_all, *others = traffic(report)
+        assert [of_all, of_tp, *others] == traffic(split.reports[rank])
+
+
 def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
     began = time.monotonic()
     run = train(folder, monkeypatch, fault="init:2@1", timeout=3)

@@ -36,7 +36,8 @@ Communicators& communicators() {
 
 }  // namespace
 
-Communicator::Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox)
+Communicator::Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox,
+                           std::string made_by)
     : id_(std::move(id)),
       rank_(rank),
       ranks_(ranks),
@@ -44,7 +45,8 @@ Communicator::Communicator(std::string id, int rank, int ranks, std::shared_ptr<
       mailbox_(std::move(mailbox)) {
   const std::lock_guard lock(record().mutex);
   row_ = record().communicators.size();
-  record().communicators.push_back({.id = id_, .ended_by = ""});
+  record().communicators.push_back(
+      {.id = id_, .ranks = ranks, .rank = rank, .made_by = std::move(made_by), .ended_by = ""});
 }
 
 void Communicator::note_finalized() {
@@ -91,7 +93,7 @@ void forget(ncclComm_t handle) {
   communicators().by_handle.erase(handle);
 }
 
-// ncclComm*: communicators are made and ended.
+// ncclComm*: communicators are made, split and ended.
 namespace {
 
 constexpr std::chrono::seconds kPatience{30};
@@ -113,7 +115,8 @@ void end_slowly_on_demand() {
   }
 }
 
-ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks) {
+ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
+                  const char* made_by) {
   *out = nullptr;
   hang_on_demand();
   std::shared_ptr<Mailbox> mailbox = Mailbox::open(id, rank, ranks, kPatience);
@@ -122,7 +125,7 @@ ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks) {
                     " ranks came within 30 s");
     return ncclSystemError;
   }
-  *out = remember(std::make_shared<Communicator>(id, rank, ranks, std::move(mailbox)));
+  *out = remember(std::make_shared<Communicator>(id, rank, ranks, std::move(mailbox), made_by));
   return ncclSuccess;
 }
 
@@ -185,6 +188,20 @@ ncclResult_t query(ncclComm_t handle, int* out, int (Communicator::*number)() co
   return communicator == nullptr ? ncclInvalidArgument : ncclSuccess;
 }
 
+struct Wish {
+  int color;
+  int key;
+  int rank;
+};
+
+/// The ranks of the parent with this color, ordered by key and then by rank.
+std::vector<Wish> members(std::vector<Wish> wishes, int color) {
+  std::erase_if(wishes, [color](const Wish& wish) { return wish.color != color; });
+  std::stable_sort(wishes.begin(), wishes.end(),
+                   [](const Wish& a, const Wish& b) { return a.key < b.key; });
+  return wishes;
+}
+
 }  // namespace
 }  // namespace fake_cuda
 
@@ -209,7 +226,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int rank) {
   count_call("ncclCommInitRank");
-  const ncclResult_t made = make(out, id.internal, rank, ranks);
+  const ncclResult_t made = make(out, id.internal, rank, ranks, "init");
   if (made != ncclSuccess) {
     return made;
   }
@@ -230,6 +247,28 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
 ncclResult_t ncclCommInitRankScalable(ncclComm_t* out, int ranks, int rank, int, ncclUniqueId* ids,
                                       ncclConfig_t*) {
   return ncclCommInitRank(out, ranks, ids[0], rank);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* out, ncclConfig_t*) {
+  count_call("ncclCommSplit");
+  *out = nullptr;
+  const CommunicatorPtr parent = find(handle);
+  if (parent == nullptr) {
+    return ncclInvalidArgument;
+  }
+  const std::string id = parent->child_id("split");
+  const std::vector<Wish> wishes = gather(parent, Wish{color, key, parent->rank()});
+  if (wishes.empty()) {
+    return ncclRemoteError;
+  }
+  if (color == NCCL_SPLIT_NOCOLOR) {
+    return ncclSuccess;
+  }
+  const std::vector<Wish> ranks = members(wishes, color);
+  const auto self = std::find_if(ranks.begin(), ranks.end(),
+                                 [&](const Wish& wish) { return wish.rank == parent->rank(); });
+  return make(out, id + "-" + std::to_string(color), static_cast<int>(self - ranks.begin()),
+              static_cast<int>(ranks.size()), "split");
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {

@@ -78,7 +78,8 @@ class Backoff {
 /// streams, as in NCCL.
 class Communicator {
  public:
-  Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox);
+  Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox,
+               std::string made_by);
 
   const std::string& id() const { return id_; }
   int rank() const { return rank_; }
@@ -103,6 +104,11 @@ class Communicator {
   void fail(ncclResult_t error) { error_ = error; }
   ncclResult_t error() const { return error_; }
 
+  /// The name of a communicator that is made from this one; equal on all ranks.
+  std::string child_id(const std::string& kind) {
+    return id_ + "." + kind + std::to_string(children_++);
+  }
+
   void note_finalized();
   void note_end(const std::string& how);
   bool finalized() const { return finalized_; }
@@ -114,6 +120,7 @@ class Communicator {
   const int device_;
   const std::shared_ptr<Mailbox> mailbox_;
   std::size_t row_;  ///< its index in the record
+  int children_ = 0;
   bool finalized_ = false;
   std::uint64_t issued_ = 0;
   std::atomic<std::uint64_t> ended_ = 0;

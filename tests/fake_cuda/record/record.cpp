@@ -117,9 +117,8 @@ Json json_of(const MemoryUse& use) {
 }
 
 Json json_of(const CommunicatorUse& use) {
-  return {{"id", use.id},
-          {"finalized", use.finalized},
-          {"ended_by", use.ended_by},
+  return {{"id", use.id},           {"ranks", use.ranks},         {"rank", use.rank},
+          {"made_by", use.made_by}, {"finalized", use.finalized}, {"ended_by", use.ended_by},
           {"ended", use.ended}};
 }
 

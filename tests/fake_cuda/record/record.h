@@ -44,6 +44,9 @@ struct StreamUse {
 
 struct CommunicatorUse {
   std::string id;  ///< the same on its ranks
+  int ranks = 0;
+  int rank = 0;
+  std::string made_by;  ///< init or split
   bool finalized = false;
   std::string ended_by;     ///< destroy or abort; empty while it lives
   std::int64_t ended = -1;  ///< its place among the ends of this process's communicators

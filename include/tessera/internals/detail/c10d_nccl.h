@@ -34,8 +34,11 @@ struct NcclGroupPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
-  std::string name;        ///< name of the process group in libtorch's flight record
-  std::vector<int> ranks;  ///< world ranks of the group, for the flight record
+  std::string name;               ///< name of the process group in libtorch's flight record
+  std::vector<int> ranks;         ///< world ranks of the group, for the flight record
+  NcclProcessGroupPtr from = {};  ///< the group that is split into this and others; nullptr if the
+                                  ///< group is not split from another group
+  int color = 0;                  ///< as in ncclCommSplit: identifies this group in the split
 };
 /// Makes an NCCL process group. Collective. Only this group may use `store`.
 inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGroupPlace& place) {
@@ -46,6 +49,10 @@ inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGrou
   options->group_name = place.name;
   for (const int rank : place.ranks) {
     options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(rank));
+  }
+  if (place.from != nullptr) {
+    options->split_from = place.from;
+    options->split_color = place.color;
   }
   return c10::make_intrusive<NcclProcessGroup>(store, place.rank, place.size, std::move(options));
 }
