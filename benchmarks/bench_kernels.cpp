@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/kernels/detail/fused.h"
 
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/export.h"

@@ -12,7 +12,7 @@
 #include "param.h"
 #include "state.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/dtensor/detail/transfers.h"
 #include "tessera/export.h"
 

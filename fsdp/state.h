@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/fully_shard.h"
 

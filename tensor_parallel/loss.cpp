@@ -19,7 +19,7 @@
 #include <optional>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"

@@ -21,9 +21,9 @@
 
 #include "ranks.h"
 #include "save.h"
+#include "tessera/comm/detail/recording.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/comm/detail/worlds.h"
-#include "tessera/comm/streams.h"
-#include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"

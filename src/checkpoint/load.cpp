@@ -19,7 +19,7 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/files.h"
 #include "tessera/core/error.h"

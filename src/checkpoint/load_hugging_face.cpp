@@ -16,7 +16,7 @@
 #include "ranks.h"
 #include "stored_step.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/strict_json.h"
 #include "tessera/dtensor/distributed_tensor.h"

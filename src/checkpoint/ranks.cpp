@@ -247,7 +247,9 @@ void read_or_fail_on_all(comm::World& world, const std::function<void()>& work) 
   const std::string missing =
       comm::broadcast_text(*group, device, failure->rank, first ? own.missing : "");
   const bool gone = group->rank() == 0 && !missing.empty() && is_gone(missing);
-  if (comm::any_rank(*group, device, gone || (first && own.damaged))) {
+  std::uint8_t damaged = gone || (first && own.damaged) ? 1 : 0;
+  group->any_rank({&damaged, 1});
+  if (damaged != 0) {
     throw DamagedStep(failure->message);
   }
   throw Error(failure->message);

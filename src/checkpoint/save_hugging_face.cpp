@@ -11,7 +11,7 @@
 #include "parameters.h"
 #include "ranks.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"

@@ -18,7 +18,7 @@
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -80,11 +80,6 @@ std::string message_of(const std::function<void()>& work) {
 
 }  // namespace
 
-bool any_rank(Communicator& group, c10::Device device, bool own) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return reduce(group, device, own ? 1 : 0, ReduceOp::kMax) != 0;
-}
-
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -5,11 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/worlds.h"
 #include "tessera/core/placement.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d.h"
@@ -17,14 +17,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Makes a process group of one rank. A collective copies its input, or does nothing.
-CommunicatorPtr make_solo_communicator();
-
-/// The argument of make_loopback_communicator(), which makes a group of `size` ranks of which only
-/// `rank` exists: its data is used for all ranks. The function returns a collective's Work, or
-/// nullptr if the collective is complete when the call returns.
-using LoopbackStart = std::function<WorkPtr(const char* collective, std::int64_t bytes)>;
-CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start);
+/// Makes a group of which only this rank exists: its data is used for all ranks. In a group of one
+/// rank, a collective copies its input, or does nothing. `start`: see fake_world(); may be empty.
+CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {});
 
 /// Makes a group for CPU tensors that uses shared memory. Collective. Returns nullptr on every rank
 /// if a rank cannot map the memory (because the rank is on another machine or in another container)

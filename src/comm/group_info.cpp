@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sstream>
+
 namespace tessera::comm {
 
 std::string join(const std::vector<int>& ranks) {
@@ -26,6 +28,15 @@ std::uint64_t hash_of(std::string_view text, std::uint64_t before) {
     before = (before ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   }
   return before;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(line);
+  }
+  return lines;
 }
 
 /// The first line of a c10d exception, which is often followed by a stack trace.

@@ -17,8 +17,10 @@ namespace {
 /// A group of one rank, or a larger group of which only this rank exists.
 class LoopbackCommunicator final : public Communicator {
  public:
-  LoopbackCommunicator(int rank, int size, LoopbackStart start)
-      : Communicator(rank, size), start_(std::move(start)) {}
+  LoopbackCommunicator(GroupInfo group, FakeStart start)
+      : Communicator(group.rank, group.size()),
+        group_(std::move(group)),
+        start_(std::move(start)) {}
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return all_gather_group({output}, {input});
@@ -106,28 +108,25 @@ class LoopbackCommunicator final : public Communicator {
   }
 
   WorkPtr started(const char* collective, const std::vector<at::Tensor>& inputs) const {
-    if (!start_) {
+    if (!start_ || size() == 1) {
       return done_work();
     }
     std::int64_t bytes = 0;
     for (const at::Tensor& input : inputs) {
       bytes += static_cast<std::int64_t>(input.nbytes());
     }
-    WorkPtr work = start_(collective, bytes);
+    WorkPtr work = start_({group_.name, group_.ranks, collective, bytes});
     return work != nullptr ? work : done_work();
   }
 
-  LoopbackStart start_;
+  GroupInfo group_;
+  FakeStart start_;
 };
 
 }  // namespace
 
-CommunicatorPtr make_solo_communicator() {
-  return std::make_shared<LoopbackCommunicator>(0, 1, LoopbackStart());
-}
-
-CommunicatorPtr make_loopback_communicator(int rank, int size, LoopbackStart start) {
-  return std::make_shared<LoopbackCommunicator>(rank, size, std::move(start));
+CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start) {
+  return std::make_shared<LoopbackCommunicator>(std::move(group), std::move(start));
 }
 
 }  // namespace tessera::comm

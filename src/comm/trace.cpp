@@ -1,7 +1,7 @@
 // Counts the collectives of a rank, for CheckedCommunicator. A lock protects the counters, because
 // forward and backward run on different threads.
 
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 
 #include "tessera/internals/detail/backward.h"
 
@@ -28,11 +28,6 @@ std::string purpose_of_call(const std::string& purpose) {
     return text;
   }
   return (text.empty() ? "in " : text + " in ") + short_name(node);
-}
-
-void add(Traffic& sum, const Traffic& entry) {
-  sum.calls += entry.calls;
-  sum.bytes += entry.bytes;
 }
 
 }  // namespace
@@ -85,19 +80,12 @@ std::vector<CollectiveCall> CallRecorder::calls() const {
   return calls_;
 }
 
-Traffic total(const TrafficTable& table) {
-  Traffic sum;
-  for (const auto& [key, entry] : table) {
-    add(sum, entry);
-  }
-  return sum;
-}
-
 Traffic total(const TrafficTable& table, const std::string& group) {
   Traffic sum;
   for (const auto& [key, entry] : table) {
-    if (key.first == group) {
-      add(sum, entry);
+    if (group.empty() || key.first == group) {
+      sum.calls += entry.calls;
+      sum.bytes += entry.bytes;
     }
   }
   return sum;

@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/backward.h"
 #include "tessera/internals/detail/devices.h"

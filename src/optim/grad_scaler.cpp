@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "local_shards.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/slots.h"
 

@@ -15,7 +15,7 @@
 #include <unordered_map>
 
 #include "local_shards.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/internals/detail/tensors.h"
 #include "tessera/nn/detail/slots.h"

@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "schedule.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/comm/detail/worlds.h"
-#include "tessera/comm/streams.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/comm/detail/worlds.h"
-#include "tessera/comm/streams.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/observe/detail/memory.h"
 #include "tessera/observe/metrics.h"

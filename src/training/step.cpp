@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"

@@ -19,13 +19,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-TEST(Agreement, AnyRankIsTrueIfOneSaysSo) {
-  RunRanks(3, [](Rank& rank) {
-    EXPECT_TRUE(any_rank(*group_of_all(*rank.world()), c10::kCPU, rank.rank() == 1));
-    EXPECT_FALSE(any_rank(*group_of_all(*rank.world()), c10::kCPU, false));
-  });
-}
-
 TEST(Agreement, GathersValuesByRank) {
   RunRanks(2, [](Rank& rank) {
     EXPECT_THAT(gather_values(*group_of_all(*rank.world()), c10::kCPU, {rank.rank(), 7}),

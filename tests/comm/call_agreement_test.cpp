@@ -2,8 +2,6 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <stdexcept>
@@ -13,7 +11,6 @@
 #include "tessera/core/error.h"
 #include "testing/environment.h"
 #include "testing/errors.h"
-#include "testing/processes.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
@@ -59,46 +56,52 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
-  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    gather(group, "unit 'a'");
-    group.agree_on_calls();
-    gather(group, "unit 'b'");
-    gather(group, rank.rank() == 1 ? "unit 'd'" : "unit 'c'");
-    gather(group, "unit 'e'");
-    std::string message;
-    try {
-      group.agree_on_calls();
-    } catch (const PeerError&) {
-      throw;
-    } catch (const Error& error) {
-      message = error.what();
-    }
-    gather(group, "unit 'f'");
-    group.agree_on_calls();
-    TESSERA_CHECK(message.empty(), message);
-  });
-  const std::string c = "all_gather for unit 'c' on ", d = "all_gather for unit 'd' on ";
-  EXPECT_THAT(errors[0], HasSubstr(kDiffer + ("call 2 is " + c + "this rank, ") + d + "rank 1;"));
-  EXPECT_THAT(errors[1],
-              HasSubstr(kDiffer + ("call 2 is " + d + "this rank, ") + c + "ranks 0, 2;"));
-  EXPECT_THAT(errors[2], HasSubstr("in group 'all' (ranks 0, 1, 2), rank 2"));
-}
+/// The purposes of rank 1's gathers, and its error. Ranks 0 and 2 gather for "b", "c" and "e".
+struct Difference {
+  std::vector<std::string> purposes;
+  std::string error;
+  std::string on_rank_0, on_rank_1;  ///< the end of the messages
+};
 
-TEST_F(CallAgreement, NamesACallThatOneRankLeavesOut) {
-  const auto errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    gather_nothing(group, "unit 'a'");
-    if (rank.rank() != 1) {
-      gather_nothing(group, "unit 'b'");
-    }
-    group.agree_on_calls();
-  });
-  EXPECT_THAT(errors[0],
-              HasSubstr("call 2 is all_gather for unit 'b' on this rank, nothing on rank 1;"));
-  EXPECT_THAT(errors[1],
-              HasSubstr("call 2 is nothing on this rank, all_gather for unit 'b' on ranks 0, 2;"));
+TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
+  const std::string of = "all_gather for ", here = " on this rank, ";
+  for (const Difference& row :
+       std::vector<Difference>{{{"b", "d", "e"},
+                                "",
+                                "call 2 is " + of + "c" + here + of + "d on rank 1;",
+                                "call 2 is " + of + "d" + here + of + "c on ranks 0, 2;"},
+                               {{"b", "c"},
+                                "",
+                                "call 3 is " + of + "e" + here + "nothing on rank 1;",
+                                "call 3 is nothing" + here + of + "e on ranks 0, 2;"},
+                               {{"b", "c", "e"},
+                                "lost",
+                                "call 4 is nothing" + here + "an error (lost) on rank 1;",
+                                "call 4 is an error (lost)" + here + "nothing on ranks 0, 2;"}}) {
+    const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
+      const bool differs = rank.rank() == 1;
+      Communicator& group = *group_of_all(*rank.world());
+      gather(group, "unit 'a'");
+      group.agree_on_calls();
+      for (const auto& purpose : differs ? row.purposes : std::vector<std::string>{"b", "c", "e"}) {
+        gather_nothing(group, purpose);
+      }
+      std::string message;
+      try {
+        group.agree_on_calls(differs ? row.error : "");
+      } catch (const PeerError&) {
+        throw;
+      } catch (const Error& error) {
+        message = error.what();
+      }
+      gather(group, "unit 'f'");
+      group.agree_on_calls();
+      TESSERA_CHECK(message.empty(), message);
+    });
+    EXPECT_THAT(errors[0], HasSubstr(kDiffer + row.on_rank_0));
+    EXPECT_THAT(errors[1], HasSubstr(kDiffer + row.on_rank_1));
+    EXPECT_THAT(errors[2], HasSubstr("in group 'all' (ranks 0, 1, 2), rank 2"));
+  }
 }
 
 TEST_F(CallAgreement, TellsTheCollectivesOfOnePurposeApart) {
@@ -131,16 +134,6 @@ TEST_F(CallAgreement, LeavesOutCallsWithoutAPurposeAndIsEachGroupsOwn) {
     again.agree_on_calls();
     all.agree_on_calls();
   });
-}
-
-TEST_F(CallAgreement, TellsPeersOfAnErrorOfOneRank) {
-  const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    gather(group, "unit 'a'");
-    group.agree_on_calls(rank.rank() == 1 ? "lost" : "");
-  });
-  EXPECT_THAT(errors[0], HasSubstr("call 2 is nothing on this rank, an error (lost) on rank 1;"));
-  EXPECT_THAT(errors[1], HasSubstr("call 2 is an error (lost) on this rank"));
 }
 
 // More calls than one message can list.
@@ -203,25 +196,6 @@ TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
     EXPECT_THAT(errors[0], HasSubstr("failed earlier"));
     EXPECT_THAT(errors[2], HasSubstr("failed earlier"));
   }
-}
-
-TEST(DISABLED_CallAgreement, Rank1IsKilled) {
-  const WorldPtr world = world_from_environment();
-  Communicator& group = *group_of_all(*world);
-  gather(group, "unit 'a'");
-  group.agree_on_calls();
-  if (world->rank() == 1) {
-    kill(getpid(), SIGKILL);
-  }
-  EXPECT_THROWN(PeerError, group.agree_on_calls(), "agreement on the calls in group 'all'",
-                "the process of rank 1 (pid ", "look for its error");
-}
-
-TEST_F(CallAgreement, EndsSoonAfterARankWasKilled) {
-  const auto processes = testing::RunProcesses(3, "DISABLED_CallAgreement.Rank1IsKilled");
-  EXPECT_EQ(processes[1].signal, SIGKILL) << processes[1].output;
-  EXPECT_EQ(processes[0].exit_code, 0) << processes[0].output;
-  EXPECT_EQ(processes[2].exit_code, 0) << processes[2].output;
 }
 
 TEST(CallAgreementInSharedMemoryOrOnOneRank, DoesNotWaitForOtherRanks) {

@@ -12,7 +12,7 @@
 #include "cuda/cuda_backend.h"
 #include "group_of_all.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "testing/errors.h"
 #include "testing/processes.h"
 #include "testing/ranks.h"
@@ -20,20 +20,13 @@
 namespace tessera::comm {
 namespace {
 
-TEST(LibraryVersions, NcclsHeaderMustHaveLibtorchsVersion) {
+TEST(LibraryVersions, OfNcclMustFitAndAnOlderCudnnIsAWarning) {
   check_nccl({.nccl_header = 22809, .nccl_libtorch = 22809, .nccl_loaded = 22907});
   EXPECT_ERROR(check_nccl({.nccl_header = 22703, .nccl_libtorch = 22809, .nccl_loaded = 22809}),
                "built with the header of NCCL 2.27.3, libtorch with that of NCCL 2.28.9; build "
                "Tessera with");
-}
-
-TEST(LibraryVersions, AnOlderNcclIsRefused) {
   EXPECT_ERROR(check_nccl({.nccl_header = 22809, .nccl_libtorch = 22809, .nccl_loaded = 22703}),
                "NCCL 2.27.3 is loaded, and libtorch needs 2.28.9 or newer; scripts/setup");
-}
-
-TEST(LibraryVersions, AnOlderCudnnIsAWarning) {
-  EXPECT_EQ(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 91900}), "");
   EXPECT_EQ(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 92000}), "");
   EXPECT_EQ(cudnn_warning({}), "");
   EXPECT_CONTAINS(cudnn_warning({.cudnn_libtorch = 91900, .cudnn_loaded = 91002}),

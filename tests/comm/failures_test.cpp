@@ -1,5 +1,4 @@
 // One rank fails: the others must soon end with an error that names it.
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -19,9 +18,9 @@ namespace {
 
 using ::testing::AnyOf;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using testing::ErrorsOfRanks;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::RanksOptions;
 
 void sum(Rank& rank, std::int64_t elements = 4) {
@@ -40,63 +39,32 @@ class Failures : public OnBackend {
 };
 
 TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
-  const auto errors = ErrorsOfRanks(
-      3,
-      [](Rank& rank) {
-        sum(rank);
-        if (rank.rank() == 1) {
-          throw std::runtime_error("the cause");
-        }
-        sum(rank);
-      },
-      patient());
-  EXPECT_EQ(errors[1], "the cause");
-  EXPECT_THAT(errors[0], HasSubstr("all_reduce in group 'all'"));
-  EXPECT_THAT(errors[2], HasSubstr("all_reduce in group 'all'"));
-}
-
-TEST_P(Failures, TheFixtureRethrowsTheCauseAndNotItsEcho) {
   const auto body = [](Rank& rank) {
     sum(rank);
-    if (rank.rank() == 2) {
+    if (rank.rank() == 1) {
       throw std::out_of_range("the cause");
     }
     sum(rank);
   };
+  const auto failed = HasSubstr("all_reduce in group 'all'");
+  EXPECT_THAT(ErrorsOfRanks(3, body, patient()), ElementsAre(failed, "the cause", failed));
+  // The fixture throws the cause again, and not its echo.
   EXPECT_THROWN(std::out_of_range, RunRanks(3, body, patient()), "the cause");
 }
 
-TEST_P(Failures, ARankThatDoesNotComeIsATimeOut) {
+TEST_P(Failures, ARankThatDoesNotComeIsATimeOutAndTheGroupStaysFailed) {
   const auto errors = ErrorsOfRanks(
       3,
-      [](Rank& rank) {
-        sum(rank);
-        if (rank.rank() != 1) {
-          sum(rank);
-        }
-      },
-      hasty());
-  // The first rank to time out reports it; the other rank may learn it from the first.
-  EXPECT_THAT(errors[0] + errors[2], HasSubstr("300"));
-  EXPECT_THAT(errors[0], HasSubstr("all_reduce in group 'all'"));
-  EXPECT_THAT(errors[1], IsEmpty());
-  EXPECT_THAT(errors[2], HasSubstr("all_reduce in group 'all'"));
-}
-
-TEST_P(Failures, AFailedGroupStaysFailed) {
-  const auto errors = ErrorsOfRanks(
-      2,
       [](Rank& rank) {
         sum(rank);
         if (rank.rank() == 1) {
           return;
         }
-        EXPECT_THROWN(PeerError, sum(rank), "all_reduce in group 'all' (ranks 0, 1), rank 0",
-                      "300");
+        EXPECT_THROWN(PeerError, sum(rank), "all_reduce in group 'all' (ranks 0, 1, 2), rank");
         sum(rank);
       },
       hasty());
-  EXPECT_THAT(errors[0], HasSubstr("failed earlier"));
+  EXPECT_THAT(errors, ElementsAre(HasSubstr("failed earlier"), "", HasSubstr("failed earlier")));
 }
 
 TEST_P(Failures, AGroupThatNotAllJoinIsATimeOut) {
@@ -203,20 +171,6 @@ TEST(World, RefusesUnknownDevicesAndBackends) {
     EXPECT_THAT(testing::message_of([] { thread_worlds(1, {.device = "cuda"}); }),
                 AnyOf(HasSubstr("no GPU is visible"), HasSubstr("cannot be loaded")));
   }
-}
-
-TEST(FakeWorld, PutsThisRanksDataInEveryPlace) {
-  const WorldPtr world = fake_world(2, 1000);
-  std::vector<int> ranks = {0, 2, 4};
-  const CommunicatorPtr group = world->group(ranks, "g");
-  EXPECT_EQ(group->rank(), 1);
-  const at::Tensor gathered = at::empty({6});
-  group->all_gather(gathered, at::full({2}, 7.0))->wait();
-  EXPECT_EQ(gathered.sum().item<float>(), 42.0F);
-  const at::Tensor part = at::empty({2});
-  group->reduce_scatter(part, at::arange(6, at::kFloat), ReduceOp::kSum)->wait();
-  EXPECT_EQ(part[0].item<float>(), 2.0F);
-  EXPECT_EQ(world->traffic().table().at({"g", "all_gather"}).bytes, 8);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // calls.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -106,6 +107,10 @@ TEST(Groups, ExistInASimulatedWorld) {
   EXPECT_TRUE(
       outputs[0].equal(at::cat({numbers_from(1, 2), numbers_from(1, 2), numbers_from(1, 2)})));
   EXPECT_TRUE(outputs[1].equal(at::full({3}, 2000.0f)));
+  EXPECT_EQ(world->traffic().table().at({"all", "all_gather"}).bytes, 12);
+  const at::Tensor part = at::empty({2});
+  group.reduce_scatter(part, at::arange(6, at::kFloat), ReduceOp::kSum)->wait();
+  EXPECT_EQ(part[0].item<float>(), 2.0F);
 }
 
 TEST(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic) {
@@ -139,23 +144,6 @@ TEST(Purpose, IsComparedBetweenRanks) {
   for (const std::string& error : errors) {
     EXPECT_CONTAINS(error, "all_gather for unit 'a'", "all_gather for unit 'b'");
   }
-}
-
-TEST(Purpose, StandsInTheMessageOfATimeOut) {
-  const testing::RanksOptions options{.world = {.timeout = std::chrono::seconds(2)}};
-  const std::vector<std::string> errors = ErrorsOfRanks(
-      2,
-      [](Rank& rank) {
-        Communicator& group = *group_of_all(*rank.world());
-        group.barrier();
-        if (rank.rank() == 1) {
-          return;
-        }
-        const PurposeScope purpose(group, "unit 'late'");
-        group.all_gather(at::zeros({4}), numbers_from(0, 2))->wait();
-      },
-      options);
-  EXPECT_CONTAINS(errors[0], "for unit 'late'");
 }
 
 TEST(Purpose, EndsWithItsScope) {

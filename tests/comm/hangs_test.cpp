@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "group_of_all.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/detail/flight_record.h"
 #include "tessera/core/error.h"
@@ -148,17 +148,6 @@ TEST(DISABLED_Hangs, Rank1) {
   }
 }
 
-TEST(DISABLED_Hangs, Rank1SkipsACollective) {
-  const WorldPtr world = make_world();
-  const CommunicatorPtr group = take_steps(*world);
-  if (world->rank() != 1) {
-    group->barrier();
-    expect_peer_error([&] { sum(*world, *group); });
-  } else {
-    group->barrier();
-  }
-}
-
 TEST(DISABLED_Hangs, Rank1IsSlow) {
   const WorldPtr world = make_world();
   const CommunicatorPtr group = take_steps(*world);
@@ -250,7 +239,7 @@ std::pair<milliseconds, std::string> error_of(const Ended& ended) {
   }
   std::smatch from;
   if (!std::regex_search(ended.output, from, std::regex("waits from (\\d+) ms")) ||
-      !std::regex_search(ended.output, found, std::regex("error: (.*)"))) {
+      !std::regex_search(ended.output, found, std::regex("(?:^|\n)error: (.*)"))) {
     ADD_FAILURE() << "no error in: " << ended.output;
     return {};
   }
@@ -309,13 +298,6 @@ TEST_P(HangsOfRank1, NamesRank1) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, HangsOfRank1, ::testing::ValuesIn(faults()),
                          [](const auto& info) { return info.param.name; });
-
-TEST(Hangs, ARankThatSkipsACollectiveIsNamed) {
-  for_each_backend("Rank1SkipsACollective", [](const Job& job) {
-    EXPECT_CONTAINS(error_of(job.ranks[0]).second, "rank 1 ended after step 3");
-    EXPECT_LT(error_of(job.ranks[2]).first, soon(job));
-  });
-}
 
 TEST(Hangs, ASlowRankIsReportedAndTheJobContinues) {
   for_each_backend("Rank1IsSlow", [](const Job& job) {

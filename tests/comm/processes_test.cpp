@@ -1,7 +1,6 @@
 // Ranks that are processes: the rendezvous, and the errors of the others when one dies.
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
-#include <c10/util/Logging.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -28,32 +27,13 @@ using testing::Ended;
 using testing::ProcessesOptions;
 using testing::RunProcesses;
 
-TEST(DISABLED_Processes, SumRanks) {
-  const WorldPtr world = world_from_environment();
-  const at::Tensor value = at::full({1}, world->rank() + 1, at::kLong);
-  group_of_all(*world)->all_reduce(value, ReduceOp::kSum)->wait();
-  EXPECT_EQ(value.item<std::int64_t>(), world->size() * (world->size() + 1) / 2);
-}
-
-TEST(DISABLED_Processes, TwoWorldsInTurn) {
+TEST(DISABLED_Processes, SumRanksInTwoWorldsInTurn) {
   for (int turn = 0; turn < 2; ++turn) {
     const WorldPtr world = world_from_environment();
-    const at::Tensor value = at::full({1}, 1, at::kLong);
+    const at::Tensor value = at::full({1}, world->rank() + 1, at::kLong);
     group_of_all(*world)->all_reduce(value, ReduceOp::kSum)->wait();
-    EXPECT_EQ(value.item<std::int64_t>(), world->size());
+    EXPECT_EQ(value.item<std::int64_t>(), world->size() * (world->size() + 1) / 2);
   }
-}
-
-TEST(DISABLED_Processes, Rank1IsKilled) {
-  const WorldPtr world = world_from_environment();
-  const CommunicatorPtr group = group_of_all(*world);
-  const at::Tensor value = at::full({1}, 1, at::kLong);
-  group->all_reduce(value, ReduceOp::kSum)->wait();
-  if (world->rank() == 1) {
-    kill(getpid(), SIGKILL);
-  }
-  EXPECT_THROWN(PeerError, group->all_reduce(value, ReduceOp::kSum)->wait(),
-                "all_reduce in group 'all' (ranks 0, 1, 2)", "look for");
 }
 
 /// Kills this process.
@@ -102,7 +82,6 @@ TEST(DISABLED_Processes, Warn) {
     }
   }
   group_of_all(*world)->barrier();
-  LOG(WARNING) << "a log of libtorch's";
 }
 
 TEST(DISABLED_Processes, Rank1IsKilledAtTheRendezvous) {
@@ -123,12 +102,10 @@ void expect_all_well(const std::vector<Ended>& processes) {
 }
 
 TEST(Processes, MeetThroughTheEnvironment) {
-  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", kShm));
-  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanks", kGloo));
-}
-
-TEST(Processes, MayMeetTwice) {
-  expect_all_well(RunProcesses(2, "DISABLED_Processes.TwoWorldsInTurn"));
+  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanksInTwoWorldsInTurn", kShm));
+  ProcessesOptions gloo_by_name = kGloo;
+  gloo_by_name.environment["MASTER_ADDR"] = "localhost";
+  expect_all_well(RunProcesses(3, "DISABLED_Processes.SumRanksInTwoWorldsInTurn", gloo_by_name));
 }
 
 void expect_only_rank_1_killed(const std::vector<Ended>& processes) {
@@ -138,13 +115,8 @@ void expect_only_rank_1_killed(const std::vector<Ended>& processes) {
   }
 }
 
-TEST(Processes, PeersOfAKilledRankFail) {
-  // The time-out is ten minutes: that the test ends shows that the loss was detected.
-  expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kShm));
-  expect_only_rank_1_killed(RunProcesses(3, "DISABLED_Processes.Rank1IsKilled", kGloo));
-}
-
 TEST(Processes, PeersOfARankKilledAnywhereFail) {
+  // The time-out is ten minutes: that the test ends shows that the loss was detected.
   for (ProcessesOptions options : {kShm, kGloo}) {
     for (const char* delay : {"100", "1000", "3000", "10000", "40000"}) {
       options.environment["KILL_AFTER_US"] = delay;
@@ -174,8 +146,6 @@ TEST(Processes, AMissingPeerIsNamed) {
   for (const Ended& ended : processes) {
     EXPECT_EQ(ended.exit_code, 0);
     EXPECT_CONTAINS(ended.output, "rank(s) 2 did not come");
-    // Nor does libtorch print its stack traces beside it.
-    EXPECT_EQ(lines_with(ended, "[c10d]"), std::vector<std::string>{});
   }
 }
 
@@ -190,15 +160,8 @@ TEST(Processes, ShowEachWarningOnOneRank) {
     EXPECT_EQ(lines_with(processes[rank], "arning: of one"),
               rank == 1 ? Lines{"tessera: warning: of one rank [rank 1]"} : Lines{});
   }
-  // Rank 0 writes it, unless a busy machine delays rank 0 by half a second.
   ASSERT_EQ(of_all.size(), 1U);
   EXPECT_CONTAINS(of_all[0], "tessera: warning: of all ranks [rank ");
-}
-
-TEST(Processes, LeaveLibtorchsLogsOn) {
-  for (const Ended& ended : RunProcesses(2, "DISABLED_Processes.Warn")) {
-    EXPECT_CONTAINS(ended.output, "a log of libtorch's");
-  }
 }
 
 TEST(Processes, ANodeThatIsNotStartedIsNamed) {
@@ -209,7 +172,7 @@ TEST(Processes, ANodeThatIsNotStartedIsNamed) {
                                                    {"MASTER_PORT", port},
                                                    {"TESSERA_TIMEOUT", "2"}}});
   EXPECT_CONTAINS(alone[0].output,
-                  "tessera: rank 0 waits for node 1 of 2 (rank 1) at 127.0.0.1:" + port +
+                  "tessera: rank 0 waits for rank 1 of 2 at 127.0.0.1:" + port +
                       ", as RANK and WORLD_SIZE of tessera-run or torchrun say\n",
                   "rank(s) 1 did not come",
                   "which are those that RANK and WORLD_SIZE of tessera-run or torchrun say");
@@ -260,13 +223,8 @@ class InheritedListener {
 TEST(Processes, MeetOnTheLaunchersSocket) {
   const InheritedListener listener;
   expect_all_well(RunProcesses(
-      2, "DISABLED_Processes.SumRanks",
+      2, "DISABLED_Processes.SumRanksInTwoWorldsInTurn",
       {.environment = {{"MASTER_PORT", listener.port()}, {"TESSERA_STORE_FD", listener.fd()}}}));
-}
-
-TEST(Processes, MeetByHostName) {
-  expect_all_well(RunProcesses(2, "DISABLED_Processes.SumRanks",
-                               {.environment = {{"MASTER_ADDR", "localhost"}}}));
 }
 
 TEST(Processes, APortInUseIsNamed) {

@@ -54,12 +54,6 @@ TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
                "come: the connection is closed");
 }
 
-TEST(Arrivals, AreAwaitedByAnotherThanRankZeroItself) {
-  EXPECT_EQ(
-      waiting_text(rank_of_job(0, 2), {}).find("tessera: rank 0 waits for the store at host:7"),
-      0U);
-}
-
 // A node that was started with another number of ranks has numbers that others have, too.
 TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
   const auto store = c10::make_intrusive<c10d::HashStore>();

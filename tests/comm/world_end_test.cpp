@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "group_of_all.h"
@@ -126,29 +128,11 @@ TEST(FlightRecorderOfLibtorch, IsOffForRanksThatAreThreadsOnly) {
   }
 }
 
-TEST(RunMain, ReturnsZeroOfABodyThatEnds) {
+TEST(RunMainDeathTest, ReturnsZeroOrEndsWithOneLineAndWithoutLibtorchsStack) {
   bool ran = false;
   EXPECT_EQ(run_main([&] { ran = true; }), 0);
   EXPECT_TRUE(ran);
-}
-
-TEST(RunMainDeathTest, EndsWithOneLineOfAnError) {
-  EXPECT_EXIT(run_main([] { fail("rows are missing"); }), ::testing::ExitedWithCode(1),
-              "^error: rows are missing\n$");
-}
-
-TEST(RunMainDeathTest, LeavesOutLibtorchsStack) {
-  EXPECT_EXIT(run_main([] { at::mm(at::ones({2, 3}), at::ones({2, 3})); }),
-              ::testing::ExitedWithCode(1), "^error: [^\n]*mat1 and mat2 shapes[^\n]*\n$");
-}
-
-TEST(RunMainDeathTest, LeavesOutTheStackOfMemoryThatIsNotThere) {
-  EXPECT_EXIT(run_main([] { at::ones({std::int64_t{1} << 46}); }), ::testing::ExitedWithCode(1),
-              "(^|\n)error: [^\n]*can't allocate memory[^\n]*Cannot allocate memory[^\n]{0,2}\n$");
-}
-
-TEST(RunMainDeathTest, NamesTheRankWhereTheLauncherDoesNot) {
-  const auto body = [] {
+  const auto error_of_rank_2 = [] {
     unsetenv("TESSERA_JOB_TOKEN");
     setenv("RANK", "2", 1);
     setenv("WORLD_SIZE", "4", 1);
@@ -156,7 +140,15 @@ TEST(RunMainDeathTest, NamesTheRankWhereTheLauncherDoesNot) {
     setenv("MASTER_PORT", "1", 1);
     fail("rows are missing");
   };
-  EXPECT_EXIT(run_main(body), ::testing::ExitedWithCode(1), "rank 2 of 4: error: rows are missing");
+  for (const auto& [body, line] : std::vector<std::pair<std::function<void()>, std::string>>{
+           {[] { fail("rows are missing"); }, "^error: rows are missing\n$"},
+           {[] { at::mm(at::ones({2, 3}), at::ones({2, 3})); },
+            "^error: [^\n]*mat1 and mat2 shapes[^\n]*\n$"},
+           {[] { at::ones({std::int64_t{1} << 46}); },
+            "(^|\n)error: [^\n]*can't allocate memory[^\n]*Cannot allocate memory[^\n]{0,2}\n$"},
+           {error_of_rank_2, "rank 2 of 4: error: rows are missing"}}) {
+    EXPECT_EXIT(run_main(body), ::testing::ExitedWithCode(1), line);
+  }
 }
 
 }  // namespace

@@ -151,15 +151,6 @@ auto act(const Action* action, const Call& call) -> decltype(call()) {
   return act(action, none, call);
 }
 
-void write_counts() {
-  if (FILE* file = std::fopen(std::getenv("TESSERA_FAULT_COUNTS"), "w")) {
-    for (std::size_t i = 0; i < kCalls.size(); ++i) {
-      std::fprintf(file, "%s %d\n", kCalls[i], state().counts[i]);
-    }
-    std::fclose(file);
-  }
-}
-
 __attribute__((constructor)) void read_environment() {
   const char* fault = std::getenv("TESSERA_FAULT");
   const char* under = std::getenv("TESSERA_FAULT_UNDER");
@@ -169,9 +160,6 @@ __attribute__((constructor)) void read_environment() {
     return;
   }
   set_fault(under, fault == nullptr ? "" : fault);
-  if (std::getenv("TESSERA_FAULT_COUNTS") != nullptr) {
-    std::atexit(write_counts);
-  }
 }
 
 enum Number : std::size_t {

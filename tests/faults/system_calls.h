@@ -12,7 +12,6 @@ namespace tessera::testing {
 //   TESSERA_FAULT=CALL:K:ACTION  at the K-th call (1, 2, ...) of this name; "any" counts them all
 //   TESSERA_FAULT_UNDER=FOLDER   calls on files of other folders are left alone and not counted
 //   TESSERA_FAULT_RANK=R         in the process whose RANK is R alone
-//   TESSERA_FAULT_COUNTS=FILE    at the end, how often each call was made, in lines "CALL N"
 //
 // ACTION: kill (SIGKILL before the call), short (half of the bytes), zero (no bytes), slow (this
 // and each later one 0.2 s late), stall (1.5 s late), or the name of an error that the call then

@@ -6,7 +6,7 @@
 
 #include "fsdp/param_group.h"
 #include "fsdp/unit.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 
 namespace tessera::testing {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/kernels/detail/cross_entropy.h"

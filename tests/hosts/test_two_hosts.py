@@ -2,7 +2,6 @@
 import os
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -47,13 +46,6 @@ def test_resumes_on_another_number_of_hosts(folder, first, then):
         with Hosts(count) as machines:
             losses += run.on(machines) if count > 1 else run.on_one_host()
     assert losses == whole
-
-
-def test_a_slow_link_that_loses_packets_only_takes_time(folder):
-    flags = ["--dp", 2, "--tp", 2, "--steps", 2]
-    with Hosts(2, mtu=1500) as machines:
-        machines.network.delay, machines.network.loss, machines.network.rate = 0.05, 0.01, 5e6
-        assert Run(folder, *flags).on(machines) == Run(folder, *flags).on_one_host()
 
 
 def test_two_jobs_share_two_hosts(folder, two):
@@ -131,16 +123,3 @@ def test_hosts_need_not_have_equally_many_ranks(folder, two, places):
     for status, output in finish(started):
         assert status == 0, output
     assert np.allclose(run.losses(), Run(folder, "--dp", 4).on_one_host(), rtol=1e-5, atol=0)
-
-
-def test_a_short_cut_is_survived(folder, two):
-    """TCP sends again what was lost."""
-    run = Run(folder, "--dp", 2, "--tp", 2, "--steps", 60)
-    launchers = two.start(2, run.program, environment={"TESSERA_TIMEOUT": "30"})
-    wait_for_step(run, 5, launchers)
-    two.cut(1)
-    time.sleep(2)
-    two.restore(1)
-    for status, output in finish(launchers):
-        assert status == 0, output
-    assert run.losses() == Run(folder, "--dp", 2, "--tp", 2, "--steps", 60).on_one_host()

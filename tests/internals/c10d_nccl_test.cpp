@@ -1,5 +1,5 @@
 // Canary: a group of NCCL's through c10d, on a CUDA that is none (tests/fake_cuda). It compiles
-// with the header that libtessera_cuda.so uses, and makes each call once.
+// with the header that libtessera_cuda.so uses.
 
 #include "tessera/internals/detail/c10d_nccl.h"
 
@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <vector>
 
 #include "tessera/internals/detail/devices.h"
 
@@ -21,11 +22,8 @@ TEST(C10dNcclCanary, MakesAGroupThatReduces) {
       memory_store(), {.rank = 0, .size = 1, .timeout = 30s, .name = "all", .ranks = {0}});
   connect_gpu(*group, device);
   EXPECT_NE(communicator_of(*group), nullptr);
-  const at::Tensor x = at::zeros({4}, device);
-  start_all_reduce(*group, x, GroupReduceOp::SUM)->wait();
-  start_all_gather(*group, at::zeros({4}, device), x)->wait();
-  start_reduce_scatter(*group, at::zeros({4}, device), x, GroupReduceOp::SUM)->wait();
-  start_broadcast(*group, x, 0)->wait();
+  std::vector<at::Tensor> sum{at::zeros({4}, device)};
+  group->allreduce(sum)->wait();
   synchronize(device);
   EXPECT_FALSE(is_captured());
   group->shutdown();

@@ -12,7 +12,7 @@
 #include <limits>
 #include <optional>
 
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/nn/blocks.h"
 #include "tessera/nn/functional.h"

@@ -8,7 +8,7 @@
 
 #include "race/checker.h"
 #include "race/operator_watch.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/comm/world.h"
 #include "tessera/nn/module.h"
 #include "testing/memory.h"

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "race/checker.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 
 namespace tessera::race {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "testing/memory.h"
 
 namespace tessera::race {

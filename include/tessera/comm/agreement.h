@@ -16,9 +16,6 @@ namespace tessera::comm {
 // `device` is the device of the group's tensors. Ranks are numbered as in the group. All functions
 // throw PeerError.
 
-/// Whether `own` is true on any rank. One all-reduce of one number.
-bool any_rank(Communicator& group, c10::Device device, bool own);
-
 /// Returns the text of each rank, which may contain any bytes. Two all-gathers: first the lengths,
 /// then the texts, padded to the longest.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,

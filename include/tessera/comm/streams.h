@@ -2,23 +2,14 @@
 
 #include <c10/core/Device.h>
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
-#include <string>
 
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// A lane is a queue of work on a device, on CUDA a stream. FSDP uses three lanes. Work within
-/// a lane runs in order. Different lanes run concurrently.
-enum class Lane : std::uint8_t { kCompute, kAllGather, kReduceScatter };
-/// The name of a lane: "compute", "all_gather" or "reduce_scatter".
-const char* to_string(Lane lane);
-
-/// A point in the work of a lane (a stream) for which other work can wait; on CUDA, a CUDA event.
+/// A point in the work of a stream for which other work can wait; on CUDA, a CUDA event.
 class StreamEvent {
  public:
   virtual ~StreamEvent() = default;
@@ -26,47 +17,8 @@ class StreamEvent {
 /// A shared pointer to a point in the work of a stream. nullptr is a point that has already passed.
 using StreamEventPtr = std::shared_ptr<StreamEvent>;
 
-/// The streams of a device, on which communication overlaps computation. A stream is called a lane
-/// here. The compute lane is libtorch's current stream.
-///
-/// Memory belongs to the lane in which it was allocated. Before memory that another lane has used
-/// is freed, the lane of the memory must wait for an event of the other lane. record_stream is not
-/// used. Thread safety: one thread at a time. For example, the forward thread waits while the
-/// backward thread calls. A LaneScope throws Error if a LaneScope on another thread is open.
-class Streams {
- public:
-  virtual ~Streams() = default;
-  /// Returns an event after all work that was issued to `lane` so far.
-  virtual StreamEventPtr record(Lane lane) = 0;
-  /// Makes work that is issued to `lane` from now on start after `event`. Does not block the
-  /// caller.
-  virtual void wait(Lane lane, const StreamEventPtr& event) = 0;
-  /// Blocks the caller until `event` has passed.
-  virtual void synchronize(const StreamEventPtr& event) = 0;
-  /// Adds a named mark to the profile, on CUDA an NVTX mark; for profilers and tests.
-  virtual void note(const std::string& what) { static_cast<void>(what); }
-
-  /// Makes `after` wait for all work that was issued to `before`.
-  void order(Lane before, Lane after) { wait(after, record(before)); }
-
- private:
-  friend class LaneScope;
-  /// Sends the work that the caller issues from now on to `lane`, until leave() is called.
-  virtual void enter(Lane lane) = 0;
-  virtual void leave() = 0;
-  /// Called by LaneScope. Throws Error if another LaneScope is open.
-  void begin_scope(Lane lane);
-  void end_scope();
-
-  std::atomic<bool> in_scope_{false};
-};
-/// A shared pointer to the streams of a device, which several objects may use.
-using StreamsPtr = std::shared_ptr<Streams>;
-
-/// Returns the streams of a device. On a CPU no wait is needed, because work is done when a call
-/// returns. On CUDA the streams belong to GPU `device` (without an index: the thread's current GPU)
-/// and have high priority. Throws Error if CUDA cannot be used.
-StreamsPtr make_streams(c10::Device device);
+/// Returns an event after all work that was issued to libtorch's current stream of `device` so far.
+StreamEventPtr record_event(c10::Device device);
 
 }  // namespace tessera::comm
 TESSERA_API_END

@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,6 +33,8 @@ struct CollectiveCall {
   std::string purpose;
 };
 
+class CallRecorder;
+
 /// Counts all collectives of one rank, on any thread, except barriers and the collectives of groups
 /// of one rank. Thread safe.
 class TrafficCounter {
@@ -50,63 +51,11 @@ class TrafficCounter {
 
   mutable std::mutex mutex_;
   TrafficTable table_;
-  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the lists of the recorders
-};
-/// A shared pointer to a counter, used by a world and its groups.
-using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
-
-/// Lists the individual collectives that a counter counts while the recorder exists, in the order
-/// in which they start. The list grows with every call, so use a recorder for a step and not for a
-/// whole training run. Without a recorder no list is made. Thread safe.
-class CallRecorder {
- public:
-  explicit CallRecorder(TrafficCounter& counter);
-  CallRecorder(const CallRecorder&) = delete;
-  CallRecorder& operator=(const CallRecorder&) = delete;
-  ~CallRecorder();
-
-  std::vector<CollectiveCall> calls() const;
-
- private:
-  TrafficCounter& counter_;
-  std::vector<CollectiveCall> calls_;
+  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the lists of the CallRecorders
 };
 
-/// While this object exists, `name` is the caller, such as an operator, of the collectives that
-/// this thread starts. The innermost scope applies. `name` must live as long as the scope.
-class CallerScope {
- public:
-  explicit CallerScope(std::string_view name) : outer_(name_) {
-    name_ = name;
-    if (outer_.empty()) {
-      outermost_ = name;
-    }
-  }
-  CallerScope(const CallerScope&) = delete;
-  CallerScope& operator=(const CallerScope&) = delete;
-  ~CallerScope() {
-    name_ = outer_;
-    if (outer_.empty()) {
-      outermost_ = {};
-    }
-  }
-
-  /// The name of this thread's innermost CallerScope; "" if there is none.
-  static std::string_view current() { return name_; }
-  /// The name of this thread's outermost CallerScope, which is the function that the program
-  /// called; "" if there is none.
-  static std::string_view outermost() { return outermost_; }
-
- private:
-  static inline constinit thread_local std::string_view name_{};
-  static inline constinit thread_local std::string_view outermost_{};
-  std::string_view outer_;
-};
-
-/// The sum over all entries of a traffic table.
-Traffic total(const TrafficTable& table);
-/// The sum over the entries of one group in a traffic table.
-Traffic total(const TrafficTable& table, const std::string& group);
+/// The sum over the entries of one group in a traffic table; "": over all entries.
+Traffic total(const TrafficTable& table, const std::string& group = {});
 
 }  // namespace tessera::comm
 TESSERA_API_END

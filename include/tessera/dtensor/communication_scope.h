@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -24,14 +25,13 @@ class CommunicationScope {
   explicit CommunicationScope(const DeviceMesh& mesh);
   /// Number of calls and bytes, by mesh dimension and collective.
   comm::TrafficTable table() const;
-  /// Traffic of all collectives, or of the collectives of one mesh dimension.
-  comm::Traffic total() const;
-  comm::Traffic total(const std::string& mesh_dim) const;
+  /// Traffic of the collectives of one mesh dimension; "": of all collectives.
+  comm::Traffic total(const std::string& mesh_dim = {}) const;
   /// Text with a line for each mesh dimension and collective: number of calls, and bytes.
   std::string report() const;
   /// Every collective call, in the order in which the calls started. Includes process groups over
   /// several mesh dimensions ("dp_tp") and other meshes of this rank.
-  std::vector<comm::CollectiveCall> calls() const { return recorder_.calls(); }
+  std::vector<comm::CollectiveCall> calls() const;
   /// Text with a line for each call: number, mesh dimension, collective, bytes, and purpose (an
   /// operator or an FSDP unit; in backward also the autograd node).
   std::string listing() const;
@@ -39,7 +39,7 @@ class CommunicationScope {
  private:
   comm::WorldPtr world_;
   comm::TrafficTable before_;
-  comm::CallRecorder recorder_;
+  std::shared_ptr<comm::CallRecorder> recorder_;
 };
 
 }  // namespace tessera

@@ -214,9 +214,8 @@ void set_all_reduce_hook(nn::ModuleBase& module, AllReduceHook hook, bool recurs
 /// Makes the all-gathers of the next forward wait for `event`, the end of the optimizer's update.
 /// Without this call the all-gathers wait for all work that was issued before the forward. Applies
 /// to one forward. `root`: the root module.
-///   const comm::StreamsPtr streams = comm::make_streams(mesh.device());
 ///   optimizer.step();
-///   fsdp::set_post_optim_event(*model, streams->record(comm::Lane::kCompute));
+///   fsdp::set_post_optim_event(*model, comm::record_event(mesh.device()));
 /// Throws Error for a module that is not a unit, and for a unit that ran below another root.
 void set_post_optim_event(nn::ModuleBase& root, comm::StreamEventPtr event);
 

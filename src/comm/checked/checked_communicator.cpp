@@ -4,12 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,8 +19,7 @@
 #include "group_info.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "watch/world_watch.h"
@@ -29,8 +28,8 @@ namespace tessera::comm {
 namespace {
 
 // Compares the calls of ranks for groups whose back end (Gloo, NCCL) does not compare calls: see
-// agree_on_calls(). The hashes of all calls decide whether the calls differ; the texts of the first
-// calls are for the message.
+// agree_on_calls(). The hash of all calls decides whether the calls differ; the first calls are for
+// the message.
 
 using Calls = std::vector<std::string>;
 
@@ -43,7 +42,6 @@ class CallHistory {
  public:
   /// Adds a call, for example "all_gather for unit 'head'".
   void add(std::string call) {
-    ++count_;
     // The hash includes a zero byte after each call, which distinguishes "ab", "c" from "a", "bc".
     hash_ = hash_of({call.c_str(), call.size() + 1}, hash_);
     if (calls_.size() < kStoredCalls) {
@@ -52,36 +50,34 @@ class CallHistory {
     last_ = std::move(call);
   }
 
-  std::uint64_t count() const { return count_; }
-  /// A hash of all calls, in order. Equal calls give equal hashes in every process.
-  std::uint64_t hash() const { return hash_; }
-  /// The first kStoredCalls calls of the history. An error can name a call only among these.
-  const Calls& calls() const { return calls_; }
+  /// A hash of all calls, then the first kStoredCalls calls, with a zero byte before each. Equal
+  /// calls give equal texts in every process. An error can name a call only among the stored calls.
+  std::string text() const {
+    std::string text = std::to_string(hash_);
+    for (const std::string& call : calls_) {
+      text += '\0' + call;
+    }
+    return text;
+  }
   /// The last call of the history; "no call" if there is none.
   const std::string& last() const { return last_; }
 
  private:
-  std::uint64_t count_ = 0;
   std::uint64_t hash_ = hash_of("");
   Calls calls_;
   std::string last_ = "no call";
 };
 
-/// Gathers the stored calls of each rank. A rank sends its calls as one text with a zero byte after
-/// each call.
-std::vector<Calls> gather_calls(Communicator& group, const Calls& own) {
-  std::string text;
-  for (const std::string& call : own) {
-    text.append(call.c_str(), call.size() + 1);
+/// The stored calls in a CallHistory::text().
+Calls calls_of(const std::string& text) {
+  Calls calls;
+  std::istringstream parts(text);
+  std::string part;
+  std::getline(parts, part, '\0');  // the hash
+  while (std::getline(parts, part, '\0')) {
+    calls.push_back(part);
   }
-  std::vector<Calls> result;
-  for (const std::string& theirs : gather_texts(group, c10::kCPU, text)) {
-    Calls& calls = result.emplace_back();
-    for (std::size_t begin = 0; begin < theirs.size(); begin += calls.back().size() + 1) {
-      calls.emplace_back(theirs.c_str() + begin);
-    }
-  }
-  return result;
+  return calls;
 }
 
 /// The call of a rank at `position`; "nothing" for a rank with fewer calls.
@@ -112,14 +108,13 @@ std::string ranks_text(const std::vector<int>& ranks) {
 /// for unit 'b' on this rank, all_gather for unit 'a' on ranks 0, 2". Collective. Throws PeerError.
 std::string first_difference(const CallHistory& history, Communicator& group,
                              const std::vector<int>& ranks) {
-  // The hashes are exchanged first. They are usually equal, and then the texts need not be sent.
-  const auto all = gather_values(
-      group, c10::kCPU,
-      {std::bit_cast<std::int64_t>(history.hash()), static_cast<std::int64_t>(history.count())});
-  if (std::ranges::all_of(all, [&](const auto& numbers) { return numbers == all.front(); })) {
+  std::vector<Calls> calls;
+  for (const std::string& text : texts_that_differ(group, history.text())) {
+    calls.push_back(calls_of(text));
+  }
+  if (calls.empty()) {
     return "";
   }
-  const std::vector<Calls> calls = gather_calls(group, history.calls());
   const std::size_t position = first_difference_of(calls);
   // The hashes differ but the stored texts do not, so the difference is after the stored texts.
   if (position == kStoredCalls) {

@@ -17,6 +17,9 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
+/// A shared pointer to a counter, used by a world and its groups.
+using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
+
 /// A process group for CPU tensors with the ranks of another group. It is made at its first use,
 /// because most groups never need it.
 class LazyHostGroup {

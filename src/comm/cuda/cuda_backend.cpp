@@ -7,7 +7,7 @@
 
 #include "cuda/cuda_backend.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/error.h"
 #include "tessera/internals/detail/devices.h"
@@ -136,6 +136,10 @@ StreamsPtr make_streams(c10::Device device) {
     return cuda_backend().make_streams(device.index());
   }
   return given_host_streams() != nullptr ? given_host_streams() : std::make_shared<HostStreams>();
+}
+
+StreamEventPtr record_event(c10::Device device) {
+  return make_streams(device)->record(Lane::kCompute);
 }
 
 void set_host_streams(StreamsPtr streams) {

@@ -7,7 +7,7 @@
 
 #include "group_info.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/export.h"
 #include "tessera/internals/detail/c10d.h"
 

@@ -197,8 +197,6 @@ class NcclGroup {
             .color = info.ranks.front()};
   }
 
-  // Silences libtorch's watchdog, which logs pages about errors that Tessera reports in one line.
-  const detail::QuietLog quiet_;
   GroupInfo info_;
   int device_;
   mutable std::mutex mutex_;
@@ -328,42 +326,42 @@ class NcclCommunicator final : public Communicator {
 
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor to = as_moved(output);
-    const at::Tensor from = as_moved(input);
-    return run("all_gather",
-               [&](auto& group) { return detail::start_all_gather(group, to, from); });
+    at::Tensor to = as_moved(output);
+    at::Tensor from = as_moved(input);
+    return run("all_gather", [&](auto& group) { return group._allgather_base(to, from); });
   }
 
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    std::vector<at::Tensor> tensors{tensor};
     return run("all_reduce",
-               [&](auto& group) { return detail::start_all_reduce(group, tensor, to_c10d(op)); });
+               [&](auto& group) { return group.allreduce(tensors, {.reduceOp = to_c10d(op)}); });
   }
 
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor to = output.view({-1});
-    const at::Tensor from = input.view({-1});
+    at::Tensor to = output.view({-1});
+    at::Tensor from = input.view({-1});
     return run("reduce_scatter", [&](auto& group) {
-      return detail::start_reduce_scatter(group, to, from, to_c10d(op));
+      return group._reduce_scatter_base(to, from, {.reduceOp = to_c10d(op)});
     });
   }
 
   WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const std::vector<at::Tensor> to = all_as_moved(outputs);
-    const std::vector<at::Tensor> from = all_as_moved(inputs);
+    std::vector<at::Tensor> to = all_as_moved(outputs);
+    std::vector<at::Tensor> from = all_as_moved(inputs);
     return run("all_gather",
-               [&](auto& group) { return detail::start_all_gather(group, to, from); });
+               [&](auto& group) { return group.allgather_into_tensor_coalesced(to, from); });
   }
 
   WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                const std::vector<at::Tensor>& inputs, ReduceOp op) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const std::vector<at::Tensor> to = all_flat(outputs);
-    const std::vector<at::Tensor> from = all_flat(inputs);
+    std::vector<at::Tensor> to = all_flat(outputs);
+    std::vector<at::Tensor> from = all_flat(inputs);
     return run("reduce_scatter", [&](auto& group) {
-      return detail::start_reduce_scatter(group, to, from, to_c10d(op));
+      return group.reduce_scatter_tensor_coalesced(to, from, {.reduceOp = to_c10d(op)});
     });
   }
 
@@ -374,20 +372,19 @@ class NcclCommunicator final : public Communicator {
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor to = as_moved(output);
-    const at::Tensor from = as_moved(input);
-    const auto receives = counts_as_moved(output_counts, output);
-    const auto sends = counts_as_moved(input_counts, input);
-    return run("all_to_all", [&](auto& group) {
-      return detail::start_all_to_all(group, to, from, receives, sends);
-    });
+    at::Tensor to = as_moved(output);
+    at::Tensor from = as_moved(input);
+    std::vector<std::int64_t> receives = counts_as_moved(output_counts, output);
+    std::vector<std::int64_t> sends = counts_as_moved(input_counts, input);
+    return run("all_to_all",
+               [&](auto& group) { return group.alltoall_base(to, from, receives, sends); });
   }
 
   WorkPtr broadcast(const at::Tensor& tensor, int root) override {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor moved = as_moved(tensor);
+    std::vector<at::Tensor> moved{as_moved(tensor)};
     return run("broadcast",
-               [&](auto& group) { return detail::start_broadcast(group, moved, root); });
+               [&](auto& group) { return group.broadcast(moved, {.rootRank = root}); });
   }
 
   // c10d's memory pool registers the memory with the NCCL communicator, which therefore must exist

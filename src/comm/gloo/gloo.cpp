@@ -302,13 +302,13 @@ class GlooCommunicator final : public Communicator {
       return done_work();
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor bytes = as_bytes(tensor);
+    std::vector<at::Tensor> bytes{as_bytes(tensor)};
     return run("broadcast",
-               [&](auto& group) { return detail::start_broadcast(group, bytes, root); });
+               [&](auto& group) { return group.broadcast(bytes, {.rootRank = root}); });
   }
 
   void barrier() override {
-    run("barrier", [](auto& group) { return detail::start_barrier(group); })->wait();
+    run("barrier", [](auto& group) { return group.barrier(); })->wait();
   }
 
   void abort() override { group_->abort(); }
@@ -327,23 +327,21 @@ class GlooCommunicator final : public Communicator {
   WorkPtr gather(const char* collective, const at::Tensor& output, const at::Tensor& input,
                  std::function<void()> finish = nullptr) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor to = as_bytes(output);
-    const at::Tensor from = as_bytes(input);
+    at::Tensor to = as_bytes(output);
+    at::Tensor from = as_bytes(input);
     return run(
-        collective, [&](auto& group) { return detail::start_all_gather(group, to, from); },
+        collective, [&](auto& group) { return group._allgather_base(to, from); },
         std::move(finish));
   }
 
   WorkPtr exchange(const char* collective, const at::Tensor& output, const at::Tensor& input,
                    std::vector<std::int64_t> output_bytes, std::vector<std::int64_t> input_bytes,
                    std::function<void()> finish = nullptr) {
-    const at::Tensor to = as_bytes(output);
-    const at::Tensor from = as_bytes(input);
+    at::Tensor to = as_bytes(output);
+    at::Tensor from = as_bytes(input);
     return run(
         collective,
-        [&](auto& group) {
-          return detail::start_all_to_all(group, to, from, output_bytes, input_bytes);
-        },
+        [&](auto& group) { return group.alltoall_base(to, from, output_bytes, input_bytes); },
         std::move(finish));
   }
 
@@ -354,8 +352,9 @@ class GlooCommunicator final : public Communicator {
     if (op == ReduceOp::kAvg) {
       finish = [tensor, ranks = size()] { tensor.div_(ranks); };
     }
+    std::vector<at::Tensor> tensors{tensor};
     return run(
-        "all_reduce", [&](auto& group) { return detail::start_all_reduce(group, tensor, sum); },
+        "all_reduce", [&](auto& group) { return group.allreduce(tensors, {.reduceOp = sum}); },
         std::move(finish));
   }
 

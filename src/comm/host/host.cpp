@@ -98,7 +98,6 @@ void read_ranks(const Variables& variables, const Launcher& launcher, JobVariabl
   job.rank = *integer(variables, launcher.rank, 0, kAny);
   job.size = *integer(variables, launcher.size, 1, kAny);
   job.local_rank = integer(variables, launcher.local_rank, 0, kAny);
-  job.local_size = integer(variables, launcher.local_size, 1, kAny).value_or(0);
   TESSERA_CHECK(job.rank < job.size, "environment variables: ", launcher.rank, "=", job.rank,
                 " contradicts ", launcher.size, "=", job.size, "; ranks are 0 to ", job.size - 1);
   TESSERA_CHECK(!job.local_rank || *job.local_rank <= job.rank,

@@ -64,7 +64,6 @@ struct JobVariables {
   int rank = 0;
   int size = 1;
   std::optional<int> local_rank;
-  int local_size = 0;   ///< number of ranks on each machine; 0 if unknown
   std::string address;  ///< address of rank 0's store; empty for a world of one rank
   std::uint16_t port = 0;
   bool agent_store = false;  ///< whether the agent of torchrun, and not rank 0, serves the store

@@ -20,7 +20,7 @@ detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std:
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use) {
   if (info.size() == 1) {
-    return make_solo_communicator();
+    return make_loopback_communicator(info);
   }
   // Hosts are distinguished by identity and not by name: see host_identity().
   const auto host_of = [&](int rank) { return job.hosts.at(static_cast<std::size_t>(rank)); };
@@ -46,7 +46,6 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use) {
 
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make) {
-  const detail::QuietLog quiet;  // silences libtorch's store, which logs errors
   if (info.watch == nullptr) {
     return make(BegunCall{});
   }

@@ -1,7 +1,6 @@
 // Worlds without a launcher: ranks that are threads of this process, for tests and small jobs, and
 // a fake world with one real rank, for planning.
 
-#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -42,28 +41,13 @@ class FakeWorld final : public World {
     // The key of `groups_` contains the name, because traffic is counted by the group's name.
     CommunicatorPtr& known = groups_[{ranks, name}];
     if (known == nullptr) {
-      const auto self = std::ranges::find(ranks, rank_);
-      TESSERA_CHECK(self != ranks.end(), "group '", name, "' of ranks ", join(ranks), ": rank ",
-                    rank_, " is not a member; only members may ask for it");
-      const GroupInfo info{name, ranks, static_cast<int>(self - ranks.begin()), options_.timeout,
-                           nullptr};
-      known = make_checked_communicator(
-          make_loopback_communicator(info.rank, info.size(), start_of(info)), info, traffic_);
+      const GroupInfo info = info_of_group(*this, ranks, name);
+      known = make_checked_communicator(make_loopback_communicator(info, start_), info, traffic_);
     }
     return known;
   }
 
  private:
-  LoopbackStart start_of(const GroupInfo& info) const {
-    if (!start_ || info.size() == 1) {
-      return {};
-    }
-    return [start = start_, name = info.name, ranks = info.ranks](const char* collective,
-                                                                  std::int64_t bytes) {
-      return start({name, ranks, collective, bytes});
-    };
-  }
-
   int rank_;
   int size_;
   FakeStart start_;

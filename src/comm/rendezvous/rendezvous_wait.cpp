@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
-#include <sstream>
 #include <thread>
 
 #include "group_info.h"
@@ -24,25 +23,9 @@ std::string arrival_key(int rank) {
 /// key.
 constexpr auto kFaultKey = "fault";
 
-/// The text with which a rank announces itself, with one line for each field.
-struct Announcement {
-  std::string size;    ///< number of ranks of the job
-  std::string host;    ///< host_identity() of the rank
-  std::string handle;  ///< text with which RecordMemory::open() maps the rank's flight record
-};
-
-std::string to_text(const Announcement& rank) {
-  return rank.size + '\n' + rank.host + '\n' + rank.handle;
-}
-
-Announcement read_announcement(const std::string& text) {
-  std::istringstream lines(text);
-  Announcement rank;
-  std::getline(lines, rank.size);
-  std::getline(lines, rank.host);
-  std::getline(lines, rank.handle);
-  return rank;
-}
+/// What a rank tells the other ranks, in this order, with one line for each field: the number of
+/// ranks of the job, host_identity(), and RecordMemory::handle().
+enum Field : std::size_t { kSize, kHost, kHandle };
 
 /// Tracks which ranks of a job have announced themselves in the store.
 class Arrivals {
@@ -56,7 +39,7 @@ class Arrivals {
       }
     }
     store_.set(arrival_key(job.rank),
-               to_text({std::to_string(job.size), own_host(), own->handle()}));
+               detail::concat(job.size, '\n', own_host(), '\n', own->handle()));
   }
 
   /// Asks the store which ranks have announced themselves. Returns the ranks that have not.
@@ -100,7 +83,7 @@ class Arrivals {
     for (int rank = 0; rank < job_.size; ++rank) {
       Arrival& arrival = arrivals_[static_cast<std::size_t>(rank)];
       if (arrival.host.empty() && store_.check({arrival_key(rank)})) {
-        arrival = take_in(rank, read_announcement(store_.get_to_str(arrival_key(rank))));
+        arrival = take_in(rank, lines_of(store_.get_to_str(arrival_key(rank))));
       }
       if (arrival.host.empty()) {
         missing.push_back(rank);
@@ -109,18 +92,19 @@ class Arrivals {
     missing_ = std::move(missing);
   }
 
-  Arrival take_in(int rank, const Announcement& announced) {
-    if (announced.size != std::to_string(job_.size)) {
+  Arrival take_in(int rank, const std::vector<std::string>& announced) {
+    if (announced.at(kSize) != std::to_string(job_.size)) {
       // The error is written to the store for the other ranks, which would otherwise wait for ranks
       // that do not exist.
       store_.set(
           kFaultKey,
           detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",
-                         announced.size, " at ", job_.address, ":", job_.port,
+                         announced.at(kSize), " at ", job_.address, ":", job_.port,
                          "; start all nodes with the same number of nodes and of ranks on each"));
       return {};
     }
-    return {announced.host, announced.host == own_host() ? open_record(announced.handle) : nullptr};
+    const std::string& host = announced.at(kHost);
+    return {host, host == own_host() ? open_record(announced.at(kHandle)) : nullptr};
   }
 
   const std::string& own_host() const {
@@ -134,36 +118,22 @@ class Arrivals {
   std::vector<int> missing_;
 };
 
-/// The number of the machine whose ranks are exactly `ranks`; nullopt if there is none.
-std::optional<int> node_of(const JobVariables& job, const std::vector<int>& ranks) {
-  if (ranks.empty() || job.local_size == 0 || static_cast<int>(ranks.size()) != job.local_size) {
-    return std::nullopt;
-  }
-  const int node = ranks.front() / job.local_size;
-  return ranks.back() / job.local_size == node ? std::optional(node) : std::nullopt;
-}
-
 }  // namespace
 
-bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said) {
+void say_wait(const JobVariables& job, const WorldOptions& options,
+              std::chrono::milliseconds waited, const std::vector<int>& missing, bool& said) {
   constexpr std::chrono::milliseconds kFirst{3000};
-  if (options.watchdog.count() == 0 ||
-      waited < std::min(kFirst, options.watchdog) + said * options.watchdog) {
-    return false;
+  if (said || job.local_rank.value_or(job.rank) != 0 || options.watchdog.count() == 0 ||
+      waited < std::min(kFirst, options.watchdog)) {
+    return;
   }
-  ++said;
-  return true;
-}
-
-std::string waiting_text(const JobVariables& job, const std::vector<int>& missing) {
-  const std::string ranks = flight::name_ranks(missing);
-  const auto node = node_of(job, missing);
-  return detail::concat(
-      "tessera: rank ", job.rank, " waits for ",
-      missing.empty() ? "the store"
-      : node ? detail::concat("node ", *node, " of ", job.size / job.local_size, " (", ranks, ")")
-             : detail::concat(ranks, " of ", job.size),
-      " at ", job.address, ":", job.port, ", as ", job.launcher, " say\n");
+  said = true;
+  std::cerr << detail::concat("tessera: rank ", job.rank, " waits for ",
+                              missing.empty()
+                                  ? "the store"
+                                  : detail::concat(flight::name_ranks(missing), " of ", job.size),
+                              " at ", job.address, ":", job.port, ", as ", job.launcher, " say\n")
+            << std::flush;
 }
 
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
@@ -172,7 +142,7 @@ std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& j
   const auto begun = Clock::now();
   Arrivals arrivals(store, job, own);
   std::chrono::milliseconds nap{1};
-  int said = 0;
+  bool said = false;
   for (std::vector<int> missing = arrivals.look(); !missing.empty(); missing = arrivals.look()) {
     arrivals.check_that_all_live();
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun);
@@ -181,9 +151,7 @@ std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& j
                   " did not come; start all ranks with the same MASTER_ADDR, MASTER_PORT and "
                   "number of ranks, which are those that ",
                   job.launcher, " say");
-    if (job.local_rank.value_or(job.rank) == 0 && notice_is_due(waited, options, said)) {
-      std::cerr << waiting_text(job, missing) << std::flush;
-    }
+    say_wait(job, options, waited, missing, said);
     std::this_thread::sleep_for(nap);
     nap = std::min(2 * nap, kLongestNap);
   }

@@ -24,14 +24,11 @@ struct Arrival {
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 
-/// Whether a rank that has waited for the time `waited` should print a message: first after at most
-/// 3 s, then each time that the watchdog's limit has passed again. `said` counts the messages.
-bool notice_is_due(std::chrono::milliseconds waited, const WorldOptions& options, int& said);
-
-/// The message of a rank that waits: "tessera: rank 0 waits for node 1 of 2 (ranks 2-3) at
-/// HOST:PORT, as RANK and WORLD_SIZE of tessera-run or torchrun say". If `missing` is empty, the
-/// text says "for the store".
-std::string waiting_text(const JobVariables& job, const std::vector<int>& missing);
+/// Prints once, on the first rank of each machine and after at most 3 s: "tessera: rank 0 waits for
+/// ranks 2-3 of 4 at HOST:PORT, as RANK and WORLD_SIZE of tessera-run or torchrun say". If
+/// `missing` is empty, the text says "for the store". `said`: false before the first call.
+void say_wait(const JobVariables& job, const WorldOptions& options,
+              std::chrono::milliseconds waited, const std::vector<int>& missing, bool& said);
 
 }  // namespace tessera::comm
 TESSERA_API_FOR_TEST_END

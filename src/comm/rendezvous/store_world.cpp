@@ -156,7 +156,7 @@ class StoreWorld final : public World {
     // After an abort, other ranks do not take part in making a group.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
-    const GroupInfo info = checked_info(ranks, name);
+    const GroupInfo info = info_of_group(*this, ranks, name);
     CommunicatorPtr made;
     try {
       made = make(info);
@@ -207,24 +207,9 @@ class StoreWorld final : public World {
     }
   }
 
-  // Every rank checks `ranks` before anything is sent, so that an invalid list is an Error and not
-  // a time-out.
-  GroupInfo checked_info(const std::vector<int>& ranks, const std::string& name) const {
-    const auto self = std::ranges::find(ranks, rank());
-    const bool in_range =
-        std::ranges::all_of(ranks, [this](int r) { return r >= 0 && r < size(); });
-    const bool unique = std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size();
-    TESSERA_CHECK(in_range && unique, "group '", name, "' of ranks ", join(ranks),
-                  ": a rank is repeated or outside the world of ", size(),
-                  "; give each member once, 0 to ", size() - 1);
-    TESSERA_CHECK(self != ranks.end(), "group '", name, "' of ranks ", join(ranks), ": rank ",
-                  rank(), " is not a member; only members may ask for it");
-    return {name, ranks, static_cast<int>(self - ranks.begin()), options_.timeout, nullptr};
-  }
-
   CommunicatorPtr make_backend(const GroupInfo& info, const BegunCall& set_up) {
     if (info.size() == 1) {
-      return make_solo_communicator();
+      return make_loopback_communicator(info);
     }
     if (options_.backend == "nccl") {
       return make_nccl(info, set_up);
@@ -323,6 +308,22 @@ void check_options(const WorldOptions& options) {
                 options.timeout.count(), " ms leaves no time; give more than 0");
   TESSERA_CHECK(options.watchdog.count() >= 0, "WorldOptions: the watchdog's limit of ",
                 options.watchdog.count(), " ms is negative; give 0 to turn it off");
+}
+
+// Every rank checks `ranks` before anything is sent, so that an invalid list is an Error and not a
+// time-out.
+GroupInfo info_of_group(const World& world, const std::vector<int>& ranks,
+                        const std::string& name) {
+  const auto self = std::ranges::find(ranks, world.rank());
+  const bool in_range =
+      std::ranges::all_of(ranks, [&](int rank) { return rank >= 0 && rank < world.size(); });
+  const bool unique = std::set<int>(ranks.begin(), ranks.end()).size() == ranks.size();
+  TESSERA_CHECK(in_range && unique, "group '", name, "' of ranks ", join(ranks),
+                ": a rank is repeated or outside the world of ", world.size(),
+                "; give each member once, 0 to ", world.size() - 1);
+  TESSERA_CHECK(self != ranks.end(), "group '", name, "' of ranks ", join(ranks), ": rank ",
+                world.rank(), " is not a member; only members may ask for it");
+  return {name, ranks, static_cast<int>(self - ranks.begin()), world.options().timeout, nullptr};
 }
 
 int next_world_number() {

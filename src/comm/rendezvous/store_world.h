@@ -15,6 +15,10 @@ namespace tessera::comm {
 /// Throws Error for an unknown device or back end, or a combination that is not supported.
 void check_options(const WorldOptions& options);
 
+/// The name, the ranks and this rank's place of a group. Throws Error if `ranks` contains ranks
+/// that are not in the world or lacks this rank.
+GroupInfo info_of_group(const World& world, const std::vector<int>& ranks, const std::string& name);
+
 /// Counts the Worlds of this process; the numbers name their flight records (logs of calls). Ranks
 /// that make the same Worlds in the same order get the same numbers.
 int next_world_number();

@@ -16,7 +16,6 @@
 #include <iostream>
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <typeinfo>
@@ -39,14 +38,6 @@ namespace {
 
 // Shows each warning once in a job. A rank asks the store whether another rank has already shown
 // the text; the ranks may warn at different times and use no collective.
-
-using std::chrono::milliseconds;
-
-/// Other ranks delay a warning by this time, so that rank 0 shows warnings that all ranks have.
-/// Ranks that run the same code warn at about the same time.
-constexpr milliseconds kRankZeroFirst{500};
-constexpr milliseconds kStorePatience{1000};
-constexpr milliseconds kNap{10};
 
 std::string in_one_line(std::string text) {
   for (char& c : text) {
@@ -82,30 +73,13 @@ class JobWarnings final : public c10::WarningHandler {
       return true;
     }
     const std::string key = "warning/" + std::to_string(std::hash<std::string>()(text));
-    const auto is_first = [key, first_wait = rank_ != 0](detail::Store& store) {
-      if (first_wait) {
-        let_rank_zero_come_first(store, key);
-      }
-      return store.add(key, 1) == 1;
-    };
     // If the store does not answer, for example because rank 0 has ended, the warning is shown: a
     // repeated warning is better than a lost one.
     try {
-      if (silent_) {
-        return true;
-      }
-      auto answer = ask(store_, is_first);
-      silent_ = !arrives(answer, kRankZeroFirst + kStorePatience);
-      return silent_ || answer.get();
+      auto answer = ask(store_, [key](detail::Store& store) { return store.add(key, 1) == 1; });
+      return !arrives(answer, std::chrono::seconds(1)) || answer.get();
     } catch (const std::exception&) {
       return true;
-    }
-  }
-
-  static void let_rank_zero_come_first(detail::Store& store, const std::string& key) {
-    const auto end = std::chrono::steady_clock::now() + kRankZeroFirst;
-    while (!store.check({key}) && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(kNap);
     }
   }
 
@@ -113,7 +87,6 @@ class JobWarnings final : public c10::WarningHandler {
   detail::StorePtr store_;
   int rank_ = 0;
   int size_ = 1;
-  bool silent_ = false;  ///< true once the store has not answered; it is not asked again
   std::unordered_set<std::string> shown_;
 };
 
@@ -134,9 +107,8 @@ void take_warnings_of_thread() {
 namespace {
 
 /// Prints warnings of this thread (TORCH_WARN in libtorch or Tessera) as one line on standard
-/// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job: on rank 0
-/// if rank 0 warns at about the same time as the other ranks, else on the first rank that warns. A
-/// handler that the program has set is not replaced.
+/// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job, on the
+/// first rank that warns. A handler that the program has set is not replaced.
 void show_warnings_once(const JobInfo& job) {
   // The handler is never destroyed, because a thread may still warn while the process ends.
   static auto& handler = *new JobWarnings;
@@ -170,11 +142,6 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
   return store;
 }
 
-/// The ranks on rank 0's machine, for messages while waiting for the store. Empty on rank 0.
-std::vector<int> ranks_of_first_node(const JobVariables& job) {
-  return job.rank == 0 ? std::vector<int>() : ranks_of_world(std::max(job.local_size, 1));
-}
-
 /// Connects to the store on a detached thread, because libtorch's client may wait forever. The
 /// thread has a copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
@@ -182,20 +149,15 @@ StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
   // libtorch's own time-out, which has the better message, gets this much time to end first.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
-  std::packaged_task<StorePtr()> task([where] {
-    const detail::QuietLog quiet;  // a local object, because this thread may outlive the caller
-    return detail::connect_store(where);
-  });
+  std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
   std::future<StorePtr> store = task.get_future();
   std::thread(std::move(task)).detach();
-  int said = 0;
+  bool said = false;
   for (std::chrono::milliseconds waited{0}; store.wait_for(kPoll) != std::future_status::ready;
        waited += kPoll) {
     TESSERA_CHECK(waited < options.timeout + kGrace, "no store has answered within ",
                   options.timeout.count(), " ms");
-    if (job.local_rank.value_or(job.rank) == 0 && notice_is_due(waited, options, said)) {
-      std::cerr << waiting_text(job, ranks_of_first_node(job)) << std::flush;
-    }
+    say_wait(job, options, waited, job.rank == 0 ? std::vector<int>() : std::vector<int>{0}, said);
   }
   return store.get();
 }
@@ -304,7 +266,6 @@ WorldPtr make_world(const JobInfo& job, const WorldOptions& options) {
 
 WorldPtr world_from_environment(const WorldOptions& options) {
   detail::read_log_level();
-  const detail::QuietLog quiet;
   check_options(options);
   const JobVariables job = read_job_variables(environment_variable);
   const WorldOptions adjusted = with_time_limits_of(job, options);
@@ -326,21 +287,6 @@ struct MeetingPlace {
 
 /// The number of bytes that the broadcast sends; longer error messages are cut.
 constexpr std::size_t kPlaceBytes = 1024;
-
-std::string to_text(const MeetingPlace& place) {
-  std::string text = place.host + '\n' + place.address + '\n' + place.port + '\n' + place.error;
-  text.resize(kPlaceBytes);
-  return text;
-}
-
-MeetingPlace read_place(const std::string& text) {
-  std::istringstream lines(text.substr(0, text.find('\0')));
-  MeetingPlace place;
-  for (std::string* field : {&place.host, &place.address, &place.port, &place.error}) {
-    std::getline(lines, *field);
-  }
-  return place;
-}
 
 /// Opens rank 0's store on a free port. The store stays open until the process ends, because other
 /// ranks may use it later. Does not throw, because other ranks wait for the broadcast.
@@ -378,13 +324,18 @@ StorePtr connect_to(const MeetingPlace& place, const JobVariables& job,
   }
 }
 
+using Broadcast = std::function<void(void* bytes, std::size_t count)>;
+
 JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
                           const WorldOptions& options) {
   MeetingPlace place;
   StorePtr store = job.rank == 0 ? open_store(place, options) : nullptr;
-  std::string text = to_text(place);
+  std::string text = place.host + '\n' + place.address + '\n' + place.port + '\n' + place.error;
+  text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
-  place = read_place(text);
+  std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
+  lines.resize(4);  // the last lines are missing if they are empty
+  place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,
                 "; correct this on the host of rank 0");
@@ -405,7 +356,6 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
 WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
                               const WorldOptions& options) {
   detail::read_log_level();
-  const detail::QuietLog quiet;
   check_options(options);
   TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, "world_from_broadcast: rank ", rank, " of ",
                 size, " ranks; give 0 <= rank < size");

@@ -9,7 +9,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -17,7 +16,6 @@
 
 #include "backends.h"
 #include "group_info.h"
-#include "host/host.h"
 #include "shm/shm_rounds.h"
 #include "shm/shm_segment.h"
 #include "tessera/comm/communicator.h"
@@ -125,13 +123,13 @@ std::string to_text(const ShmCall& call) {
 /// Runs collectives one after another in shared memory. In each one the ranks compare their calls.
 class ShmGroup {
  public:
-  ShmGroup(ShmSegment segment, GroupInfo group)
+  ShmGroup(std::unique_ptr<ShmSegment> segment, GroupInfo group)
       : segment_(std::move(segment)),
         group_(std::move(group)),
         slots_(static_cast<std::size_t>(group_.size())) {}
 
   const GroupInfo& info() const { return group_; }
-  std::size_t slot_bytes() const { return segment_.slot_bytes(); }
+  std::size_t slot_bytes() const { return segment_->slot_bytes(); }
 
   /// Finishes the previous operation, then does the part of `operation` that needs no other rank.
   void start(const ShmOperationPtr& operation) {
@@ -175,14 +173,14 @@ class ShmGroup {
     }
   }
 
-  void abort() { segment_.wake_peers(); }
+  void abort() { segment_->wake_peers(); }
 
  private:
   void publish(const ShmOperation& operation) {
     // The call is stored for the round that produce() is about to begin. The stored call stays
     // valid until the round after the next; no rank begins that round before all ranks have read
     // the call.
-    ShmCall& call = segment_.call(group_.rank, round_ + 1);
+    ShmCall& call = segment_->call(group_.rank, round_ + 1);
     call = {++sequence_,
             operation.elements,
             static_cast<std::int32_t>(operation.kind),
@@ -200,8 +198,8 @@ class ShmGroup {
 
   void produce(const ShmOperation& operation, std::int64_t round) {
     ++round_;
-    operation.produce(round, segment_.slot(group_.rank, round_));
-    segment_.arrive(group_.rank, round_);
+    operation.produce(round, segment_->slot(group_.rank, round_));
+    segment_->arrive(group_.rank, round_);
   }
 
   void run(ShmOperation& operation) {
@@ -213,24 +211,24 @@ class ShmGroup {
       }
       // After wait() every slot of the round can be read, until this rank arrives at the next
       // round.
-      segment_.wait(group_, round_, collective.c_str());
+      segment_->wait(group_, round_, collective.c_str());
       if (round == 0) {
         // The number of rounds is read only after the first round, because a rank with little to
         // send does not know how many rounds the other ranks need.
         rounds = agreed_rounds(operation);
       }
       for (int rank = 0; rank < group_.size(); ++rank) {
-        slots_[static_cast<std::size_t>(rank)] = segment_.slot(rank, round_);
+        slots_[static_cast<std::size_t>(rank)] = segment_->slot(rank, round_);
       }
       operation.consume(round, slots_);
     }
   }
 
   std::int64_t agreed_rounds(const ShmOperation& operation) {
-    const ShmCall& own = segment_.call(group_.rank, round_);
+    const ShmCall& own = segment_->call(group_.rank, round_);
     std::int64_t rounds = operation.rounds;
     for (int rank = 0; rank < group_.size(); ++rank) {
-      const ShmCall& peer = segment_.call(rank, round_);
+      const ShmCall& peer = segment_->call(rank, round_);
       // Every rank compares its call with that of every other rank, so that all ranks throw and
       // none continues alone.
       TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
@@ -242,7 +240,7 @@ class ShmGroup {
     return rounds;
   }
 
-  ShmSegment segment_;
+  std::unique_ptr<ShmSegment> segment_;
   GroupInfo group_;
   /// The ranks' slots (buffers) in the current round; a member, to save allocations.
   std::vector<const std::byte*> slots_;
@@ -454,13 +452,13 @@ class ShmCommunicator final : public Communicator {
 constexpr auto kHandleKey = "handle";
 
 /// Makes the shared memory on the group's first rank, and opens it on the other ranks. Returns
-/// nullopt on a rank that cannot.
-std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
+/// nullptr on a rank that cannot.
+std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
-    return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : std::nullopt;
+    return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : nullptr;
   }
-  auto segment = wanted ? ShmSegment::create(group.size()) : std::nullopt;
+  auto segment = wanted ? ShmSegment::create(group.size()) : nullptr;
   // A value is sent even without shared memory, because the other ranks wait for the key.
   tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
@@ -468,41 +466,31 @@ std::optional<ShmSegment> reach_segment(const detail::StorePtr& store, const Gro
 
 /// Whether `yes` is true on every rank. Each rank writes its answer to the store and reads the
 /// answers of all ranks, so that all ranks get the same result.
-bool all_say(const detail::StorePtr& store, const GroupInfo& group, const std::string& question,
-             bool yes) {
-  tell(store, group, question + std::to_string(group.rank), yes ? "yes" : "no");
+bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
+  const auto key_of = [](int rank) { return "reached" + std::to_string(rank); };
+  tell(store, group, key_of(group.rank), yes ? "yes" : "no");
   bool result = true;
   for (int rank = 0; rank < group.size(); ++rank) {
-    result = value_from(store, group, rank, question + std::to_string(rank)) == "yes" && result;
+    result = value_from(store, group, rank, key_of(rank)) == "yes" && result;
   }
   return result;
 }
 
-/// Whether this rank can find the processes of all other ranks by their pids. A rank in a wait uses
-/// the pids to detect dead ranks. In another pid namespace a pid is unused or belongs to another
-/// process, so groups across pid namespaces do not use shared memory.
-bool recognises_peers(const ShmSegment& segment, const GroupInfo& group) {
-  for (int rank = 0; rank < group.size(); ++rank) {
-    if (!is_alive(segment.process(rank))) {
-      return false;
-    }
-  }
-  return true;
+/// Whether this rank reads the flight records of all other ranks and finds their processes by their
+/// pids. A rank in a wait uses the pids to detect dead ranks. In another pid namespace a pid is
+/// unused or belongs to another process, so groups across pid namespaces do not use shared memory.
+bool recognises_peers(const GroupInfo& group) {
+  const WorldWatch& world = group.watch->world();
+  return world.away(*group.watch->group()).empty() && !world.first_to_end(group.ranks);
 }
 
-/// Returns a group's shared memory; nullopt on every rank if any rank cannot open the memory,
+/// Returns a group's shared memory; nullptr on every rank if any rank cannot open the memory,
 /// cannot find the other ranks' processes or has TESSERA_SHM=0. Collective.
-std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const GroupInfo& group) {
-  std::optional<ShmSegment> segment = reach_segment(store, group);
-  if (segment) {
-    segment->set_process(group.rank, this_process());
-  }
-  // This rank looks for other ranks' processes only after all ranks have written their pids.
-  const bool reached = all_say(store, group, "reached", segment.has_value());
-  const bool recognised =
-      all_say(store, group, "recognised", reached && recognises_peers(*segment, group));
-  if (!recognised) {
-    return std::nullopt;
+std::unique_ptr<ShmSegment> negotiate_segment(const detail::StorePtr& store,
+                                              const GroupInfo& group) {
+  std::unique_ptr<ShmSegment> segment = reach_segment(store, group);
+  if (!all_say(store, group, segment != nullptr && recognises_peers(group))) {
+    return nullptr;
   }
   // All ranks have mapped the memory by now, so its file descriptor is closed.
   segment->close_handle();
@@ -513,12 +501,11 @@ std::optional<ShmSegment> negotiate_segment(const detail::StorePtr& store, const
 
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group) {
   try {
-    std::optional<ShmSegment> segment = negotiate_segment(store, group);
+    std::unique_ptr<ShmSegment> segment = negotiate_segment(store, group);
     if (!segment) {
       return nullptr;
     }
-    return std::make_shared<ShmCommunicator>(
-        std::make_shared<ShmGroup>(std::move(*segment), group));
+    return std::make_shared<ShmCommunicator>(std::make_shared<ShmGroup>(std::move(segment), group));
   } catch (const PeerError&) {
     throw;
   } catch (const std::exception& error) {

@@ -69,6 +69,16 @@ int spins_before_sleep(const GroupInfo& group) {
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
 }
 
+/// Maps a file of `bytes` bytes. On failure closes the file and returns nullptr.
+void* map_or_close(int fd, std::size_t bytes) {
+  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    close(fd);
+    return nullptr;
+  }
+  return base;
+}
+
 /// Lets the core's other hardware thread use the resources of the core while this thread spins.
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -94,30 +104,20 @@ struct ShmSegment::Header {
 /// in alternate rounds.
 struct alignas(kLine) ShmSegment::RankState {
   Counter round{0};  ///< the last round for which this rank called arrive()
-  ProcessIdentity process;
   std::array<ShmCall, 2> calls;
 };
 
-ShmSegment::ShmSegment(int fd, void* base, std::size_t bytes, int ranks, std::string handle)
+ShmSegment::ShmSegment(int fd, void* base, std::size_t bytes, std::string handle)
     : fd_(fd),
       base_(static_cast<std::byte*>(base)),
       bytes_(bytes),
-      ranks_(ranks),
+      ranks_(header().ranks),
+      slot_bytes_(header().slot_bytes),
       handle_(std::move(handle)) {}
-
-ShmSegment::ShmSegment(ShmSegment&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)),
-      base_(std::exchange(other.base_, nullptr)),
-      bytes_(other.bytes_),
-      ranks_(other.ranks_),
-      slot_bytes_(other.slot_bytes_),
-      handle_(std::move(other.handle_)) {}
 
 ShmSegment::~ShmSegment() {
   close_handle();
-  if (base_ != nullptr) {
-    munmap(base_, bytes_);
-  }
+  munmap(base_, bytes_);
 }
 
 void ShmSegment::close_handle() {
@@ -126,7 +126,7 @@ void ShmSegment::close_handle() {
   }
 }
 
-std::optional<ShmSegment> ShmSegment::create(int ranks) {
+std::unique_ptr<ShmSegment> ShmSegment::create(int ranks) {
   const auto count = static_cast<std::size_t>(ranks);
   // Each rank has two slots (buffers), used in alternate rounds.
   const std::size_t slot =
@@ -135,15 +135,13 @@ std::optional<ShmSegment> ShmSegment::create(int ranks) {
   const std::size_t bytes = control + 2 * count * slot;
   // The memory has no name in /dev/shm, so a killed job leaves nothing behind.
   const int fd = memfd_create("tessera-group", MFD_CLOEXEC);
-  if (fd < 0) {
-    return std::nullopt;
-  }
-  void* base = ftruncate(fd, static_cast<off_t>(bytes)) == 0
-                   ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
-                   : MAP_FAILED;
-  if (base == MAP_FAILED) {
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     close(fd);
-    return std::nullopt;
+    return nullptr;
+  }
+  void* const base = map_or_close(fd, bytes);
+  if (base == nullptr) {
+    return nullptr;
   }
   // Placement new begins the lifetime of the atomics. New pages are zero and are allocated at the
   // first access.
@@ -154,22 +152,21 @@ std::optional<ShmSegment> ShmSegment::create(int ranks) {
   header->slot_bytes = slot;
   std::ostringstream handle;
   handle << getpid() << ' ' << fd << ' ' << bytes << ' ' << header->token;
-  ShmSegment segment(fd, base, bytes, ranks, handle.str());
-  segment.slot_bytes_ = slot;
+  std::unique_ptr<ShmSegment> segment(new ShmSegment(fd, base, bytes, handle.str()));
   for (int rank = 0; rank < ranks; ++rank) {
-    new (&segment.state(rank)) RankState;
+    new (&segment->state(rank)) RankState;
   }
   return segment;
 }
 
-std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
+std::unique_ptr<ShmSegment> ShmSegment::open(const std::string& handle) {
   std::istringstream text(handle);
   std::int64_t pid = 0;
   int number = 0;
   std::size_t bytes = 0;
   std::uint64_t token = 0;
   if (!(text >> pid >> number >> bytes >> token)) {
-    return std::nullopt;
+    return nullptr;
   }
   // The rank that made the memory keeps the descriptor open until all ranks have opened this path.
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
@@ -179,21 +176,15 @@ std::optional<ShmSegment> ShmSegment::open(const std::string& handle) {
   // SIGBUS.
   if (fd < 0 || fstat(fd, &status) != 0 || status.st_size != static_cast<off_t>(bytes)) {
     close(fd);
-    return std::nullopt;
+    return nullptr;
   }
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) {
-    close(fd);
-    return std::nullopt;
+  void* const base = map_or_close(fd, bytes);
+  if (base == nullptr) {
+    return nullptr;
   }
-  const auto& header = *static_cast<const Header*>(base);
-  ShmSegment segment(fd, base, bytes, header.ranks, handle);
-  segment.slot_bytes_ = header.slot_bytes;
+  std::unique_ptr<ShmSegment> segment(new ShmSegment(fd, base, bytes, handle));
   // If the token differs, `pid` is of another pid namespace and belongs to another process here.
-  if (header.token != token) {
-    return std::nullopt;
-  }
-  return segment;
+  return segment->header().token == token ? std::move(segment) : nullptr;
 }
 
 ShmSegment::Header& ShmSegment::header() const {
@@ -202,14 +193,6 @@ ShmSegment::Header& ShmSegment::header() const {
 
 ShmSegment::RankState& ShmSegment::state(int rank) const {
   return reinterpret_cast<RankState*>(base_ + sizeof(Header))[rank];
-}
-
-void ShmSegment::set_process(int rank, const ProcessIdentity& process) {
-  state(rank).process = process;
-}
-
-ProcessIdentity ShmSegment::process(int rank) const {
-  return state(rank).process;
 }
 
 // The slots (buffers) are at the end of the memory, so offsets are computed from the end.

@@ -3,12 +3,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "group_info.h"
-#include "host/host.h"
+#include "tessera/core/detail/no_copy.h"
 
 namespace tessera::comm {
 
@@ -35,24 +35,18 @@ struct ShmCall {
 ///
 /// The memory is anonymous (memfd) and is freed when the last process that maps the memory ends,
 /// also if the process is killed.
-class ShmSegment {
+class ShmSegment : tessera::detail::NoCopy {
  public:
-  /// Makes new shared memory, which other ranks open by its handle(); nullopt on failure.
-  static std::optional<ShmSegment> create(int ranks);
-  /// Opens the shared memory that another rank has made; nullopt if this process cannot reach it.
-  static std::optional<ShmSegment> open(const std::string& handle);
+  /// Makes new shared memory, which other ranks open by its handle(); nullptr on failure.
+  static std::unique_ptr<ShmSegment> create(int ranks);
+  /// Opens the shared memory that another rank has made; nullptr if this process cannot reach it.
+  static std::unique_ptr<ShmSegment> open(const std::string& handle);
 
-  ShmSegment(ShmSegment&& other) noexcept;
-  ShmSegment& operator=(ShmSegment&&) = delete;
-  ShmSegment(const ShmSegment&) = delete;
-  ShmSegment& operator=(const ShmSegment&) = delete;
   ~ShmSegment();
 
   const std::string& handle() const { return handle_; }
   /// Closes the file descriptor. Called when all ranks have opened the shared memory.
   void close_handle();
-  void set_process(int rank, const ProcessIdentity& process);
-  ProcessIdentity process(int rank) const;
 
   std::size_t slot_bytes() const { return slot_bytes_; }
   std::byte* slot(int rank, std::uint32_t round) const;
@@ -69,7 +63,8 @@ class ShmSegment {
   struct Header;
   struct RankState;
 
-  ShmSegment(int fd, void* base, std::size_t bytes, int ranks, std::string handle);
+  /// Takes ownership of the file and of its mapping.
+  ShmSegment(int fd, void* base, std::size_t bytes, std::string handle);
 
   Header& header() const;
   RankState& state(int rank) const;
@@ -77,11 +72,11 @@ class ShmSegment {
   void sleep_until_arrived(std::uint32_t round, std::chrono::milliseconds most) const;
   std::vector<int> missing(const GroupInfo& group, std::uint32_t round) const;
 
-  int fd_ = -1;
-  std::byte* base_ = nullptr;
-  std::size_t bytes_ = 0;
-  int ranks_ = 0;
-  std::size_t slot_bytes_ = 0;
+  int fd_;
+  std::byte* base_;
+  std::size_t bytes_;
+  int ranks_;
+  std::size_t slot_bytes_;
   std::string handle_;
 };
 

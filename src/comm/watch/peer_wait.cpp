@@ -12,8 +12,8 @@
 
 #include "host/host.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/detail/worlds.h"
-#include "tessera/comm/trace.h"
 #include "tessera/core/detail/flight_record.h"
 #include "tessera/core/error.h"
 

@@ -136,7 +136,6 @@ auto ask(detail::StorePtr store, Question question) {
   const bool in_memory = detail::is_in_memory(store);
   std::packaged_task<std::invoke_result_t<Question, detail::Store&>()> task(
       [store = std::move(store), question = std::move(question)]() mutable {
-        const detail::QuietLog quiet;
         return question(*store);
       });
   auto answer = task.get_future();

@@ -20,7 +20,7 @@
 
 #include "group_info.h"
 #include "host/host.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/error.h"
 #include "watch/peer_wait.h"
 

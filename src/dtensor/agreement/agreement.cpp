@@ -15,7 +15,7 @@
 
 #include "rank/rank.h"
 #include "tessera/comm/detail/agreement.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/error.h"

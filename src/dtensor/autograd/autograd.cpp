@@ -4,7 +4,7 @@
 #include "autograd/autograd.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/random_region.h"
 #include "tessera/dtensor/detail/replica_agreement.h"

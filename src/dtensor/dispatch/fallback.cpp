@@ -24,7 +24,7 @@
 #include "rank/rank.h"
 #include "redistribute/redistribute.h"
 #include "tensor/distributed_impl.h"
-#include "tessera/comm/trace.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "tessera/dtensor/operator_mode.h"
 #include "tessera/internals/detail/dispatch_keys.h"

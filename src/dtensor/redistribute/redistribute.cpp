@@ -23,6 +23,7 @@
 #include "redistribute/redistribute.h"
 #include "tensor/tensor_spec.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/recording.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/layout_math.h"
@@ -712,18 +713,20 @@ namespace tessera {
 // scope itself.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
-    : world_(mesh.world()), before_(world_->traffic().table()), recorder_(world_->traffic()) {}
+    : world_(mesh.world()),
+      before_(world_->traffic().table()),
+      recorder_(std::make_shared<comm::CallRecorder>(world_->traffic())) {}
 
 comm::TrafficTable CommunicationScope::table() const {
   return world_->traffic().since(before_);
 }
 
-comm::Traffic CommunicationScope::total() const {
-  return comm::total(table());
-}
-
 comm::Traffic CommunicationScope::total(const std::string& mesh_dim) const {
   return comm::total(table(), mesh_dim);
+}
+
+std::vector<comm::CollectiveCall> CommunicationScope::calls() const {
+  return recorder_->calls();
 }
 
 std::string CommunicationScope::report() const {

@@ -102,7 +102,7 @@ constexpr std::chrono::seconds kPatience{30};
 void hang_on_demand() {
   static std::atomic<std::int64_t> begun = 0;
   const std::int64_t number = ++begun;
-  while (settings().faults.init == number) {
+  while (settings().fault("init") == number) {
     std::this_thread::sleep_for(kPatience);
   }
 }
@@ -110,7 +110,7 @@ void hang_on_demand() {
 /// The fault slow-end:K: the end of the K-th communicator takes a second longer than on its peers.
 void end_slowly_on_demand() {
   static std::atomic<std::int64_t> ended = 0;
-  if (settings().faults.slow_end == ++ended) {
+  if (settings().fault("slow-end") == ++ended) {
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
 }

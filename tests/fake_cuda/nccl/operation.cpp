@@ -480,15 +480,15 @@ void launch(const std::vector<Operation>& operations) {
 ncclResult_t fail_on_demand(Communicator& communicator) {
   static std::atomic<std::int64_t> calls = 0;
   const std::int64_t number = ++calls;
-  const Faults& faults = settings().faults;
-  if (faults.nccl == number) {
+  if (settings().fault("nccl") == number) {
     return ncclSystemError;
   }
-  const bool broken = faults.async && number >= *faults.async;
+  const auto async = settings().fault("async"), lost = settings().fault("lost");
+  const bool broken = async && number >= *async;
   if (broken) {
     communicator.fail(ncclRemoteError);
   }
-  if (broken || (faults.lost && number >= *faults.lost)) {
+  if (broken || (lost && number >= *lost)) {
     communicator.lose();
   }
   return ncclSuccess;

@@ -99,23 +99,18 @@ constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 
 // The environment variables that the fake reads, once, when it is first called.
 
-/// Faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK.
-/// The first call has number 1.
-struct Faults {
-  std::optional<std::int64_t> malloc;        ///< this and all later cudaMallocs find no memory
-  std::optional<std::int64_t> malloc_above;  ///< every cudaMalloc of more bytes finds no memory
-  std::optional<std::int64_t> nccl;          ///< this collective returns an error
-  std::optional<std::int64_t> lost;          ///< this collective and all later ones never start
-  std::optional<std::int64_t> async;         ///< from this collective on the communicator is broken
-  std::optional<std::int64_t> init;          ///< the making of this communicator never returns
-  std::optional<std::int64_t> slow_end;      ///< the end of this communicator takes a second
-};
+/// Faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK, by
+/// kind (README.md). The first call has number 1.
+using Faults = std::map<std::string, std::int64_t>;
 
 struct Settings {
   int rank;            ///< RANK, 0 without it
   std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: where reports go; none if empty
   int devices;         ///< TESSERA_FAKE_CUDA_DEVICES
   Faults faults;
+
+  /// The number of a fault; nullopt if there is none.
+  std::optional<std::int64_t> fault(const std::string& kind) const;
 };
 
 const Settings& settings();

@@ -110,9 +110,9 @@ bool fits(std::size_t bytes) {
   const std::lock_guard lock(blocks().mutex);
   const std::int64_t number = ++blocks().mallocs;
   const auto size = static_cast<std::int64_t>(bytes);
-  const Faults& faults = settings().faults;
-  const bool failing = faults.malloc && number >= *faults.malloc;
-  return !failing && size <= faults.malloc_above.value_or(kDeviceBytes) &&
+  const auto first_failing = settings().fault("malloc");
+  const bool failing = first_failing && number >= *first_failing;
+  return !failing && size <= settings().fault("malloc-above").value_or(kDeviceBytes) &&
          blocks().used[current_device()] + size <= kDeviceBytes;
 }
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 
@@ -12,7 +12,7 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// While this object exists, device work that this thread issues runs in the given lane (a stream;
-/// see Lane in comm/streams.h). Scopes do not nest.
+/// see Lane in streams.h). Scopes do not nest.
 class LaneScope : tessera::detail::NoCopy {
  public:
   LaneScope(Streams& streams, Lane lane) : streams_(streams) { streams_.begin_scope(lane); }

@@ -1,4 +1,4 @@
-// The stores and process groups of libtorch's c10d, and a filter for their log messages.
+// The stores and process groups of libtorch's c10d.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -66,23 +66,6 @@ using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 
 using GroupReduceOp = c10d::ReduceOp;
 
-// Each start_ function is collective. The returned work owns the tensors until it has finished.
-
-GroupWorkPtr start_all_gather(Group& group, at::Tensor output, at::Tensor input);
-GroupWorkPtr start_all_gather(Group& group, std::vector<at::Tensor> outputs,
-                              std::vector<at::Tensor> inputs);
-GroupWorkPtr start_all_reduce(Group& group, const at::Tensor& tensor, GroupReduceOp op);
-GroupWorkPtr start_reduce_scatter(Group& group, at::Tensor output, at::Tensor input,
-                                  GroupReduceOp op);
-GroupWorkPtr start_reduce_scatter(Group& group, std::vector<at::Tensor> outputs,
-                                  std::vector<at::Tensor> inputs, GroupReduceOp op);
-/// The counts are sizes along the first dimension, one entry for each rank.
-GroupWorkPtr start_all_to_all(Group& group, at::Tensor output, at::Tensor input,
-                              std::vector<std::int64_t> output_counts,
-                              std::vector<std::int64_t> input_counts);
-GroupWorkPtr start_broadcast(Group& group, const at::Tensor& tensor, int root);
-GroupWorkPtr start_barrier(Group& group);
-
 // A Gloo process group, through c10d's ProcessGroupGloo. libtorch contains Gloo's symbols, but no
 // wheel contains its headers. Debian's headers (another version) are used only for names of types.
 //
@@ -98,23 +81,6 @@ struct GlooPlace {
 };
 /// Makes a Gloo process group. Collective. Only this group may use `store`.
 GroupPtr make_gloo_group(const StorePtr& store, const GlooPlace& place);
-
-// A filter for libtorch's log: after an error that Tessera reports in one line, libtorch's stores
-// and NCCL groups print pages. libtorch has no filter, only one log level for the process, and its
-// threads write at any time. Each message is one write to std::cerr, so the filter replaces the
-// buffer of std::cerr and drops messages by severity and source file.
-//
-// Canary: QuietLogCanary, a test of libtorch itself.
-
-/// While a QuietLog exists, log messages of libtorch's stores and NCCL groups that repeat other
-/// errors are dropped, unless TORCH_CPP_LOG_LEVEL is set. Thread safe.
-class QuietLog {
- public:
-  QuietLog();
-  QuietLog(const QuietLog&) = delete;
-  QuietLog& operator=(const QuietLog&) = delete;
-  ~QuietLog();
-};
 
 /// Sets libtorch's log level to TORCH_CPP_LOG_LEVEL, which libtorch itself reads only in Python.
 void read_log_level();

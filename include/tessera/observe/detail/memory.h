@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/comm/streams.h"
+#include "tessera/comm/detail/streams.h"
 #include "tessera/export.h"
 #include "tessera/observe/metrics.h"
 

@@ -1,0 +1,59 @@
+// The callers and the list of a rank's collectives.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/trace.h"
+#include "tessera/core/detail/no_copy.h"
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
+namespace tessera::comm {
+
+/// Lists the individual collectives that a counter counts while the recorder exists, in the order
+/// in which they start. The list grows with every call, so use a recorder for a step and not for a
+/// whole training run. Without a recorder no list is made. Thread safe.
+class CallRecorder : tessera::detail::NoCopy {
+ public:
+  explicit CallRecorder(TrafficCounter& counter);
+  ~CallRecorder();
+
+  std::vector<CollectiveCall> calls() const;
+
+ private:
+  TrafficCounter& counter_;
+  std::vector<CollectiveCall> calls_;
+};
+
+/// While this object exists, `name` is the caller, such as an operator, of the collectives that
+/// this thread starts. The innermost scope applies. `name` must live as long as the scope.
+class CallerScope : tessera::detail::NoCopy {
+ public:
+  explicit CallerScope(std::string_view name) : outer_(name_) {
+    name_ = name;
+    if (outer_.empty()) {
+      outermost_ = name;
+    }
+  }
+  ~CallerScope() {
+    name_ = outer_;
+    if (outer_.empty()) {
+      outermost_ = {};
+    }
+  }
+
+  /// The name of this thread's innermost CallerScope; "" if there is none.
+  static std::string_view current() { return name_; }
+  /// The name of this thread's outermost CallerScope, which is the function that the program
+  /// called; "" if there is none.
+  static std::string_view outermost() { return outermost_; }
+
+ private:
+  static inline constinit thread_local std::string_view name_{};
+  static inline constinit thread_local std::string_view outermost_{};
+  std::string_view outer_;
+};
+
+}  // namespace tessera::comm
+TESSERA_API_END
