@@ -5,6 +5,9 @@ include(CMakePackageConfigHelpers)
 
 set(TESSERA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 
+get_property(TESSERA_COMPONENTS GLOBAL PROPERTY TESSERA_LAYERS)
+list(TRANSFORM TESSERA_COMPONENTS REPLACE "tessera::" "")
+list(JOIN TESSERA_COMPONENTS ", " TESSERA_COMPONENTS)
 configure_package_config_file(cmake/tesseraConfig.cmake.in
   ${PROJECT_BINARY_DIR}/package/tesseraConfig.cmake
   INSTALL_DESTINATION ${TESSERA_PACKAGE_DIR})

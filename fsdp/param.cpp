@@ -332,7 +332,7 @@ ShardedParameter::ShardedParameter(const ParameterSpec& spec)
   const std::int64_t origin = shape_.dim && shape_.ranks > 1 ? origin_before_cut(*slot_) : 0;
   // From now on, any use of the original tensor is an error, because code that uses the original
   // tensor would train values without effect.
-  nn::retire_parameter(original, sharded_, "fully_shard");
+  nn::retire_parameter(original, sharded_, "fully_shard or replicate");
   slot_->set_persistent(sharded_);
   if (origin != 0) {
     nn::detail::note_origin(*slot_, origin);

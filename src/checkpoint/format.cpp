@@ -151,7 +151,7 @@ std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
   while (!out.empty()) {
     const auto part = out.first(std::min(kCachedBytes, out.size()));
     file.read_at(offset, part);
-    sum = detail::crc32c(part, sum);
+    sum = tessera::detail::crc32c(part, sum);
     offset += part.size();
     out = out.subspan(part.size());
   }
@@ -167,7 +167,7 @@ void GranuleSums::add(std::uint64_t offset, std::span<const std::byte> bytes) {
     }
     const auto room = kGranuleBytes - bytes_ % kGranuleBytes;
     const auto part = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
-    sums_.back() = detail::crc32c(part, sums_.back());
+    sums_.back() = tessera::detail::crc32c(part, sums_.back());
     bytes_ += part.size();
     bytes = bytes.subspan(part.size());
   }

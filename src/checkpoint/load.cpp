@@ -180,7 +180,7 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
     const std::string request =
         json{fs::absolute(path).lexically_normal().string(), options.exclude, options.partial}.dump(
             -1, ' ', false, json::error_handler_t::replace);
-    own = detail::crc32c(std::as_bytes(std::span(request)));
+    own = tessera::detail::crc32c(std::as_bytes(std::span(request)));
   });
   const auto others =
       comm::ranks_that_differ(*all_ranks(world), c10::Device(world.options().device), own);
@@ -377,7 +377,7 @@ std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep&
     for (const std::string& copy : filling.copies) {
       StoredStep reading(step.folder(), step.manifest());
       if (!are_equal_here(filling, copy, reading)) {
-        return detail::concat("'", filling.name, "' and '", copy,
+        return tessera::detail::concat("'", filling.name, "' and '", copy,
                               "' have different values in the checkpoint '", step.folder().string(),
                               "', but are one here: make the model with two (of a config.json, "
                               "\"tie_word_embeddings\": false), or exclude '",

@@ -52,7 +52,7 @@ void check_shard_name(const std::string& name) {
 WeightMap read_index(const std::filesystem::path& path) {
   const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
-    const json root = detail::parse_strict_json(text);
+    const json root = tessera::detail::parse_strict_json(text);
     const auto map = root.find("weight_map");
     TESSERA_CHECK(map != root.end() && map->is_object(), "it has no object weight_map");
     WeightMap weight_map;

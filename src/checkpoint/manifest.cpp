@@ -113,7 +113,7 @@ std::uint32_t parse_hex(std::string_view text) {
 
 /// The end of a manifest's text, which contains the checksum of `body`, the text before it.
 std::string ending(std::string_view body) {
-  return ",\"crc32c\":\"" + hex(detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
+  return ",\"crc32c\":\"" + hex(tessera::detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }
 
 json file_json(const FileRecord& file) {
@@ -286,7 +286,7 @@ Manifest parse_manifest(const std::string& text, const std::filesystem::path& pa
     TESSERA_CHECK(text.size() > ending("").size(), "it has only ", text.size(), " bytes");
     TESSERA_CHECK(is_as_written(text), "its bytes are not those that were written (CRC-32C)");
     try {
-      return from_json(detail::parse_strict_json(text, kManifestLimits), checksums);
+      return from_json(tessera::detail::parse_strict_json(text, kManifestLimits), checksums);
     } catch (const json::exception& error) {
       fail(error.what());
     }
@@ -332,7 +332,7 @@ std::vector<std::int64_t> offsets_of(const std::string& tensor, const nlohmann::
 void add_blocks(Manifest& manifest, const SafetensorsFile& file) {
   const auto metadata = file.metadata().find("DCP_SHARDING_INFO");
   TESSERA_CHECK(metadata != file.metadata().end(), "it has no DCP_SHARDING_INFO");
-  const nlohmann::json info = detail::parse_strict_json(metadata->second);
+  const nlohmann::json info = tessera::detail::parse_strict_json(metadata->second);
   for (const auto& [name, entry] : file.tensors()) {
     TESSERA_CHECK(info.contains(name), "its DCP_SHARDING_INFO lacks tensor '", name, "'");
     ManifestChunk chunk{manifest.files.size(), offsets_of(name, info[name]), entry.sizes};

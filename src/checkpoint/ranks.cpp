@@ -29,7 +29,7 @@ struct Proof {
 void read(const std::function<void()>& work, Proof& proof) {
   try {
     work();
-  } catch (const detail::ReadError& error) {
+  } catch (const tessera::detail::ReadError& error) {
     proof.missing = error.missing().string();
     throw;
   } catch (const Error&) {

@@ -206,7 +206,7 @@ void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint
 /// Parses and checks the header of a file with `data_bytes` bytes of data. Throws Error, with the
 /// name of the tensor, for everything that the format forbids.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) {
-  const json root = detail::parse_strict_json(text, kHeaderLimits);
+  const json root = tessera::detail::parse_strict_json(text, kHeaderLimits);
   SafetensorsHeader header;
   for (const auto& [name, value] : root.items()) {
     // "__metadata__" is the only key that is not a tensor.

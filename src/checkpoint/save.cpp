@@ -275,7 +275,7 @@ std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::string& others) {
   std::uint32_t crc = 0;
   const auto add = [&crc](const std::string& text) {
-    crc = detail::crc32c(std::as_bytes(std::span(text)), crc);
+    crc = tessera::detail::crc32c(std::as_bytes(std::span(text)), crc);
   };
   add(std::filesystem::absolute(folder).lexically_normal().string());
   add(others);
@@ -329,7 +329,7 @@ std::string text_of(const json& state) {
 bool survives_text(const json& state) {
   const json object = {{"state", state}};  // the parser accepts only objects
   try {
-    return detail::parse_strict_json(text_of(object), kStateLimits) == object;
+    return tessera::detail::parse_strict_json(text_of(object), kStateLimits) == object;
   } catch (const Error&) {
     return false;
   }

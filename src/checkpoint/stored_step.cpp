@@ -54,7 +54,7 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
                 std::span<const std::int64_t> from, const at::Tensor& target) {
   try {
     file.read_into(name, from, target);
-  } catch (const detail::ReadError&) {
+  } catch (const tessera::detail::ReadError&) {
     throw;
   } catch (const Error& error) {
     fail("tensor '", name, "': ", error.what());
@@ -69,8 +69,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
   std::error_code error;
   const auto found = std::filesystem::file_size(path, error);
   if (error) {
-    throw detail::ReadError(
-        detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
+    throw tessera::detail::ReadError(
+        tessera::detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
                        error.message(), ": copy the whole folder, or load another step"),
         error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
   }

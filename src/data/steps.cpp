@@ -318,7 +318,7 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
     });
   }
   if (field.at("use_regex").flag_or(true)) {
-    all.steps.push_back(split_step(kGpt2Pattern, /*removes=*/false, /*invert=*/false));
+    all.steps.push_back(split_by_pattern(kGpt2Pattern));
   }
   all.byte_level = true;
 }
@@ -488,6 +488,10 @@ void PreTokenizers::split_from(std::size_t step, Piece piece, OnPiece on_piece) 
   }
   // NOLINTNEXTLINE(misc-no-recursion): the recursion depth is the number of steps.
   steps[step](piece, [&](Piece part) { split_from(step + 1, part, on_piece); });
+}
+
+PreTokenizers::Step split_by_pattern(std::string_view expression) {
+  return split_step(expression, /*removes=*/false, /*invert=*/false);
 }
 
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary) {

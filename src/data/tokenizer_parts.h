@@ -155,6 +155,8 @@ struct PreTokenizers {
   void split_from(std::size_t step, Piece piece, OnPiece on_piece) const;
 };
 PreTokenizers read_pre_tokenizers(const JsonField& field);
+/// Returns a step that splits texts at the matches of an expression; matches become pieces, too.
+PreTokenizers::Step split_by_pattern(std::string_view expression);
 
 /// The tokens that a template puts before and after a text.
 struct TemplateTokens {

@@ -151,7 +151,7 @@ class Comparison {
   /// Returns for each dimension of the root mesh whether ranks along it have different parts of the
   /// parameter.
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
-    const DeviceMesh& mesh = distinct_of(tensor);
+    const DeviceMesh& mesh = tensor.slot->distinct_along();
     return mesh && mesh.root() == root
                ? dims_in_root(mesh)
                : std::vector<bool>(static_cast<std::size_t>(root.ndim()), false);

@@ -4,6 +4,7 @@
 libraries, headers and CMake package: `python -m tessera --cmake-prefix` prints what CMAKE_PREFIX_PATH needs.
 """
 import importlib.metadata
+import sys
 
 import tessera_programs
 
@@ -14,6 +15,9 @@ _torch = tessera_programs.find_torch()
 #: The folders for CMAKE_PREFIX_PATH, in CMake's notation: this package and, if torch is elsewhere, torch.
 cmake_prefix_path = ";".join(map(str, [tessera_programs.TREE, *tessera_programs.folders_elsewhere(_torch)]))
 
-import torch  # noqa: E402 (its version is checked first)
+# While Python looks for the module of `python -m tessera`, sys.argv[0] is "-m". That program needs no operators, and torch
+# cannot be imported without torch's CUDA libraries.
+if sys.argv[0] != "-m":
+    import torch
 
-torch.ops.load_library(str(next((tessera_programs.TREE / "lib").glob("libtessera_torch.so*"))))
+    torch.ops.load_library(str(next((tessera_programs.TREE / "lib").glob("libtessera_torch.so*"))))

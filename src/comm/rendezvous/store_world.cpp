@@ -228,7 +228,7 @@ class StoreWorld final : public World {
     const bool split = !whole && all_come_at_once(job_->store, store_for(*job_, info, "split"),
                                                   info, size(), meeting);
     if (split && nccl_of_all_ == nullptr) {
-      const GroupInfo all = watched(checked_info(ranks_of_world(size()), "split"), *job_);
+      const GroupInfo all = watched(info_of_group(*this, ranks_of_world(size()), "split"), *job_);
       nccl_of_all_ = nccl_group(all, set_up, nullptr);
       // The group's creation is logged as its first call, because its shutdown will be logged, too.
       all.watch->leaves(all.watch->begin("set-up"));

@@ -58,7 +58,7 @@ using StreamsPtr = std::shared_ptr<Streams>;
 
 /// Returns the streams of a device. On a CPU no wait is needed, because work is done when a call
 /// returns. On CUDA the streams belong to GPU `device` (without an index: the thread's current GPU)
-/// and have high priority, except kAllReduce. Throws Error if CUDA cannot be used.
+/// and have high priority. Throws Error if CUDA cannot be used.
 StreamsPtr make_streams(c10::Device device);
 
 }  // namespace tessera::comm
