@@ -25,8 +25,8 @@ using FlagNames = std::vector<std::string>;
 /// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group).
 /// `alternatives`: flags that exclude each other. `first`: the flags that --help shows, while
 /// --help-all shows all; with {}, --help shows all. Throws tessera::Error, for example for an
-/// unknown name (with the most similar valid name) and for a second value of a flag that takes one.
-/// After --help was printed, CLI11's Success is thrown.
+/// unknown name (with the most similar valid name). If a flag with one value is given several
+/// times, the last value counts. After --help was printed, CLI11's Success is thrown.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -38,12 +38,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 /// failure prints one line to stderr, "program: message", and returns 1.
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>));
 
-/// Whether a text has only characters of decimal numbers, which excludes 0x1p40 and digit
-/// separators. Numeric options accept no other text.
-bool is_decimal(std::string_view text);
-
-/// Returns the shortest text, from 15 digits of precision on, that converts back to the number: 0.1
-/// is "0.1".
+/// Returns the shortest text that converts back to the number: 0.1 is "0.1".
 std::string number_text(double value);
 
 /// Adds a switch that sets `on`, and optionally a flag that clears `on`: "--sp,!--no-sp". Unlike
@@ -103,27 +98,15 @@ std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFla
 /// value become comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
-/// Returns the path of a program in the folder of the running program.
-std::string program_path(const char* name);
-
-/// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
-/// signal ended the program. Throws tessera::Error if the program cannot be started.
-int run_logged(std::vector<std::string> command, const std::string& log);
-
-/// Returns the line of a log that shows why a run of llama_train or llama_plan failed: the first
-/// error, because later errors are those of ranks that waited for the failed rank; without an
-/// error, the last line.
-std::string error_in(const std::string& log);
-
 /// A file or folder that a program reads or writes.
 struct NamedFile {
   std::string what;  ///< the path's name in errors: "--profile", "run.json of --metrics"
-  std::string path;  ///< the path; "": none; an input may be a glob or a model's folder
+  std::string path;  ///< the path; "": none
   bool is_read = false;
 };
 
 /// Throws tessera::Error if an output is the same file as another output or an input, also through
-/// links. Inputs include all files that a glob matches and all files in a model's folder.
+/// links.
 void check_files_differ(const std::vector<NamedFile>& files);
 
 }  // namespace llama

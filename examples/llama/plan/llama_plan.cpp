@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -14,7 +13,6 @@
 #include <optional>
 #include <regex>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -312,6 +310,8 @@ namespace planning = tessera::planning;
 /// The flags that only llama_plan has.
 struct PlanFlags {
   std::string gpu, json;
+  std::optional<double>
+      memory;  ///< GiB of a device that tensors may take; not given: the machine's
   std::int64_t gpus = 0;
   bool search = false;
 };
@@ -321,6 +321,10 @@ void declare(CLI::App& app, PlanFlags& flags) {
                  "What the run is planned for: a100, h100, h200, b200, l40s, mi300x, or a file "
                  "with a machine's numbers")
       ->option_text("NAME|FILE.toml");
+  app.add_option("--memory", flags.memory,
+                 "Memory of a device that tensors may take, in GiB (the machine's)")
+      ->option_text("GIB")
+      ->check(number_above_0_to(1e6));
   app.add_flag(
       "--search", flags.search,
       "Choose --dp, --tp, --cp, --ac, --zero and --accumulate, those of them that are not "
@@ -338,7 +342,7 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   TESSERA_CHECK(options.ac != "auto" || !flags.gpu.empty(),
                 "--ac auto needs a machine, whose memory decides what fits; pass --gpu h200, for "
                 "example");
-  TESSERA_CHECK(!options.memory || !flags.gpu.empty(),
+  TESSERA_CHECK(!flags.memory || !flags.gpu.empty(),
                 "--memory is given without --gpu, which names the machine that the plan is for");
   TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
                 "--search is given with ", "--ac ", options.ac,
@@ -354,27 +358,6 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
   files.push_back({"--json", flags.json});
   check_files_differ(files);
-}
-
-/// Throws Error if the file can't be written. Called before the planning, because an error after
-/// the planning would be too late.
-void check_can_write(const char* flag, const std::string& file) {
-  if (file.empty()) {
-    return;
-  }
-  std::error_code error;
-  const bool exists = std::filesystem::exists(file, error);
-  const std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
-  const bool can = exists ? !std::filesystem::is_directory(file) && access(file.c_str(), W_OK) == 0
-                          : access(folder.c_str(), W_OK | X_OK) == 0;
-  TESSERA_CHECK(can, "can't write ", flag, " ", file, "; give a file in an existing folder");
-}
-
-void write_file(const char* flag, const std::string& file, const std::string& text) {
-  std::ofstream out(file);
-  out << text;
-  out.close();
-  TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
 }
 
 /// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module.
@@ -400,7 +383,10 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
                                {"calls", traffic.calls},
                                {"bytes", traffic.bytes}});
   }
-  write_file("--json", file, json.dump(1) + "\n");
+  std::ofstream out(file);
+  out << json.dump(1) << "\n";
+  out.close();
+  TESSERA_CHECK(out, "can't write --json ", file, "; give a file in an existing folder");
 }
 
 /// With --search, searches for the best parallel layout, prints it, and sets it in `options`.
@@ -426,13 +412,12 @@ int plan(std::vector<std::string> arguments) {
   std::optional<planning::Machine> machine;
   if (!flags.gpu.empty()) {
     machine = planning::machine_of(flags.gpu, "--gpu");
-    if (options.memory) {
-      machine->memory_bytes = *options.memory * (1 << 30);
+    if (flags.memory) {
+      machine->memory_bytes = *flags.memory * (1 << 30);
       machine->reserved_bytes = 0;
     }
   }
   try {
-    check_can_write("--json", flags.json);
     const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
     const bool chooses = options.ac == "auto";
     const planning::RunPlan run = plan_llama(options, machine);
