@@ -11,7 +11,6 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
-#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,44 +18,13 @@
 #include "examples/llama/cli.h"
 #include "examples/llama/train/options.h"
 #include "examples/llama/train/run.h"
-#include "tessera/comm/agreement.h"
-#include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
-#include "tessera/core/process.h"
-#include "tessera/kernels/fake_mode.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
 #include "tessera/planning/search.h"
 
 namespace llama {
-
-/// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
-/// machine, which may be that of some blocks; if no choice fits, by "full". Throws tessera::Error
-/// for options that llama_train rejects.
-tessera::planning::RunPlan plan_llama(TrainOptions& options,
-                                      const std::optional<tessera::planning::Machine>& machine);
-/// The collectives of one kind, on one process group, that a module causes in a step.
-struct ModuleTraffic {
-  /// The module's FQN. "model.layers.*.mlp" means all layers together; "" means outside the model.
-  std::string module;
-  bool backward = false;
-  std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
-  tessera::comm::Traffic traffic;
-};
-/// Returns the collectives of rank 0 in the run's second step, by module, in their order.
-std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
-/// Returns a table of the modules' collectives, one line per entry.
-std::string to_text(const std::vector<ModuleTraffic>& modules);
-/// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
-tessera::planning::Search search_llama(const TrainOptions& options,
-                                       const tessera::planning::Machine& machine,
-                                       std::int64_t gpus);
-/// Returns a layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if
-/// the values are above 1.
-std::string flags_of(const tessera::planning::TrainingLayout& layout);
-/// Returns `options` changed to this training layout.
-TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
 
 using namespace tessera;
 using observe::MemoryKind;
@@ -103,86 +71,35 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// Replaces numbers in an FQN by "*": "model.layers.3.mlp" -> "model.layers.*.mlp".
-std::string pattern_of(const std::string& fqn) {
-  static const std::regex number(R"((^|\.)\d+(?=\.|$))");
-  return std::regex_replace(fqn, number, "$1*");
-}
-
-/// Attributes each collective of rank 0 to a module: to the module whose forward is running, or to
-/// the module whose output's gradient arrived last. So collectives of clipping and the optimizer
-/// are attributed to the last module of backward. Adds permanent hooks to the model.
-class TrafficByModule {
- public:
-  TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
-    nn::visit_modules(model, [this](const std::string& fqn, nn::ModuleBase& module) {
-      const std::string name = pattern_of(fqn);
-      module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
-        count();
-        running_.push_back(name);
-        if (name.empty()) {  // forward of the model itself begins: the previous backward has ended
-          backward_.reset();
-        }
-      });
-      module.add_forward_hook([this, name](auto&, nn::TensorList outputs) {
-        for (const at::Tensor* output : outputs) {
-          if (output->requires_grad()) {
-            output->register_hook([this, name](const at::Tensor&) {
-              count();
-              backward_ = name;
-            });
-          }
-        }
-      });
-      module.add_always_hook([this] {
-        count();
-        running_.pop_back();
-      });
-    });
-  }
-  void begin() { last_ = counter_.table(); }
-  std::vector<ModuleTraffic> end() {
-    count();
-    return std::move(modules_);
-  }
-
- private:
-  /// Adds the collectives since the last call of count() to the current module.
-  void count() {
-    const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
-    for (const auto& [key, traffic] : counter_.since(last_)) {
-      if (traffic.calls > 0) {
-        add(module, running_.empty() && backward_, key.first, key.second, traffic);
-      }
-    }
-    last_ = counter_.table();
-  }
-  void add(const std::string& module, bool backward, const std::string& group,
-           const std::string& collective, const comm::Traffic& traffic) {
-    auto row = std::ranges::find_if(modules_, [&](const ModuleTraffic& each) {
-      return each.module == module && each.backward == backward && each.group == group &&
-             each.collective == collective;
-    });
-    if (row == modules_.end()) {
-      row = modules_.insert(row, {module, backward, group, collective, {}});
-    }
-    row->traffic.calls += traffic.calls;
-    row->traffic.bytes += traffic.bytes;
-  }
-
-  comm::TrafficCounter& counter_;
-  comm::TrafficTable last_;
-  std::vector<std::string> running_;     ///< modules whose forward is running, innermost last
-  std::optional<std::string> backward_;  ///< the module whose output's gradient arrived last
-  std::vector<ModuleTraffic> modules_;
-};
-
 bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
 
-}  // namespace
+/// Returns a layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if
+/// the values are above 1.
+std::string flags_of(const TrainingLayout& layout) {
+  const auto above_1 = [](const char* flag, std::int64_t value) {
+    return value > 1 ? fmt::format(" {} {}", flag, value) : "";
+  };
+  return fmt::format("--dp {} --tp {}{} --ac {} --zero {}{}", layout.dp, layout.tp,
+                     above_1("--cp", layout.cp), layout.ac, layout.zero,
+                     above_1("--accumulate", layout.accumulate));
+}
 
+/// Returns `options` changed to this training layout.
+TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
+  options.dp = layout.dp;
+  options.tp = layout.tp;
+  options.cp = layout.cp;
+  options.ac = layout.ac;
+  options.zero = layout.zero;
+  options.accumulate = layout.accumulate;
+  return options;
+}
+
+/// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
+/// machine, which may be that of some blocks; if no choice fits, by "full". Throws tessera::Error
+/// for options that llama_train rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   const auto plan = [&] {
@@ -217,33 +134,7 @@ planning::RunPlan plan_llama(TrainOptions& options,
   return run;
 }
 
-std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
-  const kernels::FakeMode fake;
-  const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
-  const planning::Run run = planned_run(options, world);
-  TrafficByModule traffic(*run.model, world->traffic());
-  run.step();
-  traffic.end();
-  traffic.begin();
-  run.step();
-  return traffic.end();
-}
-
-std::string to_text(const std::vector<ModuleTraffic>& modules) {
-  std::size_t width = 0;
-  for (const ModuleTraffic& each : modules) {
-    width = std::max(width, each.module.size());
-  }
-  std::string text = "collectives of rank 0 by module\n";
-  for (const auto& [module, backward, group, collective, traffic] : modules) {
-    text +=
-        fmt::format("  {:<{}}  {:<8}  {} {}: {} call{}, {} bytes\n", module.empty() ? "-" : module,
-                    width, backward ? "backward" : "forward", group, collective, traffic.calls,
-                    traffic.calls == 1 ? "" : "s", traffic.bytes);
-  }
-  return modules.empty() ? "" : text;
-}
-
+/// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
@@ -280,32 +171,6 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .batch_name = "--batch",
                            .text = flags_of});
 }
-
-std::string flags_of(const TrainingLayout& layout) {
-  const auto above_1 = [](const char* flag, std::int64_t value) {
-    return value > 1 ? fmt::format(" {} {}", flag, value) : "";
-  };
-  return fmt::format("--dp {} --tp {}{} --ac {} --zero {}{}", layout.dp, layout.tp,
-                     above_1("--cp", layout.cp), layout.ac, layout.zero,
-                     above_1("--accumulate", layout.accumulate));
-}
-
-TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
-  options.dp = layout.dp;
-  options.tp = layout.tp;
-  options.cp = layout.cp;
-  options.ac = layout.ac;
-  options.zero = layout.zero;
-  options.accumulate = layout.accumulate;
-  return options;
-}
-
-}  // namespace llama
-
-namespace {
-
-using namespace llama;
-namespace planning = tessera::planning;
 
 /// The flags that only llama_plan has.
 struct PlanFlags {
@@ -360,11 +225,10 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module.
+/// Writes the plan as JSON, with all four degrees of parallelism.
 /// RunPlan::mesh has only the dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
-                const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
-                const std::string& file) {
+                const TrainOptions& o, const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
   json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
   json["model"] = std::filesystem::path(o.config).stem().string();
@@ -374,15 +238,6 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
     json["flags"][flag] = value;
   }
   json["flags"]["--ac"] = o.ac;  // with --ac auto, the choice
-  json["modules"] = nlohmann::ordered_json::array();
-  for (const auto& [module, backward, group, collective, traffic] : modules) {
-    json["modules"].push_back({{"module", module},
-                               {"backward", backward},
-                               {"group", group},
-                               {"collective", collective},
-                               {"calls", traffic.calls},
-                               {"bytes", traffic.bytes}});
-  }
   std::ofstream out(file);
   out << json.dump(1) << "\n";
   out.close();
@@ -424,10 +279,9 @@ int plan(std::vector<std::string> arguments) {
     if (chooses) {
       std::cout << "--ac auto: " << options.ac << "\n";
     }
-    const std::vector<ModuleTraffic> modules = plan_modules(options);
-    std::cout << planning::to_text(run) << to_text(modules) << std::flush;
+    std::cout << planning::to_text(run) << std::flush;
     if (!flags.json.empty()) {
-      write_json(run, search, modules, options, flags.json);
+      write_json(run, search, options, flags.json);
     }
   } catch (const c10::Error& error) {
     tessera::fail(error.what_without_backtrace());
@@ -436,7 +290,8 @@ int plan(std::vector<std::string> arguments) {
 }
 
 }  // namespace
+}  // namespace llama
 
 int main(int argc, char** argv) {
-  return llama::run_program("llama_plan", argc, argv, plan);
+  return llama::run_program("llama_plan", argc, argv, llama::plan);
 }

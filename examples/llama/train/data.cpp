@@ -329,9 +329,7 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
   if (options.shuffle) {
     result["shuffle"] = *options.shuffle;
   }
-  if (!data.samples.empty()) {
-    result["samples"] = data.samples;
-  }
+  result["samples"] = data.samples;
   if (!options.tokens.empty()) {
     const std::vector<std::vector<std::string>> sources = token_files(options);
     std::vector<std::string> all;
@@ -350,7 +348,8 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
   return result;
 }
 
-std::string data_change(const Json& saved, const Json& now) {
+std::string data_change(Json saved, const Json& now) {
+  saved.emplace("samples", Json::object());  // older checkpoints have none
   // Only fingerprints of text data have the entry "tokenizer". Fingerprints of text and of token
   // shards have different entries, so comparing the entries would not help the user.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {

@@ -67,7 +67,7 @@ nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData&
 
 /// Describes the first difference between the data fingerprints of a checkpoint and of a run; "" if
 /// there is none.
-std::string data_change(const nlohmann::json& saved, const nlohmann::json& now);
+std::string data_change(nlohmann::json saved, const nlohmann::json& now);
 
 /// Describes the first value of `now` that differs from `saved`, and its path:
 /// "files["t.bin"].bytes is 4 instead of 3"; "" if both are equal. `at`: the path of both values.
