@@ -1,69 +1,33 @@
-"""The calls, bytes and peak memory of llama_plan are those of real runs. The memory-bound operators of a layer."""
+"""The calls, bytes and peak memory of llama_plan are those of real runs."""
 
-import functools
 import json
 import os
 import pathlib
 import resource
 import tempfile
-import unittest
 
 import pytest
 
 import programs
 
-ALL = bool(os.environ.get("TESSERA_ALL_PLANS"))
 STEP = ["--batch", 24, "--seq", 16]
 # Fewer key-value heads than ranks.
 FEW_HEADS = programs.ODD | {"num_key_value_heads": 2}
 WINDOW = programs.SMALL | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 700,
                            "num_hidden_layers": 3, "num_key_value_heads": 2, "sliding_window": 10}
-QWEN3 = programs.SMALL | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 331,
-                          "num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 22, "tie_word_embeddings": True}
 QWEN2 = programs.SMALL | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 509,
                           "hidden_size": 72, "intermediate_size": 190, "num_hidden_layers": 5, "num_key_value_heads": 1}
-BIASES = programs.SMALL | {"vocab_size": 777, "num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True}
 # The model, the mesh (dp, tp, replicas) or (dp, tp, replicas, cp), and flags.
 RUNS = [
     (programs.ODD, (2, 2, 1), ["--zero", 2, "--accumulate", 2]),
-    (programs.TIED, (2, 1, 2), ["--ac", "selective", "--offload"]),
+    (programs.TIED, (2, 1, 2), ["--ac", "selective", "--offload", "--ema", 0.9]),
     (FEW_HEADS, (1, 4, 1), ["--no-loss-parallel", "--param-dtype", "bf16"]),
     (programs.ODD, (1, 2, 1, 2), []),
-    (programs.ODD, (2, 2, 1), ["--ac", "selective"]),
+    (programs.ODD, (2, 2, 1), ["--ac", "selective", "--dropout", 0.1]),
     (programs.SMALL, (2, 1, 1), ["--fp8", "--param-dtype", "bf16"]),
-]
-MORE = [(programs.ODD, *run) for run in [
-    ((4, 1, 1), []),
-    ((3, 1, 1), ["--param-dtype", "bf16", "--reduce-dtype", "bf16"]),
-    ((1, 2, 2), ["--no-sp"]),
-    ((2, 2, 1), []),
-    ((2, 2, 1), ["--ac", "full"]),
-    ((2, 2, 1), ["--reshard-last"]),
-    ((2, 2, 1), ["--ac", "selective", "--accumulate", 3]),
-    ((2, 2, 1), ["--dropout", 0.1]),
-    ((2, 2, 1), ["--optimizer", "sgd", "--z-loss", 0.1, "--label-smoothing", 0.1]),
-    ((2, 2, 1), ["--param-dtype", "bf16", "--ac", "full", "--zero", 2]),
-    ((2, 2, 1), ["--no-sp-regather"]),
-    ((1, 2, 1), ["--fp8", "--ac", "selective"]),
-    ((2, 2, 1), ["--loss-chunks", 3]),
-    ((2, 2, 1), ["--document-mask", "--eos-token", 1008]),
-    ((2, 2, 1), ["--lora-rank", 4, "--lora-dropout", 0.1]),
-    ((2, 2, 1), ["--freeze", "model.layers.0.**"]),
-    ((2, 1, 1), ["--ema", 0.9]),
-    ((3, 1, 1), ["--param-dtype", "bf16"]),
-    ((1, 4, 1), ["--no-sp"]),
-    ((2, 2, 1), ["--moment-dtype", "bf16"]),
-    ((1, 1, 2, 2), ["--ac", "selective", "--accumulate", 2]),
-    ((2, 1, 1, 2), ["--param-dtype", "bf16", "--document-mask", "--eos-token", 1008]),
-]] + [
-    (programs.TIED, (2, 2, 1), ["--ac", "selective"]),
-    (FEW_HEADS, (1, 2, 1, 2), ["--no-loss-parallel", "--ac", "selective", "--ema", 0.9]),
+    (programs.ODD, (2, 2, 1), ["--lora-rank", 4, "--lora-dropout", 0.1, "--ac", "full"]),
     (WINDOW, (2, 1, 1, 2), ["--document-mask", "--eos-token", 699]),
-    (WINDOW, (1, 4, 1), ["--no-sp", "--param-dtype", "bf16"]),
-    (QWEN3, (2, 2, 1), ["--zero", 2, "--accumulate", 2]),
-    (QWEN2, (1, 1, 1, 4), ["--ac", "full"]),
     (QWEN2, (2, 2, 1), ["--optimizer", "muon", "--param-dtype", "fp16", "--offload"]),
-    (BIASES, (2, 2, 1), ["--offload", "--accumulate", 3]),
 ]
 
 
@@ -86,36 +50,13 @@ class Plan(programs.InFolder):
         return programs.read_metrics(metrics)[-1]
 
     def test_a_plan_is_what_a_run_does(self):
-        for config, mesh, flags in RUNS + (MORE if ALL else []):
+        for config, mesh, flags in RUNS:
             with self.subTest(config=config, mesh=mesh, flags=flags):
                 real = self.train(config, STEP + flags, *mesh)
                 plan = self.plan(config, STEP + flags, *mesh)
                 planned = plan["kinds"][0]
                 self.assertEqual(planned["comm"], real["comm"])
-                self.assertEqual(self.sums(plan["modules"]), real["comm"])
                 self.assertLess(abs(planned["peak_bytes"] / real["peak_active_bytes"] - 1), 0.05)
-
-    @staticmethod
-    def sums(modules):
-        """Calls and bytes of all modules, as metrics have them."""
-        comm = {}
-        for row in modules:
-            entry = comm.setdefault(row["group"], {}).setdefault(row["collective"], {"calls": 0, "bytes": 0})
-            entry["calls"] += row["calls"]
-            entry["bytes"] += row["bytes"]
-        return comm
-
-    def test_collectives_are_those_of_modules(self):
-        modules = self.plan(programs.ODD, STEP, tp=2)["modules"]
-        layers = [row for row in modules if row["module"].startswith("model.layers.*")]
-        self.assertEqual({(row["backward"], row["collective"]) for row in layers},
-                         {(False, "all_gather"), (False, "reduce_scatter"), (True, "all_gather"), (True, "reduce_scatter")})
-
-    def test_narrow_moments_take_half_the_memory(self):
-        wide, narrow = (self.plan(programs.ODD, [*STEP, "--moment-dtype", dtype], dp=2)["kinds"][0]["optimizer_bytes"]
-                        for dtype in ("fp32", "bf16"))
-        # Steps are counted in fp32 by either.
-        self.assertLess(abs(narrow / wide - 0.5), 1e-3)
 
     def test_ranks_of_a_split_sequence_compute_as_much(self):
         kinds = self.plan(programs.SMALL, [*STEP, "--gpu", "h100"], cp=4)["kinds"]
@@ -158,19 +99,11 @@ class Plan(programs.InFolder):
             plan = self.plan(config, [*STEP, *flags, "--gpu", "h100"])
             return plan["tflops"] * 1e12 * plan["step_time_s"] / (24 * 16)
         config = programs.SMALL
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
-        heads = config["num_attention_heads"] + config["num_key_value_heads"]
-        head_dim = hidden // config["num_attention_heads"]
-        layer = 2 * hidden * heads * head_dim + 3 * hidden * inner + 2 * hidden
-        layers, head = config["num_hidden_layers"], config["vocab_size"] * hidden
-        scores = 4 * hidden * 16
-        self.assertAlmostEqual(per_token(config) / (6 * (layers * layer + hidden + head) + 3 * layers * scores), 1)
-        only_head = 2 * (layers * layer + hidden) + 4 * head + layers * scores
-        self.assertAlmostEqual(per_token(config, "--freeze", "model.**") / only_head, 1)
-        last = 2 * (layers - 1) * layer + 6 * layer + 4 * (hidden + head) + (layers + 2) * scores
-        others = ["model.embed_tokens.**", "model.norm.**", "lm_head.**"]
-        freeze = ",".join([f"model.layers.{i}.**" for i in range(layers - 1)] + others)
-        self.assertAlmostEqual(per_token(config, "--freeze", freeze) / last, 1)
+        hidden, inner, layers = (config[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+        rest = layers * (4 * hidden ** 2 + 3 * hidden * inner + 2 * hidden) + hidden
+        head, attention = config["vocab_size"] * hidden, 12 * layers * hidden * 16
+        self.assertAlmostEqual(per_token(config) / (6 * (rest + head) + attention), 1)
+        self.assertAlmostEqual(per_token(config, "--freeze", "model.**") / (4 * rest + 6 * head + attention), 1)
 
     def test_collectives_take_their_bytes(self):
         """The bytes are a ring's, whatever hides them. The few bytes of the hosts' agreement are not counted."""
@@ -193,15 +126,10 @@ class Plan(programs.InFolder):
         for text, message in [('like = "h200"\nmemory_byte = 1', 'did you mean memory_bytes?'),
                               ('name = "x"', '"memory_bytes" is missing'),
                               ('like = "h200"\nranks_per_node = 0', '"ranks_per_node" must be a whole number from 1 to'),
-                              ('like = "h200"\nranks_per_node = 1.5', '"ranks_per_node" must be a whole number from 1 to'),
                               ('like = "h200"\noperator_latency_s = inf', '"operator_latency_s" must be a finite number'),
                               ('like = "h200"\nproduct_share = 70', "write 0.7 for 70 %"),
                               ('like = "h200"\nmemory_bytes = 1e30', "write at most 1e+18"),
                               ('like = "h200"\nmemory_bytes = 1e9', '"reserved_bytes" leaves nothing of it'),
-                              ('like = "h200"\nname = ""', '"name" must be a name'),
-                              ('like = "h200"\nflops_half = "many"', '"flops_half" must be a finite number, not negative'),
-                              ('like = "h200"\nflops_half = nan', '"flops_half" must be a finite number, not negative'),
-                              ('like = "h200"\nname = 5', '"name" must be a name'),
                               ('like = ', "machine.toml: "),
                               ('like = "h201"', 'like = "h201" is not known')]:
             file.write_text(text)
@@ -213,48 +141,6 @@ class Plan(programs.InFolder):
 
 
 LLAMA_1B = programs.ROOT / "examples/llama/configs/llama3.2-1b.json"
-HIDDEN = 2048
-# Bytes a token and layer in bf16, forward and backward, as multiples of the hidden size: what they are, and a little room. A
-# change that needs more says why; one that needs less lowers them.
-MOST = {"--ac none": 128, "--ac full": 153}
-
-
-def is_memory_bound(row):
-    return row["flops"] == 0 and "attention" not in row["name"]
-
-
-@functools.cache
-def bytes_of_step(layers, batch, flags):
-    """By operator. Products and attention are left out."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        config = json.loads(LLAMA_1B.read_text()) | {"num_hidden_layers": layers}
-        file = folder / "plan.json"
-        programs.succeed([programs.BIN / "llama_plan", "--config", programs.write_config(folder, config), "--gpu", "h200",
-                          "--batch", batch, "--seq", 2048, *flags.split(), "--json", file])
-        rows = json.loads(file.read_text())["operators"]
-    return {row["name"]: row["bytes"] for row in rows if is_memory_bound(row)}
-
-
-def difference(more, less):
-    return {name: more.get(name, 0) - less.get(name, 0) for name in more.keys() | less.keys()}
-
-
-def of_a_layer_and_token(flags):
-    """Bytes by operator, over the hidden size. What grows with layers alone is of parameters, and not counted."""
-    of_layers = [difference(bytes_of_step(6, batch, flags), bytes_of_step(4, batch, flags)) for batch in (2, 1)]
-    counts = difference(*of_layers)
-    return {name: count / 2 / 2048 / HIDDEN for name, count in counts.items() if count > 0}
-
-
-@pytest.mark.parametrize("flags", MOST)
-def test_layer_moves_few_bytes(flags):
-    counts = of_a_layer_and_token(flags)
-    table = "\n".join(f"{count:8.1f} {name}" for name, count in sorted(counts.items(), key=lambda row: -row[1]))
-    print(table)
-    assert 0 < sum(counts.values()) <= MOST[flags], f"{sum(counts.values()):.1f} H:\n{table}"
-
-
 # The least MFU that a plan may say, in %.
 PREDICTED = [("llama3.1-8b.json", "h100", 8, 57), ("llama3.2-1b.json", "h200", 1, 57)]
 
