@@ -40,7 +40,7 @@ def error_of(run, rank):
     return lines[0]
 
 
-def test_groups_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
+def test_groups_are_split_from_one_and_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
     """Also where one rank is slow to end the last, when its peers are gone."""
     run = train(folder, monkeypatch, fault="slow-end:4@0", timeout=60)
     assert run.done.returncode == 0, run.done.stderr
@@ -50,11 +50,7 @@ def test_groups_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
         assert [group["ended"] for group in communicators] == list(range(len(communicators)))[::-1]
         assert all(group["finalized"] and group["ended_by"] == "destroy" for group in communicators)
         assert not report["violations"]
-
-
-def test_the_groups_of_a_mesh_are_split_from_one(folder, monkeypatch):
-    run = train(folder, monkeypatch)
-    for report in run.reports.values():
+        # The groups of a mesh are split from one.
         assert made(report)[0] == ("init", 4)
         assert set(made(report)[1:]) == {("split", 2), ("split", 4)}
 

@@ -65,7 +65,6 @@ class TestHubCache(programs.WithSharedFolder):
         losses = [[step["loss"] for step in programs.read_metrics(self.shared / f"{how}.jsonl")]
                   for how in ("by_name", "by_path")]
         self.assertEqual(*losses)
-        self.succeed("llama_train", "--config", f"{NAME}@old", *trained)
         self.succeed("llama_train", "--config", f"{NAME}@{OLD}", "--tokenizer", NAME, *trained)
         self.succeed("llama_plan", "--model", f"{NAME}@old", "--dp", 2)
         self.succeed("llama_generate", "--model", NAME, "--prompt", "abc", "--max-tokens", 2, "--tokenizer", NAME)
@@ -81,10 +80,10 @@ class TestHubCache(programs.WithSharedFolder):
                                  str(snapshot))
                 self.assertEqual(try_to_load_from_cache(NAME, "config.json", self.cache, revision),
                                  str(snapshot / "config.json"))
-                name = NAME if revision is None else f"{NAME}@{revision}"
-                out = self.shared / f"run-{snapshot.name[:2]}-{str(revision).replace('/', '-')}"
-                self.succeed("llama_train", "--config", name, "--steps", 0, "--output-dir", out)
-                self.assertIn(str(snapshot / "config.json"), (out / "config.toml").read_text())
+                if revision in (None, "old", "refs/pr/2"):
+                    out = self.shared / f"run-{snapshot.name[:2]}-{str(revision).replace('/', '-')}"
+                    self.succeed("llama_train", "--config", f"{NAME}@{revision}" if revision else NAME, "--steps", 0, "--output-dir", out)
+                    self.assertIn(str(snapshot / "config.json"), (out / "config.toml").read_text())
         with self.assertRaises(LocalEntryNotFoundError):
             snapshot_download(NAME, revision="v2", cache_dir=self.cache, local_files_only=True)
         done = self.run_program("llama_train", "--config", f"{NAME}@v2", "--steps", 0)
