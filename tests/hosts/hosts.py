@@ -93,8 +93,7 @@ class Host:
 
 
 class Hosts:
-    """`mtu`: the largest packet; smaller ones feel more of a loss."""
-    def __init__(self, count, mtu=60000, seed=0):
+    def __init__(self, count):
         self._hosts = []
         try:
             for number in range(count):
@@ -102,9 +101,9 @@ class Hosts:
             devices = {}
             for host in self._hosts:
                 devices[host.address] = network.open_device(host.namespace, "net0")
-            self.network = network.Network(devices, seed)
+            self.network = network.Network(devices)
             for host in self._hosts:
-                done = host.run(["sh", "-c", f"ip addr add {host.ip}/24 dev net0 && ip link set net0 mtu {mtu} up"])
+                done = host.run(["sh", "-c", f"ip addr add {host.ip}/24 dev net0 && ip link set net0 mtu 60000 up"])
                 if done.returncode:
                     raise RuntimeError(done.stderr.strip())
         except BaseException:

@@ -1,18 +1,13 @@
 """A network between hosts of one machine: a TUN device in each host's network namespace, and a thread that carries
-packets from one to another. It can delay them, lose some, slow the link of a host, cut it and restore it. By a thread
-and not by the kernel's netem, which many kernels are built without; and a packet's fate is drawn from a seed."""
+packets from one to another. It can cut the link of a host and restore it."""
 import collections
 import ctypes
 import errno
 import fcntl
-import heapq
-import itertools
 import os
-import random
 import selectors
 import struct
 import threading
-import time
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
@@ -55,20 +50,13 @@ class Link:
         self.file = file
         self.address = address
         self.up = True
-        self.free_at = 0.0  # when what it sends now begins to travel
         self.bytes = collections.Counter()  # by the address they went to
 
 
 class Network:
-    """Addresses are those of IPv4, as 4 bytes. Settings may change while packets travel."""
-    def __init__(self, devices, seed=0):
+    """Addresses are those of IPv4, as 4 bytes."""
+    def __init__(self, devices):
         self.links = {address: Link(file, address) for address, file in devices.items()}
-        self.delay = 0.0  # seconds
-        self.loss = 0.0  # of each packet, from 0 to 1
-        self.rate = float("inf")  # bytes a second of each link
-        self._random = random.Random(seed)
-        self._numbers = itertools.count()
-        self._due = []  # (time, number, address, packet)
         self._ended, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -96,14 +84,10 @@ class Network:
             for link in self.links.values():
                 selector.register(link.file, selectors.EVENT_READ, link)
             while True:
-                wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
-                for key, _ in selector.select(wait):
+                for key, _ in selector.select():
                     if key.data is None:
                         return
                     self._take(key.data)
-                while self._due and self._due[0][0] <= time.monotonic():
-                    _, _, address, packet = heapq.heappop(self._due)
-                    self._deliver(address, packet)
 
     def _take(self, link):
         for _ in range(64):  # then the others' turn
@@ -112,16 +96,9 @@ class Network:
             except BlockingIOError:
                 return
             to = packet[16:20]
-            if packet[0] >> 4 != 4 or to not in self.links or not link.up or self._random.random() < self.loss:
-                continue
-            link.bytes[to] += len(packet)
-            now = time.monotonic()
-            link.free_at = max(now, link.free_at) + len(packet) / self.rate
-            due = link.free_at + self.delay
-            if due <= now:
+            if packet[0] >> 4 == 4 and to in self.links and link.up:
+                link.bytes[to] += len(packet)
                 self._deliver(to, packet)
-            else:
-                heapq.heappush(self._due, (due, next(self._numbers), to, packet))
 
     def _deliver(self, address, packet):
         link = self.links[address]

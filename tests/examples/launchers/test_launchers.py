@@ -2,7 +2,6 @@
 stand-ins for sbatch and srun that start real tasks. The flags in the manifests for Kubernetes."""
 
 import os
-import pathlib
 import re
 import shutil
 import socket

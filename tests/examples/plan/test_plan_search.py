@@ -1,6 +1,5 @@
 """llama_plan --search and --ac auto: what they find is what plans of the layouts say."""
 import json
-import unittest
 
 import programs
 

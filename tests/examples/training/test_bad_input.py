@@ -61,6 +61,7 @@ class BadInput(programs.InFolder):
 
     def test_features_that_are_not_implemented(self):
         for change, part in (({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "longrope"),
+                             ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, '"low_freq_factor" is missing'),
                              ({"use_sliding_window": True}, "use_sliding_window"), ({"hidden_act": "gelu"}, "hidden_act"),
                              ({"model_type": "gemma"}, "model_type")):
             with self.subTest(change):
