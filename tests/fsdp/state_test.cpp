@@ -1,12 +1,9 @@
-// The phases of iterations, units and gathers: docs/fsdp.md has the transitions of the code, models
-// take every transition and recover, and an error names the unit in which it occurred. Iterations
-// in unusual orders, frozen parameters, settings that change between steps, and defects of PyTorch
-// 2.11's FSDP2.
+// The phases of iterations, units and gathers: models take every transition and recover, and an
+// error names the unit in which it occurred. Iterations in unusual orders, frozen parameters,
+// settings that change between steps, and defects of PyTorch 2.11's FSDP2.
 
 #include <c10/core/InferenceMode.h>
 
-#include <fstream>
-#include <regex>
 #include <set>
 
 #include "fsdp/recording_streams.h"
@@ -19,50 +16,6 @@
 #include "tessera/optim/optimizer.h"
 
 namespace tessera::fsdp::state {
-
-using Row = std::pair<std::string, std::string>;
-
-/// The lines of the page from this heading to the next.
-std::vector<std::string> section(const std::string& heading) {
-  std::ifstream page(TESSERA_FSDP_DOC);
-  std::vector<std::string> lines;
-  bool inside = false;
-  for (std::string line; std::getline(page, line);) {
-    if (line.starts_with("#")) {
-      inside = line == "### " + heading;
-    } else if (inside) {
-      lines.push_back(line);
-    }
-  }
-  EXPECT_FALSE(lines.empty()) << heading;
-  return lines;
-}
-
-std::vector<Row> rows_of_page(const std::string& heading) {
-  const std::regex row("\\| `(k\\w+)` \\| `(k\\w+)` \\| .* \\|");
-  std::vector<Row> rows;
-  for (const std::string& line : section(heading)) {
-    if (std::smatch match; std::regex_match(line, match, row)) {
-      rows.emplace_back(match[1], match[2]);
-    }
-  }
-  return rows;
-}
-
-template <class P>
-void expect_page(const std::string& heading) {
-  std::vector<Row> rows;
-  for (const Transition<P>& transition : legal_transitions<P>()) {
-    rows.emplace_back(to_string(transition.from), to_string(transition.to));
-  }
-  EXPECT_EQ(rows_of_page(heading), rows);
-}
-
-TEST(FsdpPage, HasTheTransitionsOfTheCode) {
-  expect_page<IterationPhase>("An iteration");
-  expect_page<UnitPhase>("A unit");
-  expect_page<GatherPhase>("The parameters of a group");
-}
 
 template <class P>
 bool is_legal(P from, P to) {
