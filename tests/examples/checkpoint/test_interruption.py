@@ -40,16 +40,11 @@ class Signals(programs.TrainingRuns):
     def test_sigusr1_to_one_rank_stops_all(self):
         self.stop(lambda job: os.kill(job.ranks()[1], signal.SIGUSR1))
 
-    def run_with_taken(self, step):
-        """A run's folder, in which a file takes the place of this step, so that its save fails."""
+    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
         run = self.folder / "run"
-        taken = run / f"steps/step-{step:08}"
+        taken = run / "steps/step-00000100"  # a file in its place, so that the save fails
         taken.parent.mkdir(parents=True)
         taken.write_text("no folder")
-        return run, taken
-
-    def test_sigterm_after_a_save_has_failed_still_saves_the_step(self):
-        run, taken = self.run_with_taken(100)
         arguments = [*self.flags(run, MANY), *self.checkpoints(run), "--checkpoint-every", 100]
         with programs.Job(arguments, tp=1) as job:
             job.wait_for_line("checkpoint: ")
@@ -62,16 +57,6 @@ class Signals(programs.TrainingRuns):
         self.assertLess(last, 200)
         self.assertEqual([path.name for path in taken.parent.glob("step-*") if path.is_dir()],
                          [f"step-{last:08}"])
-
-    def test_a_save_that_fails_ends_the_run_at_the_next(self):
-        run, _ = self.run_with_taken(2)
-        arguments = [*self.flags(run, 6), *self.checkpoints(run), "--checkpoint-every", 2]
-        with programs.Job(arguments, dp=1, tp=1) as job:
-            code, errors = job.end()
-        self.assertEqual(code, 1, errors)
-        for part in ("step-00000004' was not saved: the one before", "step-00000002' is where the step goes, and is "
-                     "not a folder: move it away", "continue with --resume"):
-            self.assertIn(part, errors)
 
     def test_sigusr1_while_ranks_wait_for_each_other_ends_the_run_before_its_first_step(self):
         run = self.folder / "run"
@@ -99,14 +84,6 @@ class Signals(programs.TrainingRuns):
                 return
             time.sleep(0.01)
         self.fail("the signal is not handled while a rank waits for the others")
-
-    def test_a_last_save_that_fails_is_tried_again_and_costs_no_output(self):
-        run, _ = self.run_with_taken(programs.STEPS)
-        with programs.Job([*self.flags(run), *self.checkpoints(run)], dp=1, tp=1) as job:
-            code, errors = job.end()
-        self.assertEqual(code, 1, errors)
-        self.assertIn("warning: a checkpoint was not saved: ", errors)
-        self.assertEqual(self.weights(run), self.weights(self.train("unbroken", dp=1, tp=1)))
 
     def test_sigterm_in_the_evaluation(self):
         run, text = self.folder / "run", self.folder / "held_out.txt"

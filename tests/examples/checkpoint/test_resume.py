@@ -1,5 +1,4 @@
 """A run that continues from a checkpoint equals the run that never stopped."""
-import fcntl
 import json
 import shutil
 
@@ -84,28 +83,6 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         self.train("back", [*self.checkpoints(run), "--resume-step", EVERY * 2])
         self.assertEqual(self.weights(run), self.weights(self.unbroken))
 
-    def test_damaged_steps_are_passed_over_and_saved_again(self):
-        run = self.folder / "damaged"
-        shutil.copytree(self.unbroken, run)
-        steps = run / "steps"
-        train = [*self.flags(run), *self.checkpoints(run), "--checkpoint-every", EVERY]
-        shard = next(steps.glob("step-00000008/shard-00002-*"))
-        data = bytearray(shard.read_bytes())
-        data[-1] ^= 1
-        shard.write_bytes(data)
-        (steps / "step-00000006/manifest.json").write_text("{}")
-        refused = programs.run(programs.on_ranks(4, [
-            programs.BIN / "llama_train", "--dp", 2, "--tp", 2, *train, "--resume-step", STEPS]))
-        self.assertEqual(refused.returncode, 1)
-        self.assertIn(f"{shard.name}' are not those that were written", refused.stderr)
-        done = programs.train([*train, "--resume"], 2, 2)
-        for words in ("step 8 is damaged", shard.name), ("step-00000006/manifest.json' is not valid",):
-            lines = [line for line in done.stderr.splitlines() if all(word in line for word in words)]
-            self.assertEqual(len(lines), 1, done.stderr)
-        self.assert_equal_runs(run, self.unbroken)
-        for step in (6, 8):
-            programs.succeed([programs.BIN / "tessera-ckpt", "verify", steps / f"step-0000000{step}"])
-
     def test_later_folders_that_are_not_of_the_run_are_refused_and_nothing_is_withdrawn(self):
         run = self.folder / "other"
         shutil.copytree(self.unbroken, run)
@@ -178,13 +155,6 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
             with self.subTest(changes):
                 programs.write_config(self.folder, programs.SMALL | changes)
                 self.refuse(resume, *words)
-
-    def test_a_folder_that_another_run_uses(self):
-        with open(self.run_folder / "steps/.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.refuse([*self.steps, "--resume"], "is in use by another run; stop it")
-            # A step that the other run may be about to save.
-            self.refuse([*self.steps, "--resume-step", 4], "is in use by another run")
 
     def test_no_step_that_is_whole(self):
         steps = self.folder / "run/steps"

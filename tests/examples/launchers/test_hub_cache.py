@@ -89,20 +89,3 @@ class TestHubCache(programs.WithSharedFolder):
         done = self.run_program("llama_train", "--config", f"{NAME}@v2", "--steps", 0)
         self.assertIn(f"has no revision v2 ('{self.main.parents[1]}'); fetch it with: hf download {NAME} --revision v2",
                       done.stderr)
-
-    def test_half_a_download_is_refused(self):
-        config = self.model / "config.json"
-        index = self.shared / "model.safetensors.index.json"
-        index.write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors",
-                                                    "b": "model-00002-of-00002.safetensors"}}))
-        shard = {"model-00001-of-00002.safetensors": self.model / "model.safetensors"}
-        add_snapshot(self.cache, "org/half", MAIN, {"config.json": config, index.name: index} | shard, ["main"])
-        for program in (["llama_train", "--steps", 0], ["llama_generate", "--prompt", "a"]):
-            done = self.run_program(*program, "--model", "org/half")
-            self.assertNotEqual(done.returncode, 0)
-            self.assertIn("the model org/half in the hub's cache has no model-00002-of-00002.safetensors", done.stderr)
-            self.assertIn(f"fetch it with: hf download org/half --revision {MAIN}", done.stderr)
-        done = self.run_program("llama_generate", "--model", NAME, "--tokenizer", "org/half", "--prompt", "a")
-        self.assertIn("the model org/half in the hub's cache has no tokenizer.json", done.stderr)
-        # The plan needs only the configuration.
-        self.succeed("llama_plan", "--model", "org/half")
