@@ -258,7 +258,6 @@ TEST_P(ResolvedFlags, ComeBackFromTheirFile) {
 INSTANTIATE_TEST_SUITE_P(
     OfRuns, ResolvedFlags,
     testing::Values(
-        Flags{"--config", "c.json", "--text", "t"},
         Flags{"--config", "c.json", "--tokens", "a*.bin", "--weight", "0.25", "--tokens", "b.bin",
               "--weight", ".75", "--shuffle", "18446744073709551615", "--seed",
               "18446744073709551615"},
@@ -270,8 +269,6 @@ INSTANTIATE_TEST_SUITE_P(
               "--schedule",  "wsd",       "--min-lr",      "1e-5",
               "--no-sp",     "--offload", "--loss-chunks", "0",
               "--ema",       "0.5"},
-        Flags{"--model", "m", "--text", "t", "--lora-rank", "4", "--lora-targets", "a.**,b.*",
-              "--freeze", "model.embed_tokens.**", "--save-lora", "l"},
         Flags{"--config",           "c.json",  "--text",       "t", "--output-dir", "run",
               "--checkpoint-every", "3",       "--keep",       "2", "--resume",     "auto",
               "--eval-text",        "e",       "--eval-every", "5", "--peak-flops", "1e12",
