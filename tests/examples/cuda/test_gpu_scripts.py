@@ -72,11 +72,9 @@ def test_every_stage_ends(packed, tmp_path):
 
 
 def test_run_out_of_memory_is_a_result(packed, tmp_path):
-    done, rows = run(packed, tmp_path, "train", "peer", TESSERA_FAKE_CUDA_FAULT="malloc-above:1000000")
+    done, rows = run(packed, tmp_path, "train", TESSERA_FAKE_CUDA_FAULT="malloc-above:1000000")
     assert done.returncode == 0, done.stderr
-    assert {row["value"] for row in of_stage(rows, "train") + of_stage(rows, "peer")} == {"out of memory"}
-    # PyTorch's steps are tried with smaller batches.
-    assert [row["what"].split()[1] for row in of_stage(rows, "peer")][:3] == ["B=4", "B=2", "B=1"]
+    assert {row["value"] for row in of_stage(rows, "train")} == {"out of memory"}
     assert {value for _, value in ends(rows)} == {"ended"}
 
 
