@@ -2,21 +2,30 @@
 
 #include "examples/llama/cli.h"
 
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <glob.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <toml++/toml.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <istream>
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -39,6 +48,43 @@ CLI::Validator number_check(const std::string& range, const std::function<bool(d
   return {check, range};
 }
 
+template <class Integer>
+bool is_whole(std::string_view text) {
+  text.remove_prefix(text.starts_with('+') ? 1 : 0);
+  Integer value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+/// Makes an option of an integer accept only decimal numbers that fit its type. CLI11 alone clamps
+/// integers beyond 64 bits.
+void check_integers(CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  const std::string name = type.substr(0, type.find(':'));
+  if (name == "INT" || name == "UINT") {
+    option.check(
+        [name](const std::string& text) {
+          const bool fits =
+              name == "INT" ? is_whole<std::int64_t>(text) : is_whole<std::uint64_t>(text);
+          return fits ? std::string() : text + " is not a decimal whole number of 64 bits";
+        },
+        "");
+  }
+}
+
+/// Throws Error if a flag with one value is given twice, because CLI11 would silently use one of
+/// the values.
+void refuse_two_values(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::vector<std::string>& values = option->results();
+    const auto other = std::ranges::find_if(
+        values, [&](const std::string& value) { return value != values.front(); });
+    TESSERA_CHECK(option->get_items_expected_max() > 1 || other == values.end(), "--",
+                  option->get_single_name(), " is given as ", values.front(), " and as ", *other,
+                  ", but has one value; leave one of them out");
+  }
+}
+
 /// Applies the settings that the flags of all programs have in common.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
@@ -46,6 +92,7 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   declare_config_file(app, alternatives);
   for (CLI::Option* option : app.get_options()) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    check_integers(*option);
   }
   // Unknown flags are handled later, because CLI11's error message suggests no similar name.
   app.allow_extras();
@@ -138,6 +185,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
     fail_unknown((extra.rfind('-', 0) == 0 ? "flag " : "argument ") + extra,
                  extra.substr(std::min(extra.find_first_not_of('-'), extra.size())), app);
   }
+  refuse_two_values(app);
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
@@ -201,6 +249,8 @@ class Entries {
     TESSERA_CHECK(section.empty() || section == option->get_group(), file_, ": \"", key,
                   "\" is in [", section, "], but belongs to [", option->get_group(),
                   "]; move it there");
+    TESSERA_CHECK(seen_.insert(option).second, file_, ": \"", key,
+                  "\" is given twice; leave one of them out");
     std::vector<std::string> values = inputs(key, node, *option);
     if (!values.empty() && !is_decided(*option)) {
       items_.push_back({.name = key, .inputs = std::move(values)});
@@ -265,6 +315,7 @@ class Entries {
   const CLI::App& app_;
   const std::vector<FlagNames>& alternatives_;
   std::string file_;
+  std::set<const CLI::Option*> seen_;
   std::vector<CLI::ConfigItem> items_;
 };
 
@@ -441,17 +492,90 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
+/// Returns the paths of all files that a program reads for the name `path`, which may be a glob or
+/// a model's folder. A missing file is reported later, by the code that reads the file.
+std::vector<std::string> places_read(const std::string& path) {
+  constexpr std::array kOfModel{"*.safetensors",     "*.safetensors.index.json",
+                                "config.json",       "generation_config.json",
+                                "tokenizer*",        "special_tokens_map.json",
+                                "added_tokens.json", "vocab.json",
+                                "merges.txt",        "*.jinja",
+                                "manifest.json"};
+  std::vector<std::string> places{path};
+  if (std::error_code error; std::filesystem::is_directory(path, error)) {
+    for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+      const std::string name = entry.path().filename().string();
+      if (std::ranges::any_of(kOfModel, [&](const char* pattern) {
+            return fnmatch(pattern, name.c_str(), 0) == 0;
+          })) {
+        places.push_back(entry.path().string());
+      }
+    }
+  } else {
+    glob_t found{};
+    glob(path.c_str(), GLOB_NOSORT, nullptr, &found);
+    places.insert(places.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    globfree(&found);
+  }
+  return places;
+}
+
 }  // namespace
 
 void check_files_differ(const std::vector<NamedFile>& files) {
   std::map<std::filesystem::path, const NamedFile*> known;
   for (const NamedFile& file : files) {
-    if (!file.path.empty()) {
-      const auto [other, is_new] = known.try_emplace(place_of(file.path), &file);
+    if (file.path.empty()) {
+      continue;
+    }
+    for (const std::string& path :
+         file.is_read ? places_read(file.path) : std::vector<std::string>{file.path}) {
+      const auto [other, is_new] = known.try_emplace(place_of(path), &file);
       TESSERA_CHECK(is_new || (file.is_read && other->second->is_read), other->second->what,
-                    " and ", file.what, " are both ", file.path, "; give each its own path");
+                    " and ", file.what, " are both ", path, "; give each its own path");
     }
   }
+}
+
+std::string program_path(const char* name) {
+  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
+}
+
+int run_logged(std::vector<std::string> command, const std::string& log) {
+  std::vector<char*> arguments;
+  for (std::string& argument : command) {
+    arguments.push_back(argument.data());
+  }
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  pid_t child = 0;
+  const int failed =
+      posix_spawn(&child, command.front().c_str(), &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  TESSERA_CHECK(failed == 0, "can't start ", command.front(),
+                "; build it in the folder of this program: cmake --build BUILD --target "
+                "llama_train llama_plan tessera-run");
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+std::string error_in(const std::string& log) {
+  std::ifstream in(log);
+  std::string last;
+  for (std::string line; std::getline(in, line);) {
+    if (line.find("llama_train: ") != std::string::npos ||
+        line.find("llama_plan: ") != std::string::npos) {
+      return line;
+    }
+    last = line.empty() ? last : line;
+  }
+  return last.empty() ? "the program wrote nothing" : last;
 }
 
 }  // namespace llama

@@ -25,8 +25,8 @@ using FlagNames = std::vector<std::string>;
 /// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group).
 /// `alternatives`: flags that exclude each other. `first`: the flags that --help shows, while
 /// --help-all shows all; with {}, --help shows all. Throws tessera::Error, for example for an
-/// unknown name (with the most similar valid name). If a flag with one value is given several
-/// times, the last value counts. After --help was printed, CLI11's Success is thrown.
+/// unknown name (with the most similar valid name) and for a second value of a flag that takes one.
+/// After --help was printed, CLI11's Success is thrown.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -98,15 +98,27 @@ std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFla
 /// value become comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
 
+/// Returns the path of a program in the folder of the running program.
+std::string program_path(const char* name);
+
+/// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
+/// signal ended the program. Throws tessera::Error if the program cannot be started.
+int run_logged(std::vector<std::string> command, const std::string& log);
+
+/// Returns the line of a log that shows why a run of llama_train or llama_plan failed: the first
+/// error, because later errors are those of ranks that waited for the failed rank; without an
+/// error, the last line.
+std::string error_in(const std::string& log);
+
 /// A file or folder that a program reads or writes.
 struct NamedFile {
   std::string what;  ///< the path's name in errors: "--profile", "run.json of --metrics"
-  std::string path;  ///< the path; "": none
+  std::string path;  ///< the path; "": none; an input may be a glob or a model's folder
   bool is_read = false;
 };
 
 /// Throws tessera::Error if an output is the same file as another output or an input, also through
-/// links.
+/// links. Inputs include all files that a glob matches and all files in a model's folder.
 void check_files_differ(const std::vector<NamedFile>& files);
 
 }  // namespace llama

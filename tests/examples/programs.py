@@ -26,8 +26,23 @@ TIED = SMALL | {"vocab_size": 301, "head_dim": 24, "num_key_value_heads": 4,
                 "tie_word_embeddings": True, "rope_theta": 500000.0}
 
 
+# Flags that add up.
+LISTS = {"--tokens", "--weight", "--jsonl", "--text", "--eval-text", "--eval-tokens", "--prompt", "--prompts", "--freeze",
+         "--lora-targets", "--exclude", "--prefix"}
+
+
 def words(command):
-    return [str(part) for part in command]
+    """The words of a command in which what a test adds wins over the flags that it shares with others:
+    the programs refuse two values of a flag."""
+    groups = []  # a flag with its value, or another word
+    for part in map(str, command):
+        if groups and groups[-1][0].startswith("--") and len(groups[-1]) == 1 and not part.startswith("--"):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    last = {group[0]: i for i, group in enumerate(groups)}
+    return [word for i, group in enumerate(groups) for word in group
+            if not group[0].startswith("--") or group[0] in LISTS or last[group[0]] == i]
 
 
 def run(command, **kwargs):

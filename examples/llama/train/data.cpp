@@ -348,8 +348,28 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
   return result;
 }
 
-std::string data_change(Json saved, const Json& now) {
-  saved.emplace("samples", Json::object());  // older checkpoints have none
+namespace {
+
+/// Makes fingerprints comparable: removes entries from `now` that older programs did not save, and
+/// converts `saved` to the current format.
+void adapt_older_record(Json& saved, Json& now) {
+  Json& samples = saved["samples"];
+  samples = samples.is_null() ? Json::object() : samples;
+  if (!samples.contains("end")) {
+    now["samples"].erase("begin");
+    if (samples.contains("eos_token")) {
+      samples["end"] = Json::array({samples.at("eos_token")});
+      samples.erase("eos_token");
+    } else {
+      now["samples"].erase("end");
+    }
+  }
+}
+
+}  // namespace
+
+std::string data_change(Json saved, Json now) {
+  adapt_older_record(saved, now);
   // Only fingerprints of text data have the entry "tokenizer". Fingerprints of text and of token
   // shards have different entries, so comparing the entries would not help the user.
   if (saved.contains("tokenizer") != now.contains("tokenizer")) {

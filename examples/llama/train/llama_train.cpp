@@ -632,8 +632,9 @@ bool evaluate_at_end(RunParts& parts) {
 
 }  // namespace
 
-bool train(const TrainOptions& options, const comm::WorldPtr& world, const StopSignals* signals) {
-  check_same_start(*world, options.shared, model_config(options));
+bool train(const TrainOptions& given, const comm::WorldPtr& world, const StopSignals* signals) {
+  check_same_start(*world, given.shared, model_config(given));
+  const TrainOptions options = with_chosen_ac(given, *world);
   choose_kernels(options);
   training::Recording recording(recording_options(options));
   training::Checkpointer checkpoints(checkpoint_options(options), world);

@@ -90,8 +90,8 @@ std::string check_ac(const std::string& text) {
   return std::regex_match(text, valid)
              ? ""
              : text +
-                   " is not none, selective or full, or selective:N or full:N, which recomputes "
-                   "the first N blocks only, or auto of llama_plan";
+                   " is not none, selective, full or auto, or selective:N or full:N, which "
+                   "recomputes the first N blocks only";
 }
 
 CLI::Validator degree_or_rest() {
@@ -102,6 +102,8 @@ CLI::Validator degree_or_rest() {
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
+// A planned run uses --memory too, to say whether the run fits.
+const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
 
 // The sections and flags are in the order of --help-all.
@@ -274,8 +276,11 @@ std::vector<Section> make_table() {
        {{"ac", &O::ac, "A", "none",
          "Activation checkpointing: none; full: recompute the blocks; selective: all but "
          "attention and half of the matrix products; full:N, selective:N: of the first N blocks "
-         "only; llama_plan also has auto: the least that fits",
-         [](CLI::Option& option) { option.check(check_ac, ""); }, {}, Form::kOne, true}}},
+         "only; auto: the least whose plan fits",
+         [](CLI::Option& option) { option.check(check_ac, ""); }, {}, Form::kOne, true},
+        {"memory", &O::memory, "GIB", "the smallest GPU's, less a sixth and 3 GB",
+         "Memory of a device that tensors may take with --ac auto, in GiB",
+         by(number_above_0_to(1e6)), kAutoAc}}},
       {"checkpoint",
        {{"checkpoint", &O::checkpoint, "DIR", "",
          "Save all that training needs, at the end and at SIGTERM or SIGUSR1",
@@ -512,8 +517,6 @@ void check_data(const TrainOptions& o, bool needed) {
 }
 
 void check_parallelism(const TrainOptions& o) {
-  TESSERA_CHECK(o.ac != "auto" || o.planned,
-                "--ac auto is for llama_plan, which prints the --ac that fits; pass that one");
   // Each rank gets the same number of sequences, so that the mean over ranks equals the mean over
   // the batch.
   const std::int64_t parts = o.dp_replicate * std::abs(o.dp) * o.accumulate;
@@ -536,6 +539,12 @@ void check_parallelism(const TrainOptions& o) {
   TESSERA_CHECK(o.cp == 1 || (o.dropout == 0 && o.lora_dropout == 0),
                 o.dropout > 0 ? "--dropout" : "--lora-dropout", " is given with --cp ", o.cp,
                 ", whose ranks would not drop what one rank drops; leave out one of them");
+}
+
+void check_memory(const TrainOptions& o) {
+  TESSERA_CHECK(o.ac != "auto" || o.memory || o.device == "cuda" || o.planned,
+                "--ac auto is given on the CPU, whose memory the ranks share; pass --memory with "
+                "the GiB that a rank may take");
 }
 
 void check_checkpoints(const TrainOptions& o) {
@@ -649,6 +658,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
                 ", from which the rate falls; give a smaller one");
   check_fp8(o);
   check_parallelism(o);
+  check_memory(o);
   check_checkpoints(o);
   check_metrics(o);
   if (!o.model.empty()) {

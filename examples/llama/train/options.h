@@ -65,6 +65,8 @@ struct TrainOptions {
   bool reshard_last = false;
   bool offload = false;
   std::string ac = "none";
+  std::optional<double> memory;  ///< GiB of a device that tensors may take, for --ac auto; not
+                                 ///< given: derived from the device
   std::string param_dtype, reduce_dtype = "fp32";
   bool fp8 = false;
   std::string device = "cpu", backend;

@@ -358,20 +358,82 @@ std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
                                    : std::stod(o.peak_flops);
 }
 
-/// Per token, a matrix product with a weight takes 2 FLOPs per element in forward, and as many for
-/// the gradients of the input and of a trained weight. An embedding is a lookup without a matrix
-/// product, unless it is also the head.
-observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
-  double products = 0;
-  for (const auto& [name, slot] : make_meta_model(o, config)->named_slots()) {
-    if (config.tie_word_embeddings || !name.starts_with("model.embed_tokens")) {
-      const int each = slot->get().requires_grad() ? 6 : 4;
-      products += each * static_cast<double>(slot->get().numel());
+namespace {
+
+/// The FLOPs of a matrix product per weight and token. The gradients of the input and of the weight
+/// cost the same.
+constexpr double kProduct = 2;
+
+/// Returns the stage of forward that uses a parameter: 0 for the embedding, 1 to N for the N
+/// layers, and N + 1 for the remaining parameters.
+std::int64_t stage_of(const std::string& name, const Config& config) {
+  const std::string layers = "model.layers.";
+  if (name.starts_with(layers)) {
+    return 1 + std::stoll(name.substr(layers.size()));
+  }
+  return name.starts_with("model.embed_tokens") ? 0 : 1 + config.num_hidden_layers;
+}
+
+bool is_trained(const nn::ParameterSlot& slot) {
+  return slot.get().requires_grad();
+}
+
+/// Returns the first stage (stage_of) with a trained parameter; backward ends there.
+std::int64_t first_trained(const Llama& model) {
+  std::int64_t first = 1 + model.config().num_hidden_layers;
+  for (const auto& [name, slot] : model.named_slots()) {
+    if (is_trained(*slot)) {
+      first = std::min(first, stage_of(name, model.config()));
     }
   }
-  const double attention =
-      12.0 * static_cast<double>(config.num_hidden_layers * config.num_attention_heads *
-                                 config.head_dim * o.seq);
+  return first;
+}
+
+/// Whether the matrix products of a stage compute the gradient of their input. In the layer with
+/// the first trained weight, the result is true even for the few products before that weight.
+bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& config) {
+  return stage > first || (stage == first && stage <= config.num_hidden_layers);
+}
+
+/// FLOPs per token of all matrix products with weights. An embedding is a lookup without a matrix
+/// product, unless it is also the head.
+double products_of(const Llama& model, std::int64_t first) {
+  const Config& config = model.config();
+  double flops = 0;
+  for (const auto& [name, slot] : model.named_slots()) {
+    const std::int64_t stage = stage_of(name, config);
+    if (stage == 0 && !config.tie_word_embeddings) {
+      continue;
+    }
+    const std::int64_t product = stage > 0 ? stage : 1 + config.num_hidden_layers;
+    const int of_gradients =
+        int{has_input_gradient(product, first, config)} + int{is_trained(*slot)};
+    flops += kProduct * (1 + of_gradients) * static_cast<double>(slot->get().numel());
+  }
+  return flops;
+}
+
+/// FLOPs per token of attention: two matrix products per layer in forward, and four in backward.
+double attention_of(const Config& config, std::int64_t sequence, std::int64_t first) {
+  const std::int64_t layers = config.num_hidden_layers;
+  const auto with_gradient = static_cast<double>(layers - std::max<std::int64_t>(first - 1, 0));
+  const auto scores = static_cast<double>(config.num_attention_heads * config.head_dim * sequence);
+  return 2 * kProduct * scores * (static_cast<double>(layers) + 2 * with_gradient);
+}
+
+}  // namespace
+
+observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
+  if (o.freeze.empty() && o.lora_rank == 0) {
+    const ParameterCount count = count_parameters(config);
+    return observe::model_flops(count.total, config.tie_word_embeddings ? 0 : count.embedding,
+                                config.num_hidden_layers,
+                                config.num_attention_heads * config.head_dim, o.seq);
+  }
+  const std::shared_ptr<Llama> model = make_meta_model(o, config);
+  const std::int64_t first = first_trained(*model);
+  const double products = products_of(*model, first);
+  const double attention = attention_of(config, o.seq, first);
   return {products + attention, products + attention / 2};
 }
 

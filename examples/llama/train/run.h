@@ -36,8 +36,14 @@ Config model_config(const TrainOptions& options);
 /// no rank reports a missing rank.
 void check_model(const TrainOptions& options);
 
-/// Returns FLOPs per token of a step. The gradients of weights that --freeze or --lora-rank leaves
-/// untrained are not counted.
+/// Replaces --ac auto by the least recomputation whose planned memory fits into --memory, or into
+/// the smallest GPU of all ranks; if nothing fits, by "full". Prints the choice on rank 0, which
+/// runs llama_plan. Throws tessera::Error on all ranks if the plan fails. Collective over `world`
+/// with --ac auto.
+TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
+
+/// Returns FLOPs per token of a step. Gradients that are not computed are not counted: of weights
+/// that --freeze or --lora-rank leaves untrained, and of inputs before the first trained weight.
 tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
 /// Returns the FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown.
 /// With --peak-flops measure, collective over `world`.
@@ -67,7 +73,7 @@ nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData&
 
 /// Describes the first difference between the data fingerprints of a checkpoint and of a run; "" if
 /// there is none.
-std::string data_change(nlohmann::json saved, const nlohmann::json& now);
+std::string data_change(nlohmann::json saved, nlohmann::json now);
 
 /// Describes the first value of `now` that differs from `saved`, and its path:
 /// "files["t.bin"].bytes is 4 instead of 3"; "" if both are equal. `at`: the path of both values.
@@ -136,7 +142,7 @@ tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 /// step or evaluation batch, saves a checkpoint and ends; nullptr: signals are ignored. Returns
 /// false if a signal ended the run. Collective over `world`; a failure on one rank throws on that
 /// rank.
-bool train(const TrainOptions& options, const tessera::comm::WorldPtr& world,
+bool train(const TrainOptions& given, const tessera::comm::WorldPtr& world,
            const tessera::StopSignals* signals = nullptr);
 
 }  // namespace llama

@@ -111,6 +111,8 @@ TEST(TrainOptions, FilesAreRefusedByNameAndPlace) {
       {"[model]\nsteps = 3\n", {"run.toml", "\"steps\"", "[model]", "[training]"}},
       {"[trainig]\nsteps = 3\n", {"[trainig]", "run.toml", "did you mean [training]"}},
       {"[training]\nstpes = 3\n", {"\"stpes\"", "[training]", "did you mean --steps"}},
+      {"steps = 3\n[training]\nsteps = 3\n", {"\"steps\"", "twice"}},
+      {"sp = true\nno-sp = true\n", {"twice"}},
       {"[training.steps]\nx = 3\n", {"\"steps\""}},
       {"resume = true\nresume-step = 6\ncheckpoint = \"run\"\n", {"--resume", "--resume-step"}},
       {"exclude = []\n", {"run.toml", "\"exclude\"", "empty"}},
@@ -164,13 +166,21 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--reduce-dtype", "int8"}, {"--reduce-dtype", "int8"}},
        {{"--ac", "sometimes"}, {"--ac", "sometimes"}},
        {{"--ac", "full:0"}, {"--ac", "full:0"}},
-       {{"--ac", "auto"}, {"--ac auto", "llama_plan"}},
+       {{"--ac", "auto"}, {"--ac auto", "--memory"}},
+       {{"--memory", "2"}, {"--memory", "--ac auto"}},
+       {{"--ac", "auto", "--memory", "0"}, {"--memory", "0"}},
        {{"--min-lr", "1e-5"}, {"--min-lr", "--schedule cosine"}},
        {{"--optimizer", "sgd", "--betas", "0.9,0.99"}, {"--betas", "--optimizer"}},
        {{"--optimizer", "sgd", "--moment-dtype", "bf16"}, {"--moment-dtype"}},
        {{"--momentum", "0.9"}, {"--momentum", "--optimizer sgd and muon"}},
        {{"--schedule", "cosine", "--decay-ratio", "0.1"}, {"--decay-ratio", "--schedule wsd"}},
        {{"--no-loss-parallel", "--loss-chunks", "4"}, {"--no-loss-parallel", "--loss-chunks 4"}},
+       {{"--steps", "3", "--steps=4"}, {"--steps", "3", "4"}},
+       {{"--no-sp", "--sp"}, {"--sp", "false", "true"}},
+       {{"--seed", "18446744073709551616"}, {"--seed", "18446744073709551616", "64 bits"}},
+       {{"--shuffle", "18446744073709551616"}, {"--shuffle", "64 bits"}},
+       {{"--steps", "+9223372036854775808"}, {"--steps", "64 bits"}},
+       {{"--steps", "0x10"}, {"--steps", "decimal"}},
        {{"--eval-every", "2"}, {"--eval-every", "--eval-text"}},
        {{"--eval-text", "a", "--eval-tokens", "b"}, {"--eval-text", "--eval-tokens"}},
        {{"--verify", "--steps", "0"}, {"--verify", "--steps 0"}},
@@ -199,8 +209,7 @@ TEST(TrainOptions, ValuesAreTakenAsTheyAre) {
   EXPECT_EQ(ParseFlags({"--betas", "0.8,0.99"}).betas, (std::vector<double>{0.8, 0.99}));
   EXPECT_EQ(ParseFlags({"--lr", "1.5E-3"}).lr, 1.5e-3);
   EXPECT_EQ(ParseFlags({"--seed", "18446744073709551615"}).seed, 18446744073709551615U);
-  EXPECT_EQ(ParseFlags({"--steps", "3", "--steps=4"}).steps, 4);
-  EXPECT_TRUE(ParseFlags({"--no-sp", "--sp"}).sp);
+  EXPECT_EQ(ParseFlags({"--steps", "3", "--steps", "3"}).steps, 3);
   EXPECT_EQ(ParseFlags({"--text", "u"}).text, (Flags{"t", "u"}));
   EXPECT_EQ(ParseFlags({"--eval-tokens", "a", "--eval-tokens", "b"}).eval_tokens,
             (Flags{"a", "b"}));
@@ -234,6 +243,29 @@ TEST(TrainOptions, OutputsNeedDifferentPlaces) {
     }
   }
   EXPECT_EQ(ParseFlags({"--profile", "x.json", "--metrics", "x.jsonl"}).profile, "x.json");
+}
+
+TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
+  const TemporaryFolder folder;
+  const auto in_folder = [&](const std::string& name) { return (folder / name).string(); };
+  std::filesystem::create_directory(folder / "m");
+  WriteFile(folder / "a.bin", "");
+  EXPECT_ERROR(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--profile", in_folder("a.bin")}),
+               "--eval-tokens", "--profile");
+  EXPECT_EQ(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--profile", in_folder("b")}).profile,
+            in_folder("b"));
+  const std::string model = in_folder("m");
+  const auto with_model = [&](const std::string& flag, const std::string& file) {
+    return parse_train_options({"--model", model, "--text", "t", flag, file});
+  };
+  for (const char* name : {"config.json", "model-00001-of-00002.safetensors", "tokenizer.json",
+                           "model.safetensors.index.json"}) {
+    const std::string file = model + "/" + name;
+    WriteFile(file, "{}");
+    EXPECT_ERROR(with_model("--profile", file), "--model", "--profile", file);
+  }
+  WriteFile(model + "/metrics.jsonl", "");
+  EXPECT_EQ(with_model("--metrics", model + "/metrics.jsonl").metrics, model + "/metrics.jsonl");
 }
 
 class ResolvedFlags : public testing::TestWithParam<Flags> {};
@@ -287,7 +319,7 @@ TEST(ResolvedFlagsFile, HasEveryFlagInSections) {
                   "\n# momentum = 0.95  (for --optimizer sgd and muon)\n",
                   "\n# checkpoint = '" + run + "/checkpoints'  (in --output-dir)\n",
                   "\n# metrics = '" + run + "/metrics.jsonl'  (in --output-dir)\n",
-                  "\n\n[activation_checkpoint]\nac = 'none'\n");
+                  "\n\n[activation_checkpoint]\nac = 'none'\n# memory is not given");
   const auto has = [&](const char* name, const char* value) {
     return std::ranges::find(options.listing, std::pair<std::string, std::string>(name, value)) !=
            options.listing.end();

@@ -1,0 +1,119 @@
+// --ac auto: chooses the activation checkpointing of a run by a plan of the run's memory. The plan
+// is made by llama_plan in a separate process, because a plan replaces the allocator of its
+// process.
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "examples/llama/start.h"
+#include "examples/llama/train/run.h"
+#include "tessera/comm/agreement.h"
+#include "tessera/observe/metrics.h"
+
+namespace llama {
+
+using namespace tessera;
+
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+/// The margin for memory that a plan does not count, such as fragmentation and the workspaces of
+/// cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
+constexpr double kReservedPerPlanned = 1.2;
+
+/// Returns how many bytes of this rank's device a plan may use.
+std::int64_t own_room(const TrainOptions& o) {
+  if (o.memory) {
+    return static_cast<std::int64_t>(*o.memory * kGiB);
+  }
+  // libtorch reports the memory of a GPU only after the first allocation.
+  const at::Tensor first = at::empty({1}, at::device(c10::Device(o.device)));
+  const auto capacity = static_cast<double>(observe::take_memory_use(o.device).capacity_bytes);
+  return static_cast<std::int64_t>((capacity - planning::Machine{}.reserved_bytes) /
+                                   kReservedPerPlanned);
+}
+
+/// A new temporary folder, which the destructor removes.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string path = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
+    TESSERA_CHECK(::mkdtemp(path.data()) != nullptr, "can't make a folder ", path,
+                  " for the plan of --ac auto; set TMPDIR to a folder that may be written");
+    path_ = path;
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Returns llama_plan's JSON for this run, on devices with `room` bytes. The plan is for an
+/// arbitrary GPU type, because the speed of the GPU does not change which plans fit.
+nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
+  const ScratchFolder scratch;
+  const std::filesystem::path flags = scratch.path() / "run.toml",
+                              json = scratch.path() / "plan.json",
+                              log = scratch.path() / "plan.log";
+  std::ofstream(flags) << o.resolved;
+  const int code = run_logged(
+      {program_path("llama_plan"), "--config-file", flags.string(), "--dp", std::to_string(o.dp),
+       "--ac", "auto", "--memory", number_text(static_cast<double>(room) / kGiB), "--device",
+       o.device, "--gpu", "h100", "--json", json.string()},
+      log);
+  TESSERA_CHECK(code == 0, "--ac auto: ", error_in(log), "; give --ac none, selective or full");
+  std::ifstream in(json);
+  return nlohmann::json::parse(in);
+}
+
+std::string bytes_of(const nlohmann::json& plan, const char* key) {
+  return fmt::format("{:.2f} GiB", plan.at(key).get<double>() / 0x1p30);
+}
+
+}  // namespace
+
+TrainOptions with_chosen_ac(TrainOptions options, comm::World& world) {
+  if (options.ac != "auto") {
+    return options;
+  }
+  const comm::CommunicatorPtr group = start_group(world);
+  // All ranks must make the same choice, so the device with the least memory decides.
+  std::int64_t room = own_room(options);
+  for (const std::string& text : comm::gather_texts(*group, c10::kCPU, std::to_string(room))) {
+    room = std::min<std::int64_t>(room, std::stoll(text));
+  }
+  std::string chosen;
+  comm::run_or_fail_together(*group, c10::kCPU, [&] {
+    if (world.rank() != 0) {
+      return;
+    }
+    const nlohmann::json plan = plan_of(options, room);
+    chosen = plan.at("flags").at("--ac").get<std::string>();
+    std::cout << fmt::format("--ac auto: {} (planned memory of a rank: {}, limit: {}{})", chosen,
+                             bytes_of(plan, "peak_bytes"), bytes_of(plan, "room_bytes"),
+                             plan.at("fits").get<bool>() ? "" : "; no --ac fits")
+              << std::endl;
+  });
+  options.ac = comm::gather_texts(*group, c10::kCPU, chosen).front();
+  return options;
+}
+
+}  // namespace llama
