@@ -134,7 +134,7 @@ def one_of(*names):
 
 def checkpointing(text):
     """The value of --ac: a kind, and what may follow it after a colon, which llama_train checks."""
-    one_of("none", "full", "selective")(text.partition(":")[0])
+    one_of("none", "full", "selective", "auto")(text.partition(":")[0])
     return text
 
 
@@ -156,7 +156,7 @@ def make_parser():
                             f"default to the shape's: {', '.join(SHAPES)}")
     parallelism = parser.add_argument_group("parallelism")
     parallelism.add_argument("--ac", metavar="AC[,AC]", type=several(checkpointing), action="extend",
-                             help="Activation checkpointing: none, selective, full, selective:N, full:N (none)")
+                             help="Activation checkpointing: none, selective, full, selective:N, full:N, auto (none)")
     parallelism.add_argument("--mesh", metavar="DPxTP[,DPxTP]", type=several(str), action="extend",
                              help="Degrees of FSDP and of tensor parallelism (1x1), or DPxCPxTP: of context parallelism "
                                   "between them")
@@ -308,6 +308,13 @@ def flops_of_step(flags, folder):
     return sum(kind["ranks"] * kind["flops"] for kind in kinds)
 
 
+def chosen_ac(log):
+    found = re.search(r"(?m)^--ac auto: (\S+)", log.read_text(errors="replace"))
+    if not found:
+        raise Failure(f"the run with --ac auto printed no choice in {log}")
+    return found[1]
+
+
 def counted_steps(metrics, warmup):
     steps = [json.loads(line) for line in metrics.read_text(errors="replace").splitlines() if line.startswith("{")][warmup:]
     if not steps:
@@ -363,6 +370,8 @@ def measure(trial, given, peak_flops, folder, tokens):
         log, metrics = folder / "run.log", folder / "metrics.jsonl"
         run_logged([BIN / "tessera-run", "--nproc", trial.ranks, "--", BIN / "llama_train", *run_flags(trial, given), "--tokens",
                     tokens, "--peak-flops", peak_flops, "--metrics", metrics], log)
+        if trial.ac == "auto":
+            trial.ac = chosen_ac(log)
         return figures_of(counted_steps(metrics, given.warmup), flops_of_step(run_flags(trial, given), folder), trial.ranks)
 
     figures = figures_or_error(train)

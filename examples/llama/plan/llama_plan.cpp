@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <regex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,8 +19,10 @@
 #include "examples/llama/cli.h"
 #include "examples/llama/train/options.h"
 #include "examples/llama/train/run.h"
+#include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/fake_mode.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
 #include "tessera/planning/search.h"
@@ -70,6 +73,89 @@ planning::PlanOptions plan_options(const TrainOptions& o,
 planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
+
+/// The collectives of one kind, on one process group, that a module causes in a step.
+struct ModuleTraffic {
+  /// The module's FQN. "model.layers.*.mlp" means all layers together; "" means outside the model.
+  std::string module;
+  bool backward = false;
+  std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
+  comm::Traffic traffic;
+};
+
+/// Replaces numbers in an FQN by "*": "model.layers.3.mlp" -> "model.layers.*.mlp".
+std::string pattern_of(const std::string& fqn) {
+  static const std::regex number(R"((^|\.)\d+(?=\.|$))");
+  return std::regex_replace(fqn, number, "$1*");
+}
+
+/// Attributes each collective of rank 0 to a module: to the module whose forward is running, or to
+/// the module whose output's gradient arrived last. So collectives of clipping and the optimizer
+/// are attributed to the last module of backward. Adds permanent hooks to the model.
+class TrafficByModule {
+ public:
+  TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
+    nn::visit_modules(model, [this](const std::string& fqn, nn::ModuleBase& module) {
+      const std::string name = pattern_of(fqn);
+      module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
+        count();
+        running_.push_back(name);
+        if (name.empty()) {  // forward of the model itself begins: the previous backward has ended
+          backward_.reset();
+        }
+      });
+      module.add_forward_hook([this, name](auto&, nn::TensorList outputs) {
+        for (const at::Tensor* output : outputs) {
+          if (output->requires_grad()) {
+            output->register_hook([this, name](const at::Tensor&) {
+              count();
+              backward_ = name;
+            });
+          }
+        }
+      });
+      module.add_always_hook([this] {
+        count();
+        running_.pop_back();
+      });
+    });
+  }
+  void begin() { last_ = counter_.table(); }
+  std::vector<ModuleTraffic> end() {
+    count();
+    return std::move(modules_);
+  }
+
+ private:
+  /// Adds the collectives since the last call of count() to the current module.
+  void count() {
+    const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
+    for (const auto& [key, traffic] : counter_.since(last_)) {
+      if (traffic.calls > 0) {
+        add(module, running_.empty() && backward_, key.first, key.second, traffic);
+      }
+    }
+    last_ = counter_.table();
+  }
+  void add(const std::string& module, bool backward, const std::string& group,
+           const std::string& collective, const comm::Traffic& traffic) {
+    auto row = std::ranges::find_if(modules_, [&](const ModuleTraffic& each) {
+      return each.module == module && each.backward == backward && each.group == group &&
+             each.collective == collective;
+    });
+    if (row == modules_.end()) {
+      row = modules_.insert(row, {module, backward, group, collective, {}});
+    }
+    row->traffic.calls += traffic.calls;
+    row->traffic.bytes += traffic.bytes;
+  }
+
+  comm::TrafficCounter& counter_;
+  comm::TrafficTable last_;
+  std::vector<std::string> running_;     ///< modules whose forward is running, innermost last
+  std::optional<std::string> backward_;  ///< the module whose output's gradient arrived last
+  std::vector<ModuleTraffic> modules_;
+};
 
 bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
@@ -134,6 +220,35 @@ planning::RunPlan plan_llama(TrainOptions& options,
   return run;
 }
 
+/// Returns the collectives of rank 0 in the run's second step, by module, in their order.
+std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
+  const kernels::FakeMode fake;
+  const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
+  const planning::Run run = planned_run(options, world);
+  TrafficByModule traffic(*run.model, world->traffic());
+  run.step();
+  traffic.end();
+  traffic.begin();
+  run.step();
+  return traffic.end();
+}
+
+/// Returns a table of the modules' collectives, one line per entry.
+std::string to_text(const std::vector<ModuleTraffic>& modules) {
+  std::size_t width = 0;
+  for (const ModuleTraffic& each : modules) {
+    width = std::max(width, each.module.size());
+  }
+  std::string text = "collectives of rank 0 by module\n";
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    text +=
+        fmt::format("  {:<{}}  {:<8}  {} {}: {} call{}, {} bytes\n", module.empty() ? "-" : module,
+                    width, backward ? "backward" : "forward", group, collective, traffic.calls,
+                    traffic.calls == 1 ? "" : "s", traffic.bytes);
+  }
+  return modules.empty() ? "" : text;
+}
+
 /// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
@@ -175,8 +290,6 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
 /// The flags that only llama_plan has.
 struct PlanFlags {
   std::string gpu, json;
-  std::optional<double>
-      memory;  ///< GiB of a device that tensors may take; not given: the machine's
   std::int64_t gpus = 0;
   bool search = false;
 };
@@ -186,10 +299,6 @@ void declare(CLI::App& app, PlanFlags& flags) {
                  "What the run is planned for: a100, h100, h200, b200, l40s, mi300x, or a file "
                  "with a machine's numbers")
       ->option_text("NAME|FILE.toml");
-  app.add_option("--memory", flags.memory,
-                 "Memory of a device that tensors may take, in GiB (the machine's)")
-      ->option_text("GIB")
-      ->check(number_above_0_to(1e6));
   app.add_flag(
       "--search", flags.search,
       "Choose --dp, --tp, --cp, --ac, --zero and --accumulate, those of them that are not "
@@ -207,7 +316,7 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   TESSERA_CHECK(options.ac != "auto" || !flags.gpu.empty(),
                 "--ac auto needs a machine, whose memory decides what fits; pass --gpu h200, for "
                 "example");
-  TESSERA_CHECK(!flags.memory || !flags.gpu.empty(),
+  TESSERA_CHECK(!options.memory || !flags.gpu.empty(),
                 "--memory is given without --gpu, which names the machine that the plan is for");
   TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
                 "--search is given with ", "--ac ", options.ac,
@@ -225,10 +334,11 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Writes the plan as JSON, with all four degrees of parallelism.
+/// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module.
 /// RunPlan::mesh has only the dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
-                const TrainOptions& o, const std::string& file) {
+                const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
+                const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
   json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
   json["model"] = std::filesystem::path(o.config).stem().string();
@@ -238,6 +348,15 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
     json["flags"][flag] = value;
   }
   json["flags"]["--ac"] = o.ac;  // with --ac auto, the choice
+  json["modules"] = nlohmann::ordered_json::array();
+  for (const auto& [module, backward, group, collective, traffic] : modules) {
+    json["modules"].push_back({{"module", module},
+                               {"backward", backward},
+                               {"group", group},
+                               {"collective", collective},
+                               {"calls", traffic.calls},
+                               {"bytes", traffic.bytes}});
+  }
   std::ofstream out(file);
   out << json.dump(1) << "\n";
   out.close();
@@ -267,8 +386,8 @@ int plan(std::vector<std::string> arguments) {
   std::optional<planning::Machine> machine;
   if (!flags.gpu.empty()) {
     machine = planning::machine_of(flags.gpu, "--gpu");
-    if (flags.memory) {
-      machine->memory_bytes = *flags.memory * (1 << 30);
+    if (options.memory) {
+      machine->memory_bytes = *options.memory * (1 << 30);
       machine->reserved_bytes = 0;
     }
   }
@@ -279,9 +398,10 @@ int plan(std::vector<std::string> arguments) {
     if (chooses) {
       std::cout << "--ac auto: " << options.ac << "\n";
     }
-    std::cout << planning::to_text(run) << std::flush;
+    const std::vector<ModuleTraffic> modules = plan_modules(options);
+    std::cout << planning::to_text(run) << to_text(modules) << std::flush;
     if (!flags.json.empty()) {
-      write_json(run, search, options, flags.json);
+      write_json(run, search, modules, options, flags.json);
     }
   } catch (const c10::Error& error) {
     tessera::fail(error.what_without_backtrace());
