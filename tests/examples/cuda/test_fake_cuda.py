@@ -293,10 +293,20 @@ def test_attention_runs_as_logged(case):
     assert used == {logged}
 
 
+def test_checkpointing_is_chosen_for_the_memory_of_the_device():
+    case = Case("auto", dp=2, flags="--ac auto")
+    assert "--ac auto: none (" in on_cuda(case, EARLY).done.stdout
+
+
 def launches_of(*parts):
     """How many launches a report has of kernels with one of these in their names."""
     return lambda report: sum(count for name, count in report["launches"].items()
                               if any(part in name for part in parts))
+
+
+def launches(*parts):
+    """How many launches of such kernels a step adds in the case cp, which recomputes nothing."""
+    return a_step(next(case for case in CASES if case.name == "cp"), launches_of(*parts))
 
 
 def test_split_sequences_keep_the_fast_kernel():
@@ -353,6 +363,29 @@ def test_deterministic_training_has_an_algorithm_for_every_operator():
     assert "attention: flash, deterministic" in run.done.stdout
     backward = [name for name in run.reports[0]["launches"] if "flash_bwd_dot_do_o" in name]
     assert backward
+
+
+def test_fused_operators_are_one_launch_each():
+    """And none is a chain of libtorch's kernels: those of their formulas are not launched at all."""
+    layers = programs.SMALL["num_hidden_layers"]
+    # Backward computes the norms once more, and the products of silu_mul with their gradients.
+    expected = {"silu_mul_kernel": layers, "silu_mul_backward_kernel": layers,
+                "rms_norm_kernel": 4 * layers + 2, "rms_norm_backward_kernel": 2 * layers + 1,
+                "rms_norm_weight_kernel": 2 * layers + 1,
+                "rotary_kernel": 2 * layers,  # forward and backward, each of queries and keys
+                "embedding_kernel": 1, "embedding_backward_kernel": 1, "embedding_backward_rows_kernel": 1,
+                "cross_entropy_kernel": 1, "cross_entropy_backward_kernel": 1}
+    assert {name: launches("::" + name + "<") for name in expected} == expected
+    assert launches("silu_kernel", "sigmoid", "rsqrt", "log_softmax", "compare_scalar_kernel<long>") == 0
+
+
+def test_clipping_and_the_update_are_four_launches():
+    """No pass over the gradients multiplies them, and each unit's gradients are cast in one."""
+    for kernel in ("square_sums_kernel", "sum_kinds_kernel", "clip_norm_kernel", "adamw_kernel"):
+        assert launches("::" + kernel) == 1, kernel
+    assert launches("BinaryOpScalarTensorFunctor") == launches("FusedAdam") == 0
+    units = programs.SMALL["num_hidden_layers"] + 2  # the embedding, and the norm with the head
+    assert launches("::pack_kernel<c10::BFloat16, float>") <= units
 
 
 def test_every_exit_is_clean():
