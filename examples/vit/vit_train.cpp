@@ -12,6 +12,7 @@
 #include <torch/nn/modules/conv.h>
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -253,6 +254,17 @@ struct Options {
   }
 };
 
+/// Throws Error if an output would replace the file of --config.
+void check_outputs(const Options& o) {
+  const std::map<std::string, std::string> outputs{
+      {"--metrics", o.metrics}, {"--checkpoint", o.checkpoints.folder}, {"--save-hf", o.save_hf}};
+  for (const auto& [flag, path] : outputs) {
+    std::error_code none;
+    TESSERA_CHECK(path.empty() || !std::filesystem::equivalent(path, o.config_file, none), flag,
+                  " is ", path, ", the file of --config: give another name");
+  }
+}
+
 /// Reads the command line. Returns nullopt after printing --help. Throws Error or CLI::ParseError
 /// for values that no run can have.
 std::optional<Options> parse(int argc, char** argv) {
@@ -286,6 +298,7 @@ std::optional<Options> parse(int argc, char** argv) {
     std::cout << app.help();
     return std::nullopt;
   }
+  check_outputs(o);
   if (!o.config_file.empty()) {
     o.config = vit::read_config(o.config_file);
   }
