@@ -21,23 +21,35 @@ std::string successors_of(P phase) {
 
 }  // namespace
 
-// docs/fsdp.md has the cause of each transition.
-
 template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {
   using enum IterationPhase;
   static const std::vector<Transition<IterationPhase>> table{
+      // the root's forward begins
       {kIdle, kForward},
+      // the root's forward ends, and a backward that it ran had ended the iteration
       {kIdle, kAwaitingBackward},
+      // backward comes to a unit that was called by itself, to an earlier micro-batch (a pipeline),
+      // or again (create_graph, retain_graph)
       {kIdle, kBackward},
+      // the root's forward begins after one that failed, or within itself
       {kForward, kForward},
+      // the root's forward ends, no result needs a gradient
       {kForward, kIdle},
+      // the root's forward ends, a result needs a gradient
       {kForward, kAwaitingBackward},
+      // the root's forward runs a backward
       {kForward, kBackward},
+      // the root's forward begins: no backward came, and the iteration is abandoned
       {kAwaitingBackward, kForward},
+      // a method of the root ends that called the root's forward
       {kAwaitingBackward, kAwaitingBackward},
+      // backward comes to the first unit
       {kAwaitingBackward, kBackward},
+      // backward ends, or with ranks that disagree, or had failed when the root's next forward
+      // begins
       {kBackward, kIdle},
+      // the root's forward ends, and a backward that it ran had failed
       {kBackward, kAwaitingBackward},
   };
   return table;
@@ -47,19 +59,36 @@ template <>
 const std::vector<Transition<UnitPhase>>& legal_transitions() {
   using enum UnitPhase;
   static const std::vector<Transition<UnitPhase>> table{
+      // its shards are laid out, when the root's forward begins or it is gathered
       {kNew, kIdle},
+      // the first of its modules is called
       {kIdle, kForward},
+      // backward comes again: the unit ran more than once, or a graph is kept (retain_graph) or
+      // made (create_graph)
       {kIdle, kBackward},
+      // its modules have run and no result needs a gradient, or its forward failed and the root's
+      // begins
       {kForward, kIdle},
+      // a result needs a gradient
       {kForward, kForwardRecorded},
+      // a backward runs within its forward, or after that failed
       {kForward, kBackward},
+      // a later one of its modules failed, and the root's forward begins
       {kForwardRecorded, kIdle},
+      // its modules have run
       {kForwardRecorded, kAwaitingBackward},
+      // a backward runs between its modules
       {kForwardRecorded, kBackward},
+      // the root's forward begins: the iteration was abandoned
       {kAwaitingBackward, kIdle},
+      // it is called again
       {kAwaitingBackward, kForward},
+      // a method ends that called its forward
       {kAwaitingBackward, kForwardRecorded},
+      // a result's gradient comes, or its forward is recomputed
       {kAwaitingBackward, kBackward},
+      // its inputs' gradients have come, backward ends, or backward failed and the root's forward
+      // begins
       {kBackward, kIdle},
   };
   return table;
@@ -69,8 +98,16 @@ template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions() {
   using enum GatherPhase;
   static const std::vector<Transition<GatherPhase>> table{
-      {kSharded, kGathering}, {kSharded, kUnsharded}, {kGathering, kUnsharded},
-      {kGathering, kSharded}, {kUnsharded, kSharded},
+      // the all-gather starts
+      {kSharded, kGathering},
+      // one rank shards: nothing is gathered
+      {kSharded, kUnsharded},
+      // the all-gather has been waited for
+      {kGathering, kUnsharded},
+      // the all-gather failed, or its unit was freed before it was used
+      {kGathering, kSharded},
+      // the unit is freed
+      {kUnsharded, kSharded},
   };
   return table;
 }

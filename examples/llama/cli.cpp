@@ -49,32 +49,27 @@ CLI::Validator number_check(const std::string& range, const std::function<bool(d
 }
 
 template <class Integer>
-bool overflows(std::string_view text) {
+bool is_whole(std::string_view text) {
   text.remove_prefix(text.starts_with('+') ? 1 : 0);
   Integer value = 0;
-  return std::from_chars(text.data(), text.data() + text.size(), value).ec ==
-         std::errc::result_out_of_range;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
 }
 
-/// Makes an option accept only decimal numbers that fit its type. CLI11 alone accepts all number
-/// formats of C, and clamps integers beyond 64 bits.
-void check_form_of_numbers(CLI::Option& option) {
+/// Makes an option of an integer accept only decimal numbers that fit its type. CLI11 alone clamps
+/// integers beyond 64 bits.
+void check_integers(CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::string name = type.substr(0, type.find(':'));
-  if (name != "INT" && name != "UINT" && name != "FLOAT") {
-    return;
+  if (name == "INT" || name == "UINT") {
+    option.check(
+        [name](const std::string& text) {
+          const bool fits =
+              name == "INT" ? is_whole<std::int64_t>(text) : is_whole<std::uint64_t>(text);
+          return fits ? std::string() : text + " is not a decimal whole number of 64 bits";
+        },
+        "");
   }
-  option.check(
-      [name](const std::string& text) {
-        if (!is_decimal(text)) {
-          return text + " is not a decimal number";
-        }
-        const bool too_large = (name == "INT" && overflows<std::int64_t>(text)) ||
-                               (name == "UINT" && overflows<std::uint64_t>(text));
-        return too_large ? text + " does not fit into 64 bits; give a smaller number"
-                         : std::string();
-      },
-      "");
 }
 
 /// Throws Error if a flag with one value is given twice, because CLI11 would silently use one of
@@ -97,7 +92,7 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   declare_config_file(app, alternatives);
   for (CLI::Option* option : app.get_options()) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    check_form_of_numbers(*option);
+    check_integers(*option);
   }
   // Unknown flags are handled later, because CLI11's error message suggests no similar name.
   app.allow_extras();
@@ -116,20 +111,9 @@ void leave_out_of_help(CLI::App& app, const FlagNames& first) {
 
 }  // namespace
 
-bool is_decimal(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789.eE+-") == std::string_view::npos;
-}
-
 std::string number_text(double value) {
-  std::string text;
-  // 17 digits are enough for every double to be read back exactly.
-  for (int digits = 15; digits <= 17 && (text.empty() || std::stod(text) != value); ++digits) {
-    std::ostringstream out;
-    out.precision(digits);
-    out << value;
-    text = out.str();
-  }
-  return text;
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on,
@@ -498,41 +482,30 @@ std::filesystem::path place_of(const std::string& file) {
   return place.has_filename() ? place : place.parent_path();
 }
 
-/// Whether a file with this name belongs to a model or a checkpoint, unlike other files in a
-/// folder.
-bool is_of_model(const std::string& name) {
-  constexpr std::array kNames{"*.safetensors",     "*.safetensors.index.json",
-                              "config.json",       "generation_config.json",
-                              "tokenizer*",        "special_tokens_map.json",
-                              "added_tokens.json", "vocab.json",
-                              "merges.txt",        "*.jinja",
-                              "manifest.json"};
-  return std::ranges::any_of(
-      kNames, [&](const char* pattern) { return fnmatch(pattern, name.c_str(), 0) == 0; });
-}
-
-std::vector<std::string> matches_of(const std::string& pattern) {
-  glob_t found{};
-  glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
-  std::vector<std::string> matches(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
-  return matches;
-}
-
-/// Returns the paths of all files that a program reads for the name `path`. A missing file is
-/// reported later, by the code that reads the file.
+/// Returns the paths of all files that a program reads for the name `path`, which may be a glob or
+/// a model's folder. A missing file is reported later, by the code that reads the file.
 std::vector<std::string> places_read(const std::string& path) {
-  std::error_code error;
+  constexpr std::array kOfModel{"*.safetensors",     "*.safetensors.index.json",
+                                "config.json",       "generation_config.json",
+                                "tokenizer*",        "special_tokens_map.json",
+                                "added_tokens.json", "vocab.json",
+                                "merges.txt",        "*.jinja",
+                                "manifest.json"};
   std::vector<std::string> places{path};
-  if (!std::filesystem::exists(path, error)) {
-    const std::vector<std::string> matches = matches_of(path);
-    places.insert(places.end(), matches.begin(), matches.end());
-  } else if (std::filesystem::is_directory(path, error)) {
+  if (std::error_code error; std::filesystem::is_directory(path, error)) {
     for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-      if (is_of_model(entry.path().filename().string())) {
+      const std::string name = entry.path().filename().string();
+      if (std::ranges::any_of(kOfModel, [&](const char* pattern) {
+            return fnmatch(pattern, name.c_str(), 0) == 0;
+          })) {
         places.push_back(entry.path().string());
       }
     }
+  } else {
+    glob_t found{};
+    glob(path.c_str(), GLOB_NOSORT, nullptr, &found);
+    places.insert(places.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    globfree(&found);
   }
   return places;
 }

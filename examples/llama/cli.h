@@ -37,12 +37,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 /// failure prints one line to stderr, "program: message", and returns 1.
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>));
 
-/// Whether a text has only characters of decimal numbers, which excludes 0x1p40 and digit
-/// separators. Numeric options accept no other text.
-bool is_decimal(std::string_view text);
-
-/// Returns the shortest text, from 15 digits of precision on, that converts back to the number: 0.1
-/// is "0.1".
+/// Returns the shortest text that converts back to the number: 0.1 is "0.1".
 std::string number_text(double value);
 
 /// Adds a switch that sets `on`, and optionally a flag that clears `on`: "--sp,!--no-sp". Unlike

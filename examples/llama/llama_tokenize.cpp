@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
@@ -34,7 +33,6 @@ namespace {
 
 using namespace tessera;
 using namespace llama;
-using Clock = std::chrono::steady_clock;
 
 /// The flags of llama_tokenize; see llama_tokenize --help.
 struct TokenizeOptions {
@@ -278,39 +276,6 @@ constexpr std::size_t kChunkBytes = 256 << 10;
 /// The maximum amount of text that is read but not yet written; the tokens of this text take up to
 /// eight times as much memory.
 constexpr std::size_t kBytesUnderWay = 16 << 20;
-constexpr std::chrono::seconds kProgressEvery{5};
-
-/// Prints progress lines to stderr, a few per minute.
-class Progress {
- public:
-  explicit Progress(const std::vector<std::string>& files) {
-    for (const std::string& file : files) {
-      std::error_code error;  // errors are ignored here, because the reader reports them
-      const std::uint64_t bytes = std::filesystem::file_size(file, error);
-      total_ += error ? 0 : bytes;
-    }
-  }
-
-  void update(const DocumentReader& reader, const ShardSet& shards) {
-    const Clock::time_point now = Clock::now();
-    if (now - shown_ < kProgressEvery) {
-      return;
-    }
-    shown_ = now;
-    const double seconds = std::chrono::duration<double>(now - start_).count();
-    std::cerr << fmt::format(
-                     "llama_tokenize: {:.1f}% of {} bytes, {} tokens, {} shards, {:.1f} MB/s\n",
-                     100.0 * static_cast<double>(reader.consumed()) /
-                         static_cast<double>(std::max<std::uint64_t>(total_, 1)),
-                     total_, shards.tokens(), shards.shards(),
-                     static_cast<double>(reader.consumed()) / 1e6 / seconds)
-              << std::flush;
-  }
-
- private:
-  std::uint64_t total_ = 0;
-  Clock::time_point start_ = Clock::now(), shown_ = start_;
-};
 
 /// Pieces of text that are tokenized together, and the future of their tokens.
 struct Chunk {
@@ -325,8 +290,7 @@ class Pipeline {
       : threads_(static_cast<std::size_t>(options.threads)),
         encoder_(encoder),
         shards_(shards),
-        reader_(encoder.files, options.jsonl),
-        progress_(encoder.files) {}
+        reader_(encoder.files, options.jsonl) {}
 
   void run() {
     while (std::optional<Piece> piece = reader_.next()) {
@@ -370,14 +334,12 @@ class Pipeline {
       shards_.append(tokens);
     }
     under_way_ -= chunk.bytes;
-    progress_.update(reader_, shards_);
   }
 
   std::size_t threads_;
   const PieceEncoder& encoder_;
   ShardSet& shards_;
   DocumentReader reader_;
-  Progress progress_;
   std::vector<Piece> pieces_;  ///< pieces of text for the next chunk
   std::size_t bytes_ = 0;      ///< total size in bytes of the texts in pieces_
   std::size_t under_way_ = 0;  ///< total size in bytes of the texts in chunks_

@@ -27,8 +27,8 @@ TIED = SMALL | {"vocab_size": 301, "head_dim": 24, "num_key_value_heads": 4,
 
 
 # Flags that add up.
-LISTS = {"--tokens", "--weight", "--jsonl", "--text", "--eval-text", "--eval-tokens", "--prompt", "--prompts", "--stop",
-         "--freeze", "--lora-targets", "--exclude", "--prefix"}
+LISTS = {"--tokens", "--weight", "--jsonl", "--text", "--eval-text", "--eval-tokens", "--prompt", "--prompts", "--freeze",
+         "--lora-targets", "--exclude", "--prefix"}
 
 
 def words(command):

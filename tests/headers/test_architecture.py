@@ -4,14 +4,11 @@ import collections
 import os
 import pathlib
 import re
-import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "mesh", "tensor_parallel", "fsdp")
 SOURCES = (".cpp", ".h", ".inl", ".inc", ".cu")
-# What a user's program is like.
-PROGRAMS = ("examples", "tools", "benchmarks")
 
 
 # What libtorch does not document for C++. Sources reach it by tessera/internals/detail/ only.
@@ -81,11 +78,11 @@ class Subfolders:
     """Which file of a layer is in which subfolder. A header in include/ is in the subfolder of the source that bears its
     name, and includes it; if there is none, in no subfolder: what it includes counts for who includes it."""
 
-    def __init__(self, root, layer):
-        self.root, self.folder = root, root / layer
+    def __init__(self, layer):
+        self.folder = ROOT / layer
         self.files = [path for path in sorted(self.folder.rglob("*")) if path.suffix in SOURCES]
-        public = root / "include/tessera" / self.folder.name
-        self.headers = {path.relative_to(root / "include").as_posix(): path for path in sorted(public.rglob("*.h"))}
+        public = ROOT / "include/tessera" / self.folder.name
+        self.headers = {path.relative_to(ROOT / "include").as_posix(): path for path in sorted(public.rglob("*.h"))}
         self.subfolder_of = {path: self._folder_of(path) for path in self.files}
         sources = collections.defaultdict(list)
         for path in self.files:
@@ -119,7 +116,7 @@ class Subfolders:
         for path, subfolder in self.subfolder_of.items():
             for include in includes_of(path) if subfolder is not None else ():
                 for used in self._subfolders_reached(path, include, set()) - {subfolder}:
-                    yield path.relative_to(self.root).as_posix(), subfolder, used, include
+                    yield path.relative_to(ROOT).as_posix(), subfolder, used, include
 
     def backward(self, order):
         """Those that go back: to a subfolder that is not before the file's own in `order`."""
@@ -172,7 +169,7 @@ class Architecture(unittest.TestCase):
     def test_every_subfolder_is_in_the_table(self):
         for layer, order in subfolders_in_order().items():
             with self.subTest(layer=layer):
-                found = {each for each in Subfolders(ROOT, layer).subfolder_of.values() if each is not None}
+                found = {each for each in Subfolders(layer).subfolder_of.values() if each is not None}
                 # A layer without subfolders has no order to tell.
                 self.assertEqual(set(order) or {"."}, found)
                 self.assertEqual(len(order), len(set(order)))
@@ -180,7 +177,7 @@ class Architecture(unittest.TestCase):
     def test_subfolders_include_the_subfolders_before_them_only(self):
         for layer, order in subfolders_in_order().items():
             with self.subTest(layer=layer):
-                self.assertEqual(Subfolders(ROOT, layer).backward(order or ["."]), [])
+                self.assertEqual(Subfolders(layer).backward(order or ["."]), [])
 
     def test_programs_include_no_header_of_the_librarys_own(self):
         # Benchmarks measure kernels of the library, too. tessera-run --explain reads the flight records.
@@ -188,39 +185,3 @@ class Architecture(unittest.TestCase):
             with self.subTest(file=path.relative_to(ROOT).as_posix()):
                 self.assertLessEqual({name for name in includes_of(path) if "/detail/" in name},
                                      {"tessera/core/detail/flight_record.h"} if path.parent.name == "run" else set())
-
-    def test_every_subfolder_is_drawn(self):
-        drawn = set(re.findall(r"\w+", " ".join(re.findall(r">([^<>]+)</text>",
-                                                          (ROOT / "docs/architecture.svg").read_text()))))
-        names = {part for folder in FOLDERS for path in (ROOT / folder).rglob("*.cpp")
-                 for part in path.parent.relative_to(ROOT).parts} - {"src"}
-        self.assertEqual(names - drawn, set())
-
-
-class SubfoldersOfALayer(unittest.TestCase):
-    """The checker itself, on a layer with an include that goes back."""
-
-    def layer(self, files):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        root = pathlib.Path(folder.name)
-        for name, includes in files.items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f'#include "{include}"\n' for include in includes))
-        return Subfolders(root, "src/layer")
-
-    def test_an_include_that_goes_back_is_found(self):
-        layer = self.layer({"src/layer/low/a.cpp": ["high/b.h"], "src/layer/high/b.h": [], "src/layer/high/b.cpp": ["high/b.h"]})
-        self.assertEqual(layer.backward(["low", "high"]), ["src/layer/low/a.cpp includes high/b.h: low uses high"])
-        self.assertEqual(layer.backward(["high", "low"]), [])
-
-    def test_a_public_header_is_in_the_subfolder_of_its_source(self):
-        name = "tessera/layer/detail/b.h"
-        layer = self.layer({"include/" + name: [], "src/layer/high/b.cpp": [name], "src/layer/low/a.cpp": [name],
-                            "src/layer/low/b.cpp": []})
-        self.assertEqual(layer.backward(["low", "high"]), [f"src/layer/low/a.cpp includes {name}: low uses high"])
-
-
-if __name__ == "__main__":
-    unittest.main()

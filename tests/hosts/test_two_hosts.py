@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no network namespac
 LIMIT = 4  # seconds: TESSERA_TIMEOUT
 
 
-MESHES = {"fsdp_of_tp": ["--dp", 2, "--tp", 2], "fsdp": ["--dp", 4], "hsdp": ["--dp-replicate", 2, "--dp", 2],
-          "zero2": ["--dp", 2, "--tp", 2, "--zero", 2, "--accumulate", 2], "cp": ["--dp", 2, "--cp", 2]}
+MESHES = {"fsdp_of_tp": ["--dp", 2, "--tp", 2], "fsdp": ["--dp", 4, "--zero", 2, "--accumulate", 2],
+          "hsdp": ["--dp-replicate", 2, "--dp", 2], "cp": ["--dp", 2, "--cp", 2]}
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -62,7 +62,7 @@ def names(output, rank):
     return re.search(rf"rank\(s\) (\d+, )*{rank}(, \d+)* did not arrive", output)
 
 
-@pytest.mark.parametrize("mesh, victim", [("fsdp_of_tp", 0), ("fsdp_of_tp", 1), ("fsdp", 1), ("hsdp", 0)])
+@pytest.mark.parametrize("mesh, victim", [("fsdp_of_tp", 0), ("fsdp", 1)])
 def test_a_host_that_is_cut_off_is_named_by_the_other(folder, two, mesh, victim):
     run = Run(folder, *MESHES[mesh], "--steps", 100000)
     launchers = two.start(2, run.program, environment={"TESSERA_TIMEOUT": str(LIMIT)})
@@ -74,9 +74,9 @@ def test_a_host_that_is_cut_off_is_named_by_the_other(folder, two, mesh, victim)
         assert any(names(output, rank) for rank in (2 * other, 2 * other + 1)), output
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_host_without_power_is_named_by_the_other(folder, two, victim):
+def test_a_host_without_power_is_named_by_the_other(folder, two):
     """Nothing closes its connections."""
+    victim = 0
     run = Run(folder, "--dp", 2, "--tp", 2, "--steps", 100000)
     launchers = two.start(2, run.program, environment={"TESSERA_TIMEOUT": str(LIMIT)})
     wait_for_step(run, 5, launchers)
@@ -86,7 +86,7 @@ def test_a_host_without_power_is_named_by_the_other(folder, two, victim):
     assert names(output, 2 * victim) or names(output, 2 * victim + 1), output
 
 
-@pytest.mark.parametrize("mesh, victim", [("fsdp_of_tp", 0), ("fsdp", 0), ("fsdp", 1)])
+@pytest.mark.parametrize("mesh, victim", [("fsdp_of_tp", 0), ("fsdp", 1)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_killed_or_stopped_ends_both_hosts(folder, two, number, mesh, victim):
     run = Run(folder, *MESHES[mesh], "--steps", 100000)

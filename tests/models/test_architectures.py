@@ -1,7 +1,4 @@
 """Models that transformers has written: their logits, and a training of them."""
-import json
-import unittest
-
 import programs
 
 SEQUENCE = 3 * programs.POSITIONS
@@ -55,7 +52,9 @@ class Architectures(programs.InFolder):
         x = torch.tensor(programs.text_tokens(rows * SEQUENCE + 1, 256))
         tokens = programs.write_tokens(self.folder / "few.bin", x.tolist())
         metrics = self.folder / "metrics.jsonl"
-        for number, (name, folder, model) in enumerate(self.each()):
+        # The scalings of positions differ in the logits alone.
+        names = "llama2_with_biases", "llama3", "mistral_with_window", "qwen2", "qwen3"
+        for number, (name, folder, model) in enumerate(self.each(names)):
             export = self.folder / f"{name}-export"
             programs.train(["--model", folder, "--tokens", tokens, "--batch", rows, "--seq", SEQUENCE, "--lr", 1e-3,
                             "--steps", steps, "--metrics", metrics, "--save-hf", export,
@@ -67,22 +66,3 @@ class Architectures(programs.InFolder):
             for mine, theirs in zip(ours, losses_of_training(model, rows, x, steps), strict=True):
                 self.assertAlmostEqual(mine, theirs, delta=1e-4 * theirs, msg=name)
             self.assertLess(ours[-1], 0.9 * ours[0], name)
-
-    def test_refuses_what_it_does_not_implement(self):
-        cases = [({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
-                 ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, '"low_freq_factor" is missing'),
-                 ({"model_type": "gemma"}, '"model_type" is "gemma"'),
-                 ({"model_type": "qwen3", "use_sliding_window": True}, '"use_sliding_window" is true'),
-                 ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "sliding_attention")]
-        for values, message in cases:
-            with self.subTest(message):
-                folder = self.folder / "refused"
-                folder.mkdir(exist_ok=True)
-                (folder / "config.json").write_text(json.dumps(programs.LLAMA | values))
-                done = programs.run([programs.BIN / "llama_logits", folder, self.folder / "x", 1])
-                self.assertEqual(done.returncode, 1)
-                self.assertIn(message, done.stderr)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -1,16 +1,10 @@
 """A fixed sample of PyTorch's operator database; `run.py` runs all of it."""
-import argparse
 import json
-import os
 import pathlib
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
-
-import ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -32,7 +26,7 @@ linalg.inv linalg.cholesky fft.fft
 
 
 @pytest.mark.parametrize("configuration,variant",
-                         [("A", "function"), ("B", "function"), ("C", "function"), ("C", "nograd")])
+                         [("A", "nograd"), ("B", "function"), ("C", "function")])
 def test_operators_are_right(configuration, variant, tmp_path):
     report = tmp_path / "report.json"
     done = subprocess.run(
@@ -48,28 +42,3 @@ def test_operators_are_right(configuration, variant, tmp_path):
     others = [f"{r['class']} {name}: {r['messages'][0]}" for name, r in records.items()
               if r["class"] != "right"]
     assert not others, "\n".join(others)
-
-
-OPERATORS = ["right", "segfault", "right", "stall", "part", "wrong on one rank", "refused"]
-
-
-def misbehave(rank, port, options, channel):
-    channel.send("ready")
-    while (index := channel.recv()) is not None:
-        name, last = OPERATORS[index], rank == options.ranks - 1
-        if name == "segfault" and last:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if name == "stall" and last:
-            time.sleep(60)
-        status = {"refused": "refused", "part": "refused" if last else "right",
-                  "wrong on one rank": "wrong" if last else "right"}.get(name, "right")
-        channel.send((status, "", "case"))
-        channel.recv()
-        channel.send(None)
-
-
-def test_the_driver_survives_and_names_hangs_and_crashes():
-    driver = ranks.Driver(argparse.Namespace(ranks=3), misbehave, patience=2)
-    classes = [driver.check_operator(i, name)["class"] for i, name in enumerate(OPERATORS)]
-    driver.close()
-    assert classes == ["right", "crash", "right", "hang", "hang", "wrong", "refused"]

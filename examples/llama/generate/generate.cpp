@@ -1,4 +1,4 @@
-// Sampling, stop strings and prompts of llama_generate.
+// Sampling and prompts of llama_generate.
 
 #include "examples/llama/generate/generate.h"
 
@@ -6,16 +6,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/nextafter.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <sstream>
-#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/data/text.h"
@@ -28,13 +23,6 @@ namespace llama {
 namespace {
 
 constexpr double kRefused = -std::numeric_limits<double>::infinity();
-
-at::Tensor penalized(const at::Tensor& scores, const at::Tensor& seen, double penalty) {
-  if (!seen.defined()) {
-    return scores;
-  }
-  return at::where(seen, at::where(scores.lt(0), scores * penalty, scores / penalty), scores);
-}
 
 /// Keeps only the scores of the k most likely tokens, and of tokens as likely as the k-th.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
@@ -57,30 +45,12 @@ at::Tensor keep_top_p(const at::Tensor& scores, double p) {
   return scores.masked_fill(refused.scatter(-1, ids, refused), kRefused);
 }
 
-at::Tensor keep_min_p(const at::Tensor& scores, double p) {
-  if (p == 0) {
-    return scores;
-  }
-  const at::Tensor probabilities = scores.softmax(-1);
-  return scores.masked_fill(probabilities.lt(probabilities.amax(-1, /*keepdim=*/true) * p),
-                            kRefused);
-}
-
 }  // namespace
 
-at::Tensor token_probabilities(const at::Tensor& logits, const at::Tensor& seen,
-                               const SamplingOptions& options) {
+at::Tensor token_probabilities(const at::Tensor& logits, const SamplingOptions& options) {
   // The scores are fp64, so that the cumulative sum over a large vocabulary is accurate.
-  const at::Tensor scores =
-      penalized(logits.to(c10::kDouble), seen, options.repetition_penalty) / options.temperature;
-  return keep_min_p(keep_top_p(keep_top_k(scores, options.top_k), options.top_p), options.min_p)
-      .softmax(-1);
-}
-
-Sampler::Sampler(SamplingOptions options, std::vector<Tokens> prompts)
-    : options_(options), prompts_(std::move(prompts)) {
-  TESSERA_CHECK(options.top_p > 0 && options.top_p <= 1, "top_p is ", options.top_p,
-                "; it must be above 0 and at most 1");
+  const at::Tensor scores = logits.to(c10::kDouble) / options.temperature;
+  return keep_top_p(keep_top_k(scores, options.top_k), options.top_p).softmax(-1);
 }
 
 Tokens Sampler::next(const at::Tensor& logits) {
@@ -88,20 +58,10 @@ Tokens Sampler::next(const at::Tensor& logits) {
       !logits.isnan().any().item<bool>(),
       "the logits of the next token are not numbers; the weights are not either, or their "
       "products are beyond fp16: take --dtype bf16 or fp32");
-  if (options_.repetition_penalty != 1 && !seen_.defined()) {
-    seen_ = at::zeros_like(logits, at::dtype(c10::kBool));
-    for (std::size_t i = 0; i < prompts_.size(); ++i) {
-      seen_[static_cast<std::int64_t>(i)].index_fill_(
-          0, at::tensor(prompts_[i], at::dtype(c10::kLong)).to(logits.device()), true);
-    }
-  }
   // Temperature 0 selects the most likely token.
-  const at::Tensor tokens =
-      options_.temperature == 0
-          ? penalized(logits.to(c10::kDouble), seen_, options_.repetition_penalty).argmax(-1)
-          : draw(token_probabilities(logits, seen_, options_));
+  const at::Tensor tokens = options_.temperature == 0 ? logits.to(c10::kDouble).argmax(-1)
+                                                      : draw(token_probabilities(logits, options_));
   ++calls_;
-  remember(tokens);
   const at::Tensor on_host = tokens.to(c10::kCPU).contiguous();
   const auto* first = on_host.const_data_ptr<std::int64_t>();
   return {first, first + on_host.numel()};
@@ -120,51 +80,6 @@ at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);
-}
-
-void Sampler::remember(const at::Tensor& tokens) {
-  if (seen_.defined()) {
-    seen_.scatter_(1, tokens.unsqueeze(1), true);
-  }
-}
-
-// ---- Stop strings.
-
-StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-
-std::string StopStrings::push(std::string_view piece) {
-  if (stopped_) {
-    return "";
-  }
-  pending_ += piece;
-  std::size_t shown = pending_.size() - held_back();
-  for (const std::string& stop : stops_) {
-    const std::size_t found = pending_.find(stop);
-    if (found != std::string::npos) {
-      shown = stopped_ ? std::min(shown, found) : found;
-      stopped_ = true;
-    }
-  }
-  std::string text = pending_.substr(0, shown);
-  pending_.erase(0, shown);
-  return text;
-}
-
-std::string StopStrings::finish() {
-  return stopped_ ? "" : std::exchange(pending_, "");
-}
-
-/// The number of bytes at the end of the withheld text that may be the beginning of a stop string.
-std::size_t StopStrings::held_back() const {
-  std::size_t most = 0;
-  for (const std::string& stop : stops_) {
-    std::size_t length = std::min(stop.size() - 1, pending_.size());
-    while (length > most && !pending_.ends_with(std::string_view(stop).substr(0, length))) {
-      --length;
-    }
-    most = std::max(most, length);
-  }
-  return most;
 }
 
 // ---- Prompts.
@@ -200,15 +115,13 @@ std::vector<PromptText> prompts_of(const std::string& file, const std::string& c
 
 }  // namespace
 
-std::vector<PromptText> prompt_texts(const GenerateOptions& options, const std::string& input) {
+std::vector<PromptText> prompt_texts(const GenerateOptions& options) {
   std::vector<PromptText> prompts;
   for (const std::string& text : options.prompt) {
     prompts.push_back({text});
   }
   for (const std::string& file : options.prompts) {
-    const std::vector<PromptText> some = file == kStandardInput
-                                             ? prompts_of("standard input", input)
-                                             : prompts_of(file, tessera::data::read_text(file));
+    const std::vector<PromptText> some = prompts_of(file, tessera::data::read_text(file));
     prompts.insert(prompts.end(), some.begin(), some.end());
   }
   return prompts;

@@ -29,12 +29,9 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
       ->option_text("TEXT");
   app.add_option("--prompts", o.prompts,
                  "A file of prompts, one a line; of .jsonl each line's \"prompt\"; "
-                 "may be given several times; -: standard input")
+                 "may be given several times")
       ->allow_extra_args(false)
       ->option_text("FILE");
-  app.add_option("--stop", o.stop, "End a text before this one; may be given several times")
-      ->allow_extra_args(false)
-      ->option_text("TEXT");
   app.add_flag("--json", o.json, "Print a JSON object a prompt");
 }
 
@@ -47,13 +44,6 @@ void declare_sampling(CLI::App& app, SamplingOptions& o) {
       ->check(number_of_at_least_0());
   app.add_option("--top-p", o.top_p, "Smallest set of this probability, above 0 (1.0)")
       ->check(number_above_0_to(1));
-  app.add_option("--min-p", o.min_p,
-                 "Only those at least this share as likely as the likeliest (0)")
-      ->check(number_between(0.0, 1.0));
-  app.add_option(
-         "--repetition-penalty", o.repetition_penalty,
-         "Makes tokens of the prompt and of the text so far less likely; 1: no change (1.0)")
-      ->check(number_between(1e-6, 1e6));
   app.add_option("--seed", o.seed, "Seed of the draws (0)")->check(number_of_at_least_0());
 }
 
@@ -81,8 +71,7 @@ void declare_machine(CLI::App& app, GenerateOptions& o) {
 
 /// Throws Error for sampling flags with --perplexity, which samples no tokens.
 void check_used(const CLI::App& app, const GenerateOptions& o) {
-  constexpr std::array kOfTexts{"--max-tokens", "--temperature",        "--top-k", "--top-p",
-                                "--min-p",      "--repetition-penalty", "--seed",  "--stop"};
+  constexpr std::array kOfTexts{"--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"};
   for (const char* flag : kOfTexts) {
     TESSERA_CHECK(o.perplexity.empty() || app.get_option(flag)->count() == 0, flag,
                   " is given, but is for texts to continue, not for --perplexity; leave it out");
@@ -103,8 +92,6 @@ void check_consistent(const GenerateOptions& o) {
                 "--prompt and --prompts are both given; pass one of them");
   TESSERA_CHECK(std::ranges::none_of(o.prompt, &std::string::empty),
                 "--prompt is empty; pass at least one character");
-  TESSERA_CHECK(std::ranges::none_of(o.stop, &std::string::empty),
-                "--stop is empty, which every text begins with; pass at least one character");
   const double temperature = o.sampling.temperature;
   TESSERA_CHECK(temperature == 0 || temperature >= kLeastTemperature, "--temperature ", temperature,
                 " is less than ", kLeastTemperature,

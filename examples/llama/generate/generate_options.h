@@ -17,15 +17,13 @@ struct SamplingOptions {
   double temperature = 0.8;  ///< sampling temperature; 0: the most probable token
   std::int64_t top_k = 0;    ///< tokens to sample from; 0: top-k is off
   double top_p = 1.0;
-  double min_p = 0;               ///< threshold of min-p sampling; 0: min-p is off
-  double repetition_penalty = 1;  ///< penalty on repeated tokens; 1: no penalty
   std::uint64_t seed = 0;
 };
 
 /// The flags of llama_generate; see llama_generate --help.
 struct GenerateOptions {
   std::string model, tokenizer;
-  std::vector<std::string> prompt, stop;
+  std::vector<std::string> prompt;
   std::vector<std::string> prompts;  ///< files of prompts
   bool json = false;
   SamplingOptions sampling;

@@ -15,7 +15,6 @@
 #include <filesystem>
 #include <functional>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -48,21 +47,16 @@ using namespace llama;
 class GrowingText {
  public:
   /// `tokens`: the prompt's tokens.
-  GrowingText(std::string prompt, const Tokens& tokens, const data::TokenizerPtr& tokenizer,
-              const std::vector<std::string>& stops)
-      : prompt_(std::move(prompt)), decoder_(tokenizer, tokens), stops_(stops) {}
+  GrowingText(std::string prompt, const Tokens& tokens, const data::TokenizerPtr& tokenizer)
+      : prompt_(std::move(prompt)), decoder_(tokenizer, tokens) {}
 
   /// Adds a token. Returns the text that may now be shown.
   std::string push(std::int64_t token) {
     tokens_.push_back(token);
-    return show(stops_.push(decoder_.push(token)));
+    return show(decoder_.push(token));
   }
-  /// Returns the withheld text. To be called after the last token.
-  std::string finish() {
-    const std::string before = stops_.push(decoder_.finish());
-    return show(before + stops_.finish());
-  }
-  bool stopped() const { return stops_.stopped(); }
+  /// Returns the withheld bytes of an incomplete character. To be called after the last token.
+  std::string finish() { return show(decoder_.finish()); }
 
   const std::string& prompt() const { return prompt_; }
   /// All text returned so far.
@@ -78,7 +72,6 @@ class GrowingText {
   std::string prompt_, text_;
   Tokens tokens_;
   data::StreamDecoder decoder_;
-  StopStrings stops_;
 };
 
 /// Writes generated texts: a single text while it is generated, but several texts, or JSON, after
@@ -93,15 +86,14 @@ class TextWriter {
     }
   }
 
-  /// Adds a token. Returns whether the text continues: no stop string, and no failed stream.
+  /// Adds a token. Returns whether the text continues: whether the output stream is good.
   bool push(std::size_t index, std::int64_t token) {
     GrowingText& text = texts_[index];
     const std::string piece = text.push(token);
     if (streams()) {
       out_ << piece << std::flush;
     }
-    // Generation also stops if the output stream has failed.
-    return !text.stopped() && out_.good();
+    return out_.good();
   }
 
   void finish() {
@@ -125,11 +117,10 @@ class TextWriter {
 
   std::string json_of(const GrowingText& text) const {
     const bool full = std::ssize(text.tokens()) == max_tokens_;
-    const char* ended = full ? "length" : "end";
     const nlohmann::ordered_json json = {{"prompt", text.prompt()},
                                          {"text", text.text()},
                                          {"tokens", text.tokens()},
-                                         {"finish", text.stopped() ? "stop" : ended}};
+                                         {"finish", full ? "length" : "end"}};
     // Invalid UTF-8 is replaced, because tokens may be single bytes.
     return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   }
@@ -141,20 +132,6 @@ class TextWriter {
 };
 
 // ---- Prompts.
-
-/// Returns rank 0's standard input on all ranks of `mesh`; "" without --prompts -. Collective.
-std::string standard_input(const GenerateOptions& options, const DeviceMesh& mesh) {
-  if (std::ranges::find(options.prompts, kStandardInput) == options.prompts.end()) {
-    return "";
-  }
-  std::string text;
-  if (mesh.local_rank() == 0) {
-    text.assign(std::istreambuf_iterator<char>(std::cin), {});
-  }
-  return mesh.size() == 1
-             ? text
-             : comm::gather_texts(mesh.group(), c10::Device(options.device), text).front();
-}
 
 /// The maximum of --max-tokens for a model without max_position_embeddings.
 constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
@@ -263,9 +240,9 @@ using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 /// Rank 0's decisions after each forward: the next tokens, and which texts continue.
 class Chooser {
  public:
-  Chooser(const SamplingOptions& options, const std::vector<Tokens>& prompts, const Tokens& end,
+  Chooser(const SamplingOptions& options, std::size_t texts, const Tokens& end,
           const TokenSink& sink)
-      : sampler_(options, prompts), end_(end), sink_(sink), goes_on_(prompts.size(), true) {}
+      : sampler_(options), end_(end), sink_(sink), goes_on_(texts, true) {}
 
   /// A finished text keeps its row of the batch tensor, and its further tokens are dropped.
   Tokens next(const at::Tensor& logits) {
@@ -321,7 +298,7 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
   const Batch batch(prompts);
   const c10::Device device = model.device();
   const bool chooses = ranks == nullptr || ranks->rank() == 0;
-  Chooser chooser(options, prompts, end, sink);
+  Chooser chooser(options, prompts.size(), end, sink);
   KvCache cache = model.new_cache(batch.longest + options.max_tokens, batch.padding);
   GenerationTimes times{.prompt_tokens = batch.tokens_in_all};
   at::Tensor input = batch.tokens.to(device);
@@ -481,13 +458,12 @@ struct Prompts {
 
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
-  for (const auto& [text, is_whole] :
-       prompt_texts(run.options, standard_input(run.options, run.mesh))) {
+  for (const auto& [text, is_whole] : prompt_texts(run.options)) {
     const Tokens tokens = run.encoder.encode(text);
     prompts.inputs.push_back(is_whole ? tokens : run.encoder.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
-      prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer(), run.options.stop);
+      prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer());
     }
   }
   check_same_texts(*run.mesh.world(), prompts.inputs);

@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -14,51 +13,21 @@
 #include <optional>
 #include <regex>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "examples/llama/cli.h"
 #include "examples/llama/train/options.h"
 #include "examples/llama/train/run.h"
-#include "tessera/comm/agreement.h"
 #include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/core/error.h"
-#include "tessera/core/process.h"
 #include "tessera/kernels/fake_mode.h"
 #include "tessera/planning/plan.h"
 #include "tessera/planning/report.h"
 #include "tessera/planning/search.h"
 
 namespace llama {
-
-/// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
-/// machine, which may be that of some blocks; if no choice fits, by "full". Throws tessera::Error
-/// for options that llama_train rejects.
-tessera::planning::RunPlan plan_llama(TrainOptions& options,
-                                      const std::optional<tessera::planning::Machine>& machine);
-/// The collectives of one kind, on one process group, that a module causes in a step.
-struct ModuleTraffic {
-  /// The module's FQN. "model.layers.*.mlp" means all layers together; "" means outside the model.
-  std::string module;
-  bool backward = false;
-  std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
-  tessera::comm::Traffic traffic;
-};
-/// Returns the collectives of rank 0 in the run's second step, by module, in their order.
-std::vector<ModuleTraffic> plan_modules(const TrainOptions& options);
-/// Returns a table of the modules' collectives, one line per entry.
-std::string to_text(const std::vector<ModuleTraffic>& modules);
-/// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
-tessera::planning::Search search_llama(const TrainOptions& options,
-                                       const tessera::planning::Machine& machine,
-                                       std::int64_t gpus);
-/// Returns a layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if
-/// the values are above 1.
-std::string flags_of(const tessera::planning::TrainingLayout& layout);
-/// Returns `options` changed to this training layout.
-TrainOptions with(TrainOptions options, const tessera::planning::TrainingLayout& layout);
 
 using namespace tessera;
 using observe::MemoryKind;
@@ -105,6 +74,15 @@ planning::PlanOptions plan_options(const TrainOptions& o,
 planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
+
+/// The collectives of one kind, on one process group, that a module causes in a step.
+struct ModuleTraffic {
+  /// The module's FQN. "model.layers.*.mlp" means all layers together; "" means outside the model.
+  std::string module;
+  bool backward = false;
+  std::string group, collective;  ///< mesh dimension and collective: "tp", "all_gather"
+  comm::Traffic traffic;
+};
 
 /// Replaces numbers in an FQN by "*": "model.layers.3.mlp" -> "model.layers.*.mlp".
 std::string pattern_of(const std::string& fqn) {
@@ -184,8 +162,31 @@ bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
 
-}  // namespace
+/// Returns a layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if
+/// the values are above 1.
+std::string flags_of(const TrainingLayout& layout) {
+  const auto above_1 = [](const char* flag, std::int64_t value) {
+    return value > 1 ? fmt::format(" {} {}", flag, value) : "";
+  };
+  return fmt::format("--dp {} --tp {}{} --ac {} --zero {}{}", layout.dp, layout.tp,
+                     above_1("--cp", layout.cp), layout.ac, layout.zero,
+                     above_1("--accumulate", layout.accumulate));
+}
 
+/// Returns `options` changed to this training layout.
+TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
+  options.dp = layout.dp;
+  options.tp = layout.tp;
+  options.cp = layout.cp;
+  options.ac = layout.ac;
+  options.zero = layout.zero;
+  options.accumulate = layout.accumulate;
+  return options;
+}
+
+/// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
+/// machine, which may be that of some blocks; if no choice fits, by "full". Throws tessera::Error
+/// for options that llama_train rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   const auto plan = [&] {
@@ -220,6 +221,7 @@ planning::RunPlan plan_llama(TrainOptions& options,
   return run;
 }
 
+/// Returns the collectives of rank 0 in the run's second step, by module, in their order.
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
   const kernels::FakeMode fake;
   const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
@@ -232,6 +234,7 @@ std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
   return traffic.end();
 }
 
+/// Returns a table of the modules' collectives, one line per entry.
 std::string to_text(const std::vector<ModuleTraffic>& modules) {
   std::size_t width = 0;
   for (const ModuleTraffic& each : modules) {
@@ -247,6 +250,7 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
   return modules.empty() ? "" : text;
 }
 
+/// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
@@ -281,32 +285,6 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .estimate = planning::estimate_by_plans(
                                cut_run, layers, "model.layers", gpus, plan_options(o, machine))});
 }
-
-std::string flags_of(const TrainingLayout& layout) {
-  const auto above_1 = [](const char* flag, std::int64_t value) {
-    return value > 1 ? fmt::format(" {} {}", flag, value) : "";
-  };
-  return fmt::format("--dp {} --tp {}{} --ac {} --zero {}{}", layout.dp, layout.tp,
-                     above_1("--cp", layout.cp), layout.ac, layout.zero,
-                     above_1("--accumulate", layout.accumulate));
-}
-
-TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
-  options.dp = layout.dp;
-  options.tp = layout.tp;
-  options.cp = layout.cp;
-  options.ac = layout.ac;
-  options.zero = layout.zero;
-  options.accumulate = layout.accumulate;
-  return options;
-}
-
-}  // namespace llama
-
-namespace {
-
-using namespace llama;
-namespace planning = tessera::planning;
 
 /// The flags that only llama_plan has.
 struct PlanFlags {
@@ -355,27 +333,6 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Throws Error if the file can't be written. Called before the planning, because an error after
-/// the planning would be too late.
-void check_can_write(const char* flag, const std::string& file) {
-  if (file.empty()) {
-    return;
-  }
-  std::error_code error;
-  const bool exists = std::filesystem::exists(file, error);
-  const std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
-  const bool can = exists ? !std::filesystem::is_directory(file) && access(file.c_str(), W_OK) == 0
-                          : access(folder.c_str(), W_OK | X_OK) == 0;
-  TESSERA_CHECK(can, "can't write ", flag, " ", file, "; give a file in an existing folder");
-}
-
-void write_file(const char* flag, const std::string& file, const std::string& text) {
-  std::ofstream out(file);
-  out << text;
-  out.close();
-  TESSERA_CHECK(out, "can't write ", flag, " ", file, "; give a file in an existing folder");
-}
-
 /// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module.
 /// RunPlan::mesh has only the dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
@@ -399,7 +356,10 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
                                {"calls", traffic.calls},
                                {"bytes", traffic.bytes}});
   }
-  write_file("--json", file, json.dump(1) + "\n");
+  std::ofstream out(file);
+  out << json.dump(1) << "\n";
+  out.close();
+  TESSERA_CHECK(out, "can't write --json ", file, "; give a file in an existing folder");
 }
 
 /// With --search, searches for the best parallel layout, prints it, and sets it in `options`.
@@ -431,7 +391,6 @@ int plan(std::vector<std::string> arguments) {
     }
   }
   try {
-    check_can_write("--json", flags.json);
     const std::optional<planning::Search> search = search_if_asked(flags, machine, options);
     const bool chooses = options.ac == "auto";
     const planning::RunPlan run = plan_llama(options, machine);
@@ -450,7 +409,8 @@ int plan(std::vector<std::string> arguments) {
 }
 
 }  // namespace
+}  // namespace llama
 
 int main(int argc, char** argv) {
-  return llama::run_program("llama_plan", argc, argv, plan);
+  return llama::run_program("llama_plan", argc, argv, llama::plan);
 }

@@ -24,135 +24,57 @@ namespace {
 using tessera::files::InputFile;
 
 constexpr std::size_t kInputBytes = 256 << 10;
-constexpr std::array<unsigned char, 2> kGzipMagic{0x1f, 0x8b};
 constexpr std::array<unsigned char, 4> kZstdMagic{0x28, 0xb5, 0x2f, 0xfd};
 
-template <std::size_t N>
-bool begins_with(const InputFile& file, const std::array<unsigned char, N>& magic) {
-  std::array<unsigned char, N> first{};
-  if (file.size() < N) {
+bool is_zstd(const InputFile& file) {
+  std::array<unsigned char, kZstdMagic.size()> first{};
+  if (file.size() < first.size()) {
     return false;
   }
   file.read_at(0, std::as_writable_bytes(std::span(first)));
-  return first == magic;
+  return first == kZstdMagic;
 }
 
-class PlainStream final : public ByteStream {
+[[noreturn]] void fail_damaged(const std::string& path, const char* format, std::uint64_t offset,
+                               const std::string& reason) {
+  tessera::fail("'", path, "' is damaged ", format, " data, at byte ", offset, " (", reason,
+                "); copy or make it again");
+}
+
+/// Reads a file as it is, or decompresses gzip (RFC 1952). Consecutive gzip members are one text;
+/// other bytes after a member are ignored, as in the gzip program.
+class GzipStream final : public ByteStream {
  public:
-  explicit PlainStream(InputFile file) : file_(std::move(file)) {}
+  explicit GzipStream(std::string path)
+      : path_(std::move(path)), file_(gzopen(path_.c_str(), "rb"), &gzclose) {
+    TESSERA_CHECK(file_ != nullptr, "'", path_, "' can't be opened: is there memory left?");
+    gzbuffer(file_.get(), kInputBytes);
+  }
 
   std::size_t read(std::span<char> out) override {
-    const auto count =
-        static_cast<std::size_t>(std::min<std::uint64_t>(out.size(), file_.size() - offset_));
-    file_.read_at(offset_, std::as_writable_bytes(out.first(count)));
-    offset_ += count;
-    return count;
-  }
-
-  std::uint64_t consumed() const override { return offset_; }
-
- private:
-  InputFile file_;
-  std::uint64_t offset_ = 0;
-};
-
-/// The base class of gzip and zstd streams: a buffer of the file's bytes.
-class CompressedStream : public ByteStream {
- public:
-  explicit CompressedStream(InputFile file) : file_(std::move(file)), buffer_(kInputBytes) {}
-
-  std::uint64_t consumed() const override { return offset_ - input_.size(); }
-
- protected:
-  /// Refills the buffer; returns false at the end of the file.
-  bool refill() {
-    const auto count =
-        static_cast<std::size_t>(std::min<std::uint64_t>(buffer_.size(), file_.size() - offset_));
-    input_ = std::span(buffer_).first(count);
-    file_.read_at(offset_, std::as_writable_bytes(input_));
-    offset_ += count;
-    return count > 0;
-  }
-
-  [[noreturn]] void fail_here(const char* format, const std::string& reason) const {
-    tessera::fail("'", file_.path().string(), "' is damaged ", format, " data, at byte ",
-                  consumed(), " (", reason, "); copy or make it again");
-  }
-
-  std::span<unsigned char> input_;  ///< the part of the buffer that is not yet decompressed
-
- private:
-  InputFile file_;
-  std::uint64_t offset_ = 0;
-  std::vector<unsigned char> buffer_;
-};
-
-/// Decompresses gzip (RFC 1952). Consecutive gzip members are one text, as in the gzip program.
-class GzipStream final : public CompressedStream {
- public:
-  explicit GzipStream(InputFile file) : CompressedStream(std::move(file)) {
-    // MAX_WBITS + 16 selects the header and checksum of gzip.
-    TESSERA_CHECK(inflateInit2(&state_, MAX_WBITS + 16) == Z_OK,
-                  "zlib can't be started: is there memory left?");
-  }
-  ~GzipStream() override { inflateEnd(&state_); }
-  GzipStream(const GzipStream&) = delete;
-  GzipStream& operator=(const GzipStream&) = delete;
-
-  std::size_t read(std::span<char> out) override {
-    const std::size_t wanted = out.size();
-    while (!out.empty()) {
-      if (input_.empty() && !refill()) {
-        if (within_member_) {
-          fail_here("gzip", "it ends too early");
-        }
-        break;
-      }
-      if (!within_member_) {
-        skip_padding();
-      }
-      if (!input_.empty()) {
-        out = out.subspan(inflate_some(out));
-      }
+    const int count = gzread(file_.get(), out.data(), static_cast<unsigned>(out.size()));
+    int status = Z_OK;
+    const std::string reason = gzerror(file_.get(), &status);
+    if (count < 0 || status == Z_BUF_ERROR) {
+      fail_damaged(path_, "gzip", static_cast<std::uint64_t>(gzoffset(file_.get())),
+                   status == Z_BUF_ERROR ? "it ends too early" : reason);
     }
-    return wanted - out.size();
+    return static_cast<std::size_t>(count);
   }
 
  private:
-  /// Skips zeros after a gzip member, as gzip does. Tapes and disk images add zeros.
-  void skip_padding() {
-    const auto member = std::ranges::find_if(input_, [](unsigned char c) { return c != 0; });
-    input_ = input_.subspan(static_cast<std::size_t>(member - input_.begin()));
-  }
-
-  std::size_t inflate_some(std::span<char> out) {
-    within_member_ = true;
-    state_.next_in = input_.data();
-    state_.avail_in = static_cast<uInt>(input_.size());
-    state_.next_out = reinterpret_cast<Bytef*>(out.data());
-    const auto room = static_cast<uInt>(std::min<std::size_t>(out.size(), 1U << 30));
-    state_.avail_out = room;
-    const int status = inflate(&state_, Z_NO_FLUSH);
-    input_ = input_.last(state_.avail_in);
-    if (status == Z_STREAM_END) {
-      within_member_ = false;
-      inflateReset(&state_);
-    } else if (status != Z_OK) {
-      fail_here("gzip", state_.msg != nullptr ? state_.msg : "no progress");
-    }
-    return room - state_.avail_out;
-  }
-
-  z_stream state_{};
-  bool within_member_ = false;
+  std::string path_;
+  std::unique_ptr<gzFile_s, int (*)(gzFile_s*)> file_;
 };
 
 /// Decompresses zstd (RFC 8878). The decoder allocates the window that a frame specifies, up to 2
 /// GiB (zstd --long=31).
-class ZstdStream final : public CompressedStream {
+class ZstdStream final : public ByteStream {
  public:
   explicit ZstdStream(InputFile file)
-      : CompressedStream(std::move(file)), state_(ZSTD_createDStream(), ZSTD_freeDStream) {
+      : file_(std::move(file)),
+        buffer_(kInputBytes),
+        state_(ZSTD_createDStream(), ZSTD_freeDStream) {
     TESSERA_CHECK(state_ != nullptr, "zstd can't be started: is there memory left?");
     constexpr int kLongestWindow = 31;
     ZSTD_DCtx_setParameter(state_.get(), ZSTD_d_windowLogMax, kLongestWindow);
@@ -165,7 +87,7 @@ class ZstdStream final : public CompressedStream {
       // buffer.
       if (input_.empty() && !refill() && !has_more_) {
         if (within_frame_) {
-          fail_here("zstd", "it ends too early");
+          fail_here("it ends too early");
         }
         break;
       }
@@ -174,7 +96,7 @@ class ZstdStream final : public CompressedStream {
       const std::size_t status = ZSTD_decompressStream(state_.get(), &output, &input);
       input_ = input_.subspan(input.pos);
       if (ZSTD_isError(status) != 0) {
-        fail_here("zstd", ZSTD_getErrorName(status));
+        fail_here(ZSTD_getErrorName(status));
       }
       within_frame_ = status != 0;
       has_more_ = within_frame_ && (output.pos == output.size || output.pos > before);
@@ -183,6 +105,24 @@ class ZstdStream final : public CompressedStream {
   }
 
  private:
+  /// Refills the buffer; returns false at the end of the file.
+  bool refill() {
+    const auto count =
+        static_cast<std::size_t>(std::min<std::uint64_t>(buffer_.size(), file_.size() - offset_));
+    input_ = std::span(buffer_).first(count);
+    file_.read_at(offset_, std::as_writable_bytes(input_));
+    offset_ += count;
+    return count > 0;
+  }
+
+  [[noreturn]] void fail_here(const std::string& reason) const {
+    fail_damaged(file_.path().string(), "zstd", offset_ - input_.size(), reason);
+  }
+
+  InputFile file_;
+  std::uint64_t offset_ = 0;
+  std::vector<unsigned char> buffer_;
+  std::span<unsigned char> input_;  ///< the part of the buffer that is not yet decompressed
   std::unique_ptr<ZSTD_DStream, std::size_t (*)(ZSTD_DStream*)> state_;
   bool within_frame_ = false;
   bool has_more_ = false;
@@ -192,13 +132,10 @@ class ZstdStream final : public CompressedStream {
 
 std::unique_ptr<ByteStream> open_stream(const std::string& path) {
   InputFile file(path, "a text, JSONL, gzip or zstd file");
-  if (begins_with(file, kGzipMagic)) {
-    return std::make_unique<GzipStream>(std::move(file));
-  }
-  if (begins_with(file, kZstdMagic)) {
+  if (is_zstd(file)) {
     return std::make_unique<ZstdStream>(std::move(file));
   }
-  return std::make_unique<PlainStream>(std::move(file));
+  return std::make_unique<GzipStream>(path);
 }
 
 namespace {
@@ -327,15 +264,10 @@ std::optional<Piece> DocumentReader::next() {
     if (std::optional<Piece> piece = is_json ? next_line() : next_text()) {
       return piece;
     }
-    consumed_ += stream_->consumed();
     stream_.reset();
     place_ = {.file = place_.file + 1};
   }
   return std::nullopt;
-}
-
-std::uint64_t DocumentReader::consumed() const {
-  return consumed_ + (stream_ ? stream_->consumed() : 0);
 }
 
 namespace {

@@ -19,8 +19,6 @@ class ByteStream {
   /// Fills `out` and returns the number of bytes read, which is smaller than the size of `out` only
   /// at the end of the file. Throws Error for damaged data; the message has the place in the file.
   virtual std::size_t read(std::span<char> out) = 0;
-  /// The number of bytes read from the file, before decompression.
-  virtual std::uint64_t consumed() const = 0;
 };
 
 /// Opens a regular file. The stream decompresses the file if its first bytes identify gzip or zstd.
@@ -62,8 +60,6 @@ class DocumentReader {
   /// Returns the next piece of text, never empty, or nullopt at the end of the last file. Throws
   /// Error for a file that can't be read, and for a JSONL line of more than kLineBytes.
   std::optional<Piece> next();
-  /// The number of bytes of the files, before decompression, that this reader has read.
-  std::uint64_t consumed() const;
 
  private:
   void open();
@@ -78,10 +74,9 @@ class DocumentReader {
   bool all_json_;
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
-  std::string buffer_;          ///< the contents that have been read from the file
-  std::size_t begin_ = 0;       ///< offset in buffer_ of the next piece of text
-  bool at_end_ = false;         ///< whether buffer_ has the rest of the file
-  std::uint64_t consumed_ = 0;  ///< bytes read from the preceding files
+  std::string buffer_;     ///< the contents that have been read from the file
+  std::size_t begin_ = 0;  ///< offset in buffer_ of the next piece of text
+  bool at_end_ = false;    ///< whether buffer_ has the rest of the file
 };
 
 /// Lists the files of all patterns: the files of each pattern in byte order, and each file only

@@ -76,8 +76,7 @@ Check one_of(std::vector<std::string> names) {
 /// Checks --peak-flops. Rejects small numbers, which are probably meant in TFLOP/s.
 std::string check_peak(const std::string& text) {
   std::string number = text;
-  const bool valid =
-      text == "measure" || (is_decimal(text) && number_between(1e6, 1e18)(number).empty());
+  const bool valid = text == "measure" || number_between(1e6, 1e18)(number).empty();
   return valid ? "" : text + " is neither measure nor a number of FLOP/s, such as 989e12";
 }
 

@@ -202,7 +202,7 @@ TEST(RedistributionTable, ListsWhatThePlannerSendsAndNeverMoreThanPyTorch) {
       ++rows;
     }
   }
-  EXPECT_EQ(rows, 196);
+  EXPECT_EQ(rows, 176);
   if (std::getenv("TESSERA_UPDATE_DOCS") != nullptr) {
     std::ofstream(TESSERA_REDISTRIBUTION_DOC) << text;
   }

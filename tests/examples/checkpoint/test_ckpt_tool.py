@@ -74,16 +74,6 @@ class CheckpointTool(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("unknown subcommand 'verfy'; did you mean verify?", done.stderr)
 
-    def test_a_warning_is_a_line_too(self):
-        damaged = self.folder / "step-00000002"
-        damaged.mkdir()
-        (damaged / "manifest.json").write_text("{}")
-        done = ckpt("info", self.folder)
-        self.assertEqual(done.returncode, 2)
-        warning, error = done.stderr.splitlines()
-        self.assertTrue(warning.startswith("tessera-ckpt: warning: a step is passed over: the manifest "), warning)
-        self.assertIn("there is no checkpoint in", error)
-
     def test_differences_are_the_exit_code(self):
         one = save_shards(self.folder / "one", {"a": torch.ones(3), "b": torch.ones(2)})
         other = save_shards(self.folder / "other", {"a": torch.tensor([1.0, 1.5, 1.0]), "b": torch.ones(2)})

@@ -39,7 +39,7 @@ def error_of(run, rank):
     return lines[0]
 
 
-def test_groups_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
+def test_groups_are_split_from_one_and_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
     """Also where one rank is slow to end the last, when its peers are gone."""
     run = train(folder, monkeypatch, fault="slow-end:4@0", timeout=60)
     assert run.done.returncode == 0, run.done.stderr
@@ -49,11 +49,7 @@ def test_groups_end_in_the_opposite_order_of_their_making(folder, monkeypatch):
         assert [group["ended"] for group in communicators] == list(range(len(communicators)))[::-1]
         assert all(group["finalized"] and group["ended_by"] == "destroy" for group in communicators)
         assert not report["violations"]
-
-
-def test_the_groups_of_a_mesh_are_split_from_one(folder, monkeypatch):
-    run = train(folder, monkeypatch)
-    for report in run.reports.values():
+        # The groups of a mesh are split from one.
         assert made(report)[0] == ("init", 4)
         assert set(made(report)[1:]) == {("split", 2), ("split", 4)}
 
@@ -108,32 +104,16 @@ def test_a_set_up_that_hangs_ends_at_the_time_out(folder, monkeypatch):
         assert re.match("all_reduce in group 'start' .*: rank.* 0, 1 did not arrive within", said[rank][0]), run.done.stderr
 
 
-def test_an_error_in_the_background_is_said_in_a_line(folder, monkeypatch):
-    run = train(folder, monkeypatch, fault="async:40@1")
+@pytest.mark.parametrize("fault, rank, said", [
+    # An error in the background, a collective that fails at once, one that is lost, a rank without memory.
+    ("async:40@1", 1, r"error: \w+ .*\(call \d+ of group '(dp|tp)'\).*, rank 1: NCCL met an error"),
+    ("nccl:40@1", 1, r"\w+ .*in group '(dp|tp)' \(ranks .*\), rank 1: NCCL met an error"),
+    ("lost:40@1", None, r"error: .*for unit '\S+' \(call \d+ of group 'dp'\), rank \d.* did not end within 4000 ms"),
+    ("malloc-above:1000000@1", 1, "CUDA out of memory")])
+def test_a_failure_is_said_in_a_line(folder, monkeypatch, fault, rank, said):
+    run = train(folder, monkeypatch, fault=fault)
     assert run.done.returncode == 1
-    line = error_of(run, 1)
-    assert re.search(r"error: \w+ .*\(call \d+ of group '(dp|tp)'\).*, rank 1: NCCL met an error", line)
-
-
-def test_a_collective_that_fails_at_once_is_named(folder, monkeypatch):
-    run = train(folder, monkeypatch, fault="nccl:40@1")
-    assert run.done.returncode == 1
-    assert re.search(r"\w+ .*in group '(dp|tp)' \(ranks .*\), rank 1: NCCL met an error",
-                     error_of(run, 1))
-
-
-def test_a_lost_collective_ends_at_the_time_out(folder, monkeypatch):
-    run = train(folder, monkeypatch, fault="lost:40@1")
-    assert run.done.returncode == 1
-    assert "did not end within 4000 ms" in run.done.stderr
-    assert re.search(r"error: .*for unit '\S+' \(call \d+ of group 'dp'\), rank \d", run.done.stderr)
-
-
-def test_a_rank_without_memory_says_so_and_the_others_name_it(folder, monkeypatch):
-    run = train(folder, monkeypatch, fault="malloc-above:1000000@1")
-    assert run.done.returncode == 1
-    assert "CUDA out of memory" in error_of(run, 1)
-    assert "rank 1 gave up" in run.done.stderr or "ending the other ranks" in run.done.stderr
+    assert re.search(said, run.done.stderr if rank is None else error_of(run, rank)), run.done.stderr
 
 
 @pytest.mark.parametrize("malloc, where", [(6, "the forward of unit 'model.layers"), (9, "the backward of ")])

@@ -53,17 +53,12 @@ CASES = [
     Case("cp", cp=2),
     Case("cp_fp32", cp=2, dtype="fp32", flags="--ac selective"),
     Case("zero2_fp16", dp=2, dtype="fp16", flags="--zero 2 --accumulate 2"),
-    Case("tp", tp=2, flags="--ac selective --lora-rank 4"),
-    Case("tp_no_sp", tp=2, dtype="fp32", flags="--no-sp --no-loss-parallel --accumulate 2"),
+    Case("tp_no_sp", tp=2, dtype="fp32", flags="--no-sp --no-loss-parallel --accumulate 2 --lora-rank 4"),
     Case("dp_tp", dp=2, tp=2, dtype="fp16", flags="--ac full --dropout 0.1 --ema 0.9"),
-    Case("hsdp", dp=2, replicas=2, dtype="fp32", flags="--accumulate 2 --lora-rank 4 --lora-dropout 0.1"),
-    Case("replicas_tp", tp=2, replicas=2, flags="--zero 2 --ac selective"),
-    Case("bf16_sums", dp=2, replicas=2, flags="--zero 2 --accumulate 2 --reduce-dtype bf16"),
+    Case("replicas_tp", tp=2, replicas=2, flags="--zero 2 --ac selective --checkpoint {folder}/c"),
+    Case("bf16_sums", dp=2, replicas=2, flags="--accumulate 2 --reduce-dtype bf16 --lora-rank 4 --lora-dropout 0.1"),
     Case("offload", dp=2, flags="--offload --accumulate 2 --ac full"),
-    Case("offload_tp", dp=2, tp=2, flags="--offload --zero 2"),
     Case("gloo", dp=2, tp=2, flags="--backend gloo --zero 2 --accumulate 2"),
-    Case("gloo_hsdp", dp=1, replicas=2, dtype="fp16", flags="--backend gloo --ac selective"),
-    Case("all", dp=2, tp=2, replicas=2, flags="--ac selective --optimizer muon --dropout 0.1 --checkpoint {folder}/c"),
 ]
 NCCL = [case for case in CASES if case.nccl]
 # Steps before which a step is like the ones before it: the first two are not, for the allocator and NCCL.
@@ -140,12 +135,11 @@ def test_runs_to_its_end(case):
         assert f"step: {steps:2}" in done.stdout
 
 
-@pytest.mark.parametrize("dp, tp", [(1, 1), (2, 2)])
-def test_initial_weights_are_those_of_a_cpu(dp, tp):
+def test_initial_weights_are_those_of_a_cpu():
     """The kernel that fills at random runs on the host here; that which fills with ones, for the norms, does not."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     flags = ["--config", inputs()[1], "--seed", 3, "--steps", 0, "--save-hf"]
-    done = programs.train_on_fake_cuda(folder, [*flags, folder / "cuda"], dp=dp, tp=tp).done
+    done = programs.train_on_fake_cuda(folder, [*flags, folder / "cuda"], dp=2, tp=2).done
     assert done.returncode == 0, done.stderr
     programs.train([*flags, folder / "cpu"])
     on_cuda, on_cpu = (load_file(folder / device / "model.safetensors") for device in ("cuda", "cpu"))
@@ -240,17 +234,9 @@ def test_host_waits_once_a_step(case):
     assert a_step(case, host_syncs) <= 1 + others
 
 
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """What a step may ask of a device: launches, matrix products among them, and copies."""
-    dp: int
-    tp: int
-    layer: int
-    rest: int  # embedding, head and loss, optimizer
-
-
-# What they are, with libtorch 2.15. A change that needs more says why; one that needs less lowers them.
-BUDGETS = [Budget(dp=1, tp=1, layer=44, rest=45), Budget(dp=2, tp=2, layer=46, rest=51)]
+# What a step on dp=2 x tp=2 may ask of a device, with libtorch 2.15: launches, matrix products among them, and copies, of a
+# layer and of the rest (embedding, head and loss, optimizer). A change that needs more says why; one that needs less lowers them.
+LAYER, REST = 46, 51
 
 
 def work(report):
@@ -258,11 +244,10 @@ def work(report):
             sum(stream["copies"] for stream in report["streams"]))
 
 
-@pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: f"dp{budget.dp}_tp{budget.tp}")
-def test_step_stays_within_its_budget(budget):
+def test_step_stays_within_its_budget():
     of_layers = {}
     for layers in (2, 4):
-        case = Case(f"budget_{layers}", dp=budget.dp, tp=budget.tp)
+        case = Case(f"budget_{layers}", dp=2, tp=2)
         folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
         config = programs.write_config(folder, programs.SMALL | {"num_hidden_layers": layers})
         counts = {}
@@ -272,7 +257,7 @@ def test_step_stays_within_its_budget(budget):
         of_layers[layers] = (counts[LATE] - counts[EARLY]) / (LATE - EARLY)
     layer = (of_layers[4] - of_layers[2]) / 2
     rest = of_layers[2] - 2 * layer
-    assert layer <= budget.layer and rest <= budget.rest, f"a layer takes {layer}, the rest of a step {rest}"
+    assert layer <= LAYER and rest <= REST, f"a layer takes {layer}, the rest of a step {rest}"
 
 
 @of_cases(CASES)
@@ -286,18 +271,13 @@ def test_memory_does_not_grow(case):
     assert max(peaks) - min(peaks) <= of_documents, peaks
 
 
-@of_cases([case for case in CASES if case.name in ("dp", "offload")])
-def test_pinned_memory_is_that_of_few_batches(case):
-    """Inputs and targets of the batch in use, of one whose copy may still run, and of the next one."""
-    early, late = (reports(case, steps)[0]["pinned_memory"]["allocations"] for steps in (EARLY, 4 * LATE))
-    assert late - early <= 4
-
-
 @of_cases([case for case in CASES if case.name == "dp"])
-def test_events_are_reused(case):
-    """Lanes and collectives take their events from a pool. libtorch makes some events of its own."""
-    calls = reports(case, 4 * LATE)[0]["calls"]
-    assert 2 * calls["cudaEventCreate"] < calls["cudaEventRecord"], calls
+def test_pinned_memory_is_that_of_few_batches_and_events_are_reused(case):
+    """Inputs and targets of the batch in use, of one whose copy may still run, and of the next one. Lanes and collectives
+    take their events from a pool; libtorch makes some events of its own."""
+    early, late = (reports(case, steps)[0] for steps in (EARLY, 4 * LATE))
+    assert late["pinned_memory"]["allocations"] - early["pinned_memory"]["allocations"] <= 4
+    assert 2 * late["calls"]["cudaEventCreate"] < late["calls"]["cudaEventRecord"], late["calls"]
 
 
 # The kernels of each back end, or the products of attention by formula.
@@ -348,10 +328,9 @@ def train_config(case, changes, *flags):
     return programs.train_on_fake_cuda(folder, [*arguments(case, EARLY, folder), "--config", config, *flags], **case.mesh)
 
 
-@pytest.mark.parametrize("changes, flags", [
-    ({}, "--document-mask --eos-token 187"), (WINDOW, ""), (WINDOW, "--document-mask --eos-token 187"),
+@pytest.mark.parametrize("changes, flags, tp", [
+    ({}, "--document-mask --eos-token 187", 2), (WINDOW, "", 1), (WINDOW, "--document-mask --eos-token 187", 2),
 ], ids=["documents", "window", "documents_in_a_window"])
-@pytest.mark.parametrize("tp", [1, 2])
 def test_flash_attention_takes_documents_and_windows_without_a_mask(changes, flags, tp):
     case = Case("packed", tp=tp)
     run = train_config(case, changes, *flags.split())
@@ -411,7 +390,7 @@ def test_clipping_and_the_update_are_four_launches():
 
 def test_every_exit_is_clean():
     """An abort at exit that comes now and then: TESSERA_EXITS says how often it is looked for."""
-    count = int(os.environ.get("TESSERA_EXITS", 10))
+    count = int(os.environ.get("TESSERA_EXITS", 3))
     case = Case("exit", dp=2, tp=2)
     folder = pathlib.Path(tempfile.mkdtemp(dir=inputs()[0]))
     for _ in range(count):

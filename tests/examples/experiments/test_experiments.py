@@ -77,11 +77,11 @@ class Experiments(programs.InFolder):
         (self.folder / "out").mkdir()
         notes = self.folder / "out/notes.txt"
         notes.write_text("mine")
-        body = "".join(f"[[run]]\nname = {json.dumps(name)}\n" for name in ("..", ".", "a b", "a-b", "/", "x" * 300))
+        body = "".join(f"[[run]]\nname = {json.dumps(name)}\n" for name in ("..", "a b", "a-b"))
         done = self.run_file(self.write(body, steps=1))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(notes.read_text(), "mine")
-        self.assertEqual(len(list((self.folder / "out/runs").iterdir())), 6 + 1)
+        self.assertEqual(len(list((self.folder / "out/runs").iterdir())), 3 + 1)
         # What is finished is kept only with its metrics.
         (self.folder / "out/runs" / jobs.folder_name("a b") / "metrics.jsonl").unlink()
         again = self.run_file(self.folder / "some.toml").stdout
@@ -115,31 +115,17 @@ class Experiments(programs.InFolder):
         self.assertEqual(self.row("1-D")["verdict"], "same")
 
     def test_half_types_are_judged_by_their_own_rounding(self):
-        in_bf16 = (MESHES + 'param-dtype = "bf16"\n[[run]]\nname = "another rate"\nlr = 0.006\nparam-dtype = "bf16"\n'
-                   'expect = "different"\n')
-        # fp16 has three bits more: in bf16 the gradient norm is known to 3e-3, which is weak.
-        for dtype, body, steps, least, most in (("bf16", in_bf16, 6, results.WEAK, 1),
-                                                ("fp16", f'param-dtype = "fp16"\n{MESHES}', 2, 0, 1e-3)):
-            with self.subTest(dtype):
-                done = self.run_file(self.write(body, steps=steps))
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                self.assertIn(f"one rank, {dtype}'s last bits 3", done.stdout)
-                self.assertIn("one rank, of seed 2", done.stdout)
-                row = self.row("TP 2")
-                self.assertEqual((row["rule"], row["verdict"]), (dtype, "same"))
-                self.assertTrue(least < row["grad_norm"]["found_from"] < most)
-                if dtype == "bf16":
-                    self.assertTrue(row["weak"])
-                    self.assertIn("(weak: finds faults from ", done.stdout)
-
-    def test_in_bf16_a_missing_sum_is_found_where_norms_alone_are_trained(self):
-        body = ('param-dtype = "bf16"\nfreeze = "**.*_proj.weight,model.embed_tokens.weight,lm_head.weight"\n' + MESHES)
-        file = self.write(body, program="llama_unsummed_norm", steps=3)
-        done = self.run_file(file)
-        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertIn("TP 2: different, expected same: ", done.stdout)
-        self.write(body, steps=3)
-        self.assertEqual(self.run_file(file).returncode, 0)
+        body = (MESHES + 'param-dtype = "bf16"\n[[run]]\nname = "another rate"\nlr = 0.006\nparam-dtype = "bf16"\n'
+                'expect = "different"\n')
+        done = self.run_file(self.write(body, steps=6))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("one rank, bf16's last bits 3", done.stdout)
+        self.assertIn("one rank, of seed 2", done.stdout)
+        row = self.row("TP 2")
+        self.assertEqual((row["rule"], row["verdict"], row["weak"]), ("bf16", "same", True))
+        # In bf16 the gradient norm is known to 3e-3, which is weak.
+        self.assertTrue(results.WEAK < row["grad_norm"]["found_from"] < 1)
+        self.assertIn("(weak: finds faults from ", done.stdout)
 
     def test_each_part_has_its_reference_and_a_failed_run_is_one_line(self):
         file = self.write('[[axis]]\nname = "batch"\nvalues = [4, 6]\n[[axis]]\nname = "reshard"\n[axis.values]\n'
@@ -160,21 +146,17 @@ class Experiments(programs.InFolder):
         body = MESHES.replace("tp = 2", "tp = 2\nsteps = 4000")
         file = self.write(body, steps=2)
         command = [sys.executable, RUN, file, "--bin", programs.BIN, "--out", self.folder / "out"]
-        for end, kept in ((signal.SIGHUP, False), (signal.SIGTERM, True)):
-            metrics = self.folder / "out/runs" / jobs.folder_name("TP 2") / "metrics.jsonl"
-            metrics.unlink(missing_ok=True)
-            process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            latest = time.monotonic() + 120
-            while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < latest:
-                time.sleep(0.05)
-            self.assertIn("another process works in", self.run_file(file).stderr)
-            process.send_signal(end)
-            out, err = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, 128 + end, err)
-            self.assertEqual(err, "experiments: interrupted; the same command continues the run that was under way\n")
-            self.assertEqual("one rank: 2 steps, kept" in out, kept)
-            self.assertFalse((self.folder / "out/report.json").exists())
-            self.assertEqual(metrics.read_text().count("\n") < 4000, True)
+        metrics = self.folder / "out/runs" / jobs.folder_name("TP 2") / "metrics.jsonl"
+        process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        latest = time.monotonic() + 120
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < latest:
+            time.sleep(0.05)
+        self.assertIn("another process works in", self.run_file(file).stderr)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
+        self.assertEqual(err, "experiments: interrupted; the same command continues the run that was under way\n")
+        self.assertFalse((self.folder / "out/report.json").exists())
         done = self.run_file(self.write(MESHES, steps=2))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("one rank: 2 steps, kept", done.stdout)
@@ -186,23 +168,13 @@ class Experiments(programs.InFolder):
                 (MESHES, {"titel": "x"}, 'did you mean "title"?'),
                 (MESHES, {"separate": ["bacth"]}, 'separate has "bacth", a flag that no run has'),
                 (MESHES, {"program": "llama_trian"}, "is no program; build it"),
-                (MESHES, {"seeds": [1, 1]}, "must be different numbers"),
-                (MESHES, {"title": 1}, '"title" must be a string'),
                 (MESHES + 'metrics = "m"\n', {}, '"metrics", which each run has from the experiment'),
                 (MESHES + "seed = 1\n", {}, "give seeds = [...] instead"),
                 (MESHES + 'dp-replicate = "2"\n', {}, 'dp-replicate = "2" is no number of ranks'),
-                (MESHES + 'expect = "equal"\n', {}, 'expect = "equal" is neither "same" nor "different"'),
                 (MESHES + MESHES, {}, 'two runs have the name "one rank"'),
                 (MESHES + '[[axis]]\nname = "sp"\n', {}, "an [[axis]] needs a name, and values"),
-                (MESHES, {"separate": [["a"]]}, 'separate = [["a"]] must be an array of flags\' names'),
-                (MESHES, {"program": ""}, 'program = "" is no program'),
-                (MESHES, {"perturbed": True}, "perturbed = true leaves nothing"),
                 (MESHES, {"perturbed": -1}, "perturbed = -1 leaves nothing"),
                 (MESHES, {"seeds": [2 ** 63]}, "from 0 to 9223372036854775807"),
-                (MESHES + '[[axis]]\nname = ""\nvalues = [1]\n', {}, "an [[axis]] needs a name"),
-                (MESHES + 'param-dtype = ["bf16"]\n', {}, 'param-dtype = ["bf16"] must be a string'),
-                (MESHES + 'lr = nan\n', {}, "a finite number"),
-                (MESHES + 'accumulate = "4"\nseq = "4"\n', {}, 'seq = "4" is no whole number'),
                 (MESHES + 'text = "some.toml"\nconfig = "odd.json"\n', {}, "has text without a tokenizer, and odd.json a vocabulary of 1009"),
                 (MESHES + '[[run]]\nname = "one rank, last bits 1"\n', {}, "has a name that the experiment itself gives"),
                 (MESHES + "= 1\n", {}, "can't read")]:
@@ -221,23 +193,12 @@ class Experiments(programs.InFolder):
         self.assertEqual(files - read - set(experiment.OWN), set())
         self.assertEqual(read - files, set())
 
-    def test_a_ready_made_file_runs(self):
-        source = EXPERIMENTS / "mesh_1d_2d.toml"
-        body = re.sub(r"^steps = .*", "steps = 2", source.read_text(encoding="utf-8"), flags=re.M)
-        file = self.folder / source.name
-        file.write_text(body.replace('"../llama', f'"{programs.ROOT}/examples/llama').replace('"../../docs', f'"{programs.ROOT}/docs'))
-        done = self.run_file(file)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("all 5 runs are as expected", done.stdout)
+    def test_ready_made_files_have_their_runs(self):
         sizes = {file.stem: len(experiment.read(file).runs) for file in EXPERIMENTS.glob("*.toml")}
         self.assertEqual(sizes, {"memory": 27, "mesh_1d_2d": 5, "tensor_parallel": 9})
 
 
 class Parts(unittest.TestCase):
-    def test_ranks_are_the_product_of_the_degrees(self):
-        degrees = {"dp-replicate": 2, "dp": 3, "cp": 5, "tp": 7}
-        self.assertEqual(experiment.Run("x", degrees | {"batch": 11}, seed=0).ranks, 210)
-
     def test_last_bits_of_half_of_the_values_are_flipped(self):
         values = [1.0, -0.5, 3.14159, 1e-30] * 500
         header = json.dumps({"w": {"dtype": "F32", "shape": [40, 50], "data_offsets": [0, 8000]},

@@ -140,8 +140,8 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--model", "m", "--text", "t", "--lora-rank", "2", "--merge-lora", "--save-hf", "d",
          "--save-lora", "d"},
         {"--save-hf", "--save-lora", "d"}},
-       {{"--config", "c", "--tokens", "t", "--profile", "t"}, {"--tokens", "--profile", "t"}},
-       {{"--model", "a", "--model", "b", "--text", "t"}, {"--model", "a", "b"}}},
+       {{"--model", "m", "--text", "t", "--save-hf", "./m/."}, {"--model", "--save-hf"}},
+       {{"--config", "c", "--tokens", "t", "--profile", "t"}, {"--tokens", "--profile", "t"}}},
       [](Flags flags) { return parse_train_options(std::move(flags)); });
   expect_refused(
       {{{"--checkpoint", "run", "--resume", "always"}, {"--resume", "always"}},
@@ -150,25 +150,22 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--betas", "0.9"}, {"--betas"}},
        {{"--betas", "0.9,0.9,0.9,0.9"}, {"--betas", "4 values"}},
        {{"--lr", "nan"}, {"--lr", "nan"}},
-       {{"--lora-alpha", "nan"}, {"--lora-alpha", "nan"}},
-       {{"--ema", "nan"}, {"--ema", "nan"}},
-       {{"--eps", "nan"}, {"--eps", "nan"}},
-       {{"--seq", "nan"}, {"--seq", "nan"}},
-       {{"--weight", "nan"}, {"--weight", "nan"}},
        {{"--lr", "inf"}, {"--lr", "inf", "at least 0"}},
        {{"--seed", "-1"}, {"--seed", "-1", "at least 0"}},
-       {{"--shuffle", "-1"}, {"--shuffle", "-1"}},
        {{"--dp", "0"}, {"--dp", "0", "from 1"}},
        {{"--accumulate", "0"}, {"--accumulate", "0"}},
-       {{"--batch", "0"}, {"--batch", "0"}},
-       {{"--accumulate", "half"}, {"--accumulate", "half"}},
        {{"--dp", "2", "--accumulate", "4"}, {"--batch 4", "--dp 2 x --accumulate 4"}},
        {{"--zero", "1"}, {"--zero", "1"}},
        {{"--param-dtype", "fp8"}, {"--param-dtype", "fp8"}},
+       {{"--fp8", "--param-dtype", "fp16"}, {"--fp8 is given with --param-dtype fp16"}},
+       {{"--fp8", "--device", "cuda", "--param-dtype", "fp32"}, {"in 8 bits give bf16"}},
+       {{"--cp", "5"}, {"--seq 128 is not a multiple of 10, 2 x --cp 5"}},
+       {{"--cp", "2", "--dropout", "0.1"}, {"--dropout is given with --cp 2"}},
+       {{"--cp", "2", "--lora-rank", "2", "--lora-dropout", "0.1"},
+        {"--lora-dropout is given with --cp 2"}},
        {{"--reduce-dtype", "int8"}, {"--reduce-dtype", "int8"}},
        {{"--ac", "sometimes"}, {"--ac", "sometimes"}},
        {{"--ac", "full:0"}, {"--ac", "full:0"}},
-       {{"--ac", "none:2"}, {"--ac", "none:2"}},
        {{"--ac", "auto"}, {"--ac auto", "--memory"}},
        {{"--memory", "2"}, {"--memory", "--ac auto"}},
        {{"--ac", "auto", "--memory", "0"}, {"--memory", "0"}},
@@ -183,12 +180,7 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
        {{"--seed", "18446744073709551616"}, {"--seed", "18446744073709551616", "64 bits"}},
        {{"--shuffle", "18446744073709551616"}, {"--shuffle", "64 bits"}},
        {{"--steps", "+9223372036854775808"}, {"--steps", "64 bits"}},
-       {{"--resume-step", "+9223372036854775808"}, {"--resume-step", "64 bits"}},
-       {{"--lr", "0x1p-10"}, {"--lr", "decimal"}},
        {{"--steps", "0x10"}, {"--steps", "decimal"}},
-       {{"--loss-chunks", "0x4"}, {"--loss-chunks", "decimal"}},
-       {{"--betas", "0.9,0x1p-1"}, {"--betas", "decimal"}},
-       {{"--zero", "0x2"}, {"--zero", "decimal"}},
        {{"--eval-every", "2"}, {"--eval-every", "--eval-text"}},
        {{"--eval-text", "a", "--eval-tokens", "b"}, {"--eval-text", "--eval-tokens"}},
        {{"--verify", "--steps", "0"}, {"--verify", "--steps 0"}},
@@ -198,8 +190,6 @@ TEST(TrainOptions, FlagsAreRefusedByName) {
         {"--exclude", "--resume auto"}},
        {{"--initial-load", "run", "--exclude", "weights"}, {"--exclude", "weights"}},
        {{"--checkpoint-every", "2"}, {"--checkpoint-every", "--checkpoint"}},
-       {{"--keep", "2"}, {"--keep", "--checkpoint"}},
-       {{"--resume-step", "2"}, {"--resume-step", "--checkpoint"}},
        {{"--no-async"}, {"--no-async", "--checkpoint"}},
        {{"--resume"}, {"--resume", "--checkpoint"}},
        {{"--checkpoint", "run", "--resume", "--resume-step", "2"}, {"--resume", "--resume-step"}},
@@ -238,7 +228,7 @@ TEST(TrainOptions, ValuesAreTakenAsTheyAre) {
 TEST(TrainOptions, ThePeakIsANumberOrMeasured) {
   EXPECT_EQ(ParseFlags({"--peak-flops", "989e12"}).peak_flops, "989e12");
   EXPECT_EQ(ParseFlags({"--peak-flops", "measure"}).peak_flops, "measure");
-  for (const char* wrong : {"989", "nan", "measured", "-1e12", "0x1p40", "1e12 "}) {
+  for (const char* wrong : {"989", "nan", "measured", "-1e12"}) {
     EXPECT_ERROR(ParseFlags({"--peak-flops", wrong}), "--peak-flops", wrong, "989e12");
   }
 }
@@ -260,11 +250,6 @@ TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
   const auto in_folder = [&](const std::string& name) { return (folder / name).string(); };
   std::filesystem::create_directory(folder / "m");
   WriteFile(folder / "a.bin", "");
-  for (const char* flag : {"--tokens", "--jsonl"}) {
-    EXPECT_ERROR(parse_train_options(
-                     {"--config", "c", flag, in_folder("*.bin"), "--profile", in_folder("a.bin")}),
-                 flag, "--profile", in_folder("a.bin"));
-  }
   EXPECT_ERROR(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--profile", in_folder("a.bin")}),
                "--eval-tokens", "--profile");
   EXPECT_EQ(ParseFlags({"--eval-tokens", in_folder("*.bin"), "--profile", in_folder("b")}).profile,
@@ -279,7 +264,6 @@ TEST(TrainOptions, OutputsAreNotFilesOfTheRun) {
     WriteFile(file, "{}");
     EXPECT_ERROR(with_model("--profile", file), "--model", "--profile", file);
   }
-  EXPECT_ERROR(with_model("--save-hf", model + "/."), "--model", "--save-hf");
   WriteFile(model + "/metrics.jsonl", "");
   EXPECT_EQ(with_model("--metrics", model + "/metrics.jsonl").metrics, model + "/metrics.jsonl");
 }
@@ -306,7 +290,6 @@ TEST_P(ResolvedFlags, ComeBackFromTheirFile) {
 INSTANTIATE_TEST_SUITE_P(
     OfRuns, ResolvedFlags,
     testing::Values(
-        Flags{"--config", "c.json", "--text", "t"},
         Flags{"--config", "c.json", "--tokens", "a*.bin", "--weight", "0.25", "--tokens", "b.bin",
               "--weight", ".75", "--shuffle", "18446744073709551615", "--seed",
               "18446744073709551615"},
@@ -318,8 +301,6 @@ INSTANTIATE_TEST_SUITE_P(
               "--schedule",  "wsd",       "--min-lr",      "1e-5",
               "--no-sp",     "--offload", "--loss-chunks", "0",
               "--ema",       "0.5"},
-        Flags{"--model", "m", "--text", "t", "--lora-rank", "4", "--lora-targets", "a.**,b.*",
-              "--freeze", "model.embed_tokens.**", "--save-lora", "l"},
         Flags{"--config",           "c.json",  "--text",       "t", "--output-dir", "run",
               "--checkpoint-every", "3",       "--keep",       "2", "--resume",     "auto",
               "--eval-text",        "e",       "--eval-every", "5", "--peak-flops", "1e12",

@@ -6,64 +6,29 @@ import os
 import pathlib
 import resource
 import tempfile
-import unittest
 
 import pytest
 
 import programs
 
-ALL = bool(os.environ.get("TESSERA_ALL_PLANS"))
 STEP = ["--batch", 24, "--seq", 16]
 # Fewer key-value heads than ranks.
 FEW_HEADS = programs.ODD | {"num_key_value_heads": 2}
 WINDOW = programs.SMALL | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "vocab_size": 700,
                            "num_hidden_layers": 3, "num_key_value_heads": 2, "sliding_window": 10}
-QWEN3 = programs.SMALL | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 331,
-                          "num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 22, "tie_word_embeddings": True}
 QWEN2 = programs.SMALL | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 509,
                           "hidden_size": 72, "intermediate_size": 190, "num_hidden_layers": 5, "num_key_value_heads": 1}
-BIASES = programs.SMALL | {"vocab_size": 777, "num_hidden_layers": 1, "attention_bias": True, "mlp_bias": True}
 # The model, the mesh (dp, tp, replicas) or (dp, tp, replicas, cp), and flags.
 RUNS = [
     (programs.ODD, (2, 2, 1), ["--zero", 2, "--accumulate", 2]),
-    (programs.TIED, (2, 1, 2), ["--ac", "selective", "--offload"]),
+    (programs.TIED, (2, 1, 2), ["--ac", "selective", "--offload", "--ema", 0.9]),
     (FEW_HEADS, (1, 4, 1), ["--no-loss-parallel", "--param-dtype", "bf16"]),
     (programs.ODD, (1, 2, 1, 2), []),
-    (programs.ODD, (2, 2, 1), ["--ac", "selective"]),
+    (programs.ODD, (2, 2, 1), ["--ac", "selective", "--dropout", 0.1]),
     (programs.SMALL, (2, 1, 1), ["--fp8", "--param-dtype", "bf16"]),
-]
-MORE = [(programs.ODD, *run) for run in [
-    ((4, 1, 1), []),
-    ((3, 1, 1), ["--param-dtype", "bf16", "--reduce-dtype", "bf16"]),
-    ((1, 2, 2), ["--no-sp"]),
-    ((2, 2, 1), []),
-    ((2, 2, 1), ["--ac", "full"]),
-    ((2, 2, 1), ["--reshard-last"]),
-    ((2, 2, 1), ["--ac", "selective", "--accumulate", 3]),
-    ((2, 2, 1), ["--dropout", 0.1]),
-    ((2, 2, 1), ["--optimizer", "sgd", "--z-loss", 0.1, "--label-smoothing", 0.1]),
-    ((2, 2, 1), ["--param-dtype", "bf16", "--ac", "full", "--zero", 2]),
-    ((2, 2, 1), ["--no-sp-regather"]),
-    ((1, 2, 1), ["--fp8", "--ac", "selective"]),
-    ((2, 2, 1), ["--loss-chunks", 3]),
-    ((2, 2, 1), ["--document-mask", "--eos-token", 1008]),
-    ((2, 2, 1), ["--lora-rank", 4, "--lora-dropout", 0.1]),
-    ((2, 2, 1), ["--freeze", "model.layers.0.**"]),
-    ((2, 1, 1), ["--ema", 0.9]),
-    ((3, 1, 1), ["--param-dtype", "bf16"]),
-    ((1, 4, 1), ["--no-sp"]),
-    ((2, 2, 1), ["--moment-dtype", "bf16"]),
-    ((1, 1, 2, 2), ["--ac", "selective", "--accumulate", 2]),
-    ((2, 1, 1, 2), ["--param-dtype", "bf16", "--document-mask", "--eos-token", 1008]),
-]] + [
-    (programs.TIED, (2, 2, 1), ["--ac", "selective"]),
-    (FEW_HEADS, (1, 2, 1, 2), ["--no-loss-parallel", "--ac", "selective", "--ema", 0.9]),
+    (programs.ODD, (2, 2, 1), ["--lora-rank", 4, "--lora-dropout", 0.1, "--ac", "full"]),
     (WINDOW, (2, 1, 1, 2), ["--document-mask", "--eos-token", 699]),
-    (WINDOW, (1, 4, 1), ["--no-sp", "--param-dtype", "bf16"]),
-    (QWEN3, (2, 2, 1), ["--zero", 2, "--accumulate", 2]),
-    (QWEN2, (1, 1, 1, 4), ["--ac", "full"]),
     (QWEN2, (2, 2, 1), ["--optimizer", "muon", "--param-dtype", "fp16", "--offload"]),
-    (BIASES, (2, 2, 1), ["--offload", "--accumulate", 3]),
 ]
 
 
@@ -86,7 +51,7 @@ class Plan(programs.InFolder):
         return programs.read_metrics(metrics)[-1]
 
     def test_a_plan_is_what_a_run_does(self):
-        for config, mesh, flags in RUNS + (MORE if ALL else []):
+        for config, mesh, flags in RUNS:
             with self.subTest(config=config, mesh=mesh, flags=flags):
                 real = self.train(config, STEP + flags, *mesh)
                 plan = self.plan(config, STEP + flags, *mesh)
@@ -110,12 +75,6 @@ class Plan(programs.InFolder):
         layers = [row for row in modules if row["module"].startswith("model.layers.*")]
         self.assertEqual({(row["backward"], row["collective"]) for row in layers},
                          {(False, "all_gather"), (False, "reduce_scatter"), (True, "all_gather"), (True, "reduce_scatter")})
-
-    def test_narrow_moments_take_half_the_memory(self):
-        wide, narrow = (self.plan(programs.ODD, [*STEP, "--moment-dtype", dtype], dp=2)["kinds"][0]["optimizer_bytes"]
-                        for dtype in ("fp32", "bf16"))
-        # Steps are counted in fp32 by either.
-        self.assertLess(abs(narrow / wide - 0.5), 1e-3)
 
     def test_ranks_of_a_split_sequence_compute_as_much(self):
         kinds = self.plan(programs.SMALL, [*STEP, "--gpu", "h100"], cp=4)["kinds"]
@@ -193,15 +152,10 @@ class Plan(programs.InFolder):
         for text, message in [('like = "h200"\nmemory_byte = 1', 'did you mean memory_bytes?'),
                               ('name = "x"', '"memory_bytes" is missing'),
                               ('like = "h200"\nranks_per_node = 0', '"ranks_per_node" must be a whole number from 1 to'),
-                              ('like = "h200"\nranks_per_node = 1.5', '"ranks_per_node" must be a whole number from 1 to'),
                               ('like = "h200"\noperator_latency_s = inf', '"operator_latency_s" must be a finite number'),
                               ('like = "h200"\nproduct_share = 70', "write 0.7 for 70 %"),
                               ('like = "h200"\nmemory_bytes = 1e30', "write at most 1e+18"),
                               ('like = "h200"\nmemory_bytes = 1e9', '"reserved_bytes" leaves nothing of it'),
-                              ('like = "h200"\nname = ""', '"name" must be a name'),
-                              ('like = "h200"\nflops_half = "many"', '"flops_half" must be a finite number, not negative'),
-                              ('like = "h200"\nflops_half = nan', '"flops_half" must be a finite number, not negative'),
-                              ('like = "h200"\nname = 5', '"name" must be a name'),
                               ('like = ', "machine.toml: "),
                               ('like = "h201"', 'like = "h201" is not known')]:
             file.write_text(text)

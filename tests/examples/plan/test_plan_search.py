@@ -1,6 +1,5 @@
-"""llama_plan --search: what it finds is what plans of the layouts say."""
+"""llama_plan --search and --ac auto: what they find is what plans of the layouts say."""
 import json
-import unittest
 
 import programs
 
@@ -51,7 +50,7 @@ class PlanSearch(programs.InFolder):
                 self.assertLess(abs(layout["peak_bytes"] / plan["peak_bytes"] - 1), 1e-3)
                 self.assertLess(abs(layout["step_time_s"] / plan["step_time_s"] - 1), 0.01)
 
-    def test_the_frontier_is_what_no_other_beats(self):
+    def test_the_frontier_is_what_no_other_beats_and_what_is_larger_than_what_does_not_fit_is_not_planned(self):
         layouts = self.search(8)[0]["layouts"]
         self.assertEqual([each["step_time_s"] for each in layouts],
                          sorted(each["step_time_s"] for each in layouts))
@@ -59,9 +58,7 @@ class PlanSearch(programs.InFolder):
             beaten = any(other["step_time_s"] <= each["step_time_s"] and other["peak_bytes"] <= each["peak_bytes"]
                          for other in layouts if other is not each)
             self.assertEqual(each["frontier"], not beaten)
-
-    def test_what_is_too_large_is_marked_and_what_is_larger_is_not_planned(self):
-        peaks = sorted(each["peak_bytes"] for each in self.search(8)[0]["layouts"])
+        peaks = sorted(each["peak_bytes"] for each in layouts)
         limit = peaks[4]
         found, plan, text = self.search(8, memory=limit)
         for each in found["layouts"]:
@@ -72,6 +69,18 @@ class PlanSearch(programs.InFolder):
         self.assertEqual(len(whole) + found["skipped"], 18)
         self.assertTrue(plan["fits"])  # the fastest, in full
         self.assertIn("It fits", text)
+
+    def test_auto_checkpointing_is_the_least_that_fits(self):
+        run = [*RUN, "--dp", 2, "--ac"]
+        none, selective, full = peaks = [self.plan(DEEP, [*run, ac])[0]["peak_bytes"] for ac in ("none", "selective", "full")]
+        self.assertEqual(peaks, sorted(set(peaks), reverse=True))
+        for limit, ac in ((none, "none"), ((none + selective) / 2, "selective:[1-8]"), (selective, "selective"),
+                          (full, "full"), (1000, "full")):
+            with self.subTest(ac=ac, limit=limit):
+                plan, text = self.plan(DEEP, [*run, "auto", "--memory", repr(limit / 2 ** 30)])
+                self.assertRegex(plan["flags"]["--ac"], f"^{ac}$")
+                self.assertEqual(plan["fits"], limit > 1000)
+                self.assertIn(f"--ac auto: {plan['flags']['--ac']}\n", text)
 
     def test_only_as_many_blocks_as_needed_are_recomputed(self):
         every = {each["ac"]: each for each in self.search(2, "--tp", 1, "--zero", 3)[0]["layouts"]}

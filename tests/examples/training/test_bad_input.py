@@ -46,19 +46,14 @@ class BadInput(programs.InFolder):
         few_heads = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
         for data, flags, words, mesh in (
                 ({}, [], ("--dp 2", "--tp 2", "4 ranks"), {"dp": 2, "tp": 2, "nproc": 3}),
-                ({"batch": 12}, ["--dp-replicate", 3], ("--dp 2 x --dp-replicate 3", "6 ranks, but 4", "--nproc 6"),
-                 {"dp": 2, "nproc": 4}),
                 ({"config": few_heads}, [], ("num_attention_heads 6", "tensor-parallel degree of 4"), {"tp": 4}),
                 ({"config": None, "model": model}, [], ("model.safetensors",), {"dp": 2}),
                 ({"tokens": shard("bad", range(200), magic=7)}, [], ("bad.bin", "magic"), {"dp": 2}),
                 ({"tokens": shard("few", range(50))}, [], ("50 tokens", "the batch of 4"), {"dp": 2}),
-                ({"tokens": shard("short", range(200), count=100000)}, [], ("short.bin", "100000"), {}),
                 ({"tokens": shard("high", [5] * 300 + [300] + [5] * 700)}, [], ("token 300", "position 300", "256"), {"dp": 2}),
                 ({}, ["--config-file", self.folder / "none.toml"], ("--config-file", "none.toml"), {}),
-                ({"config": self.folder / "none.json"}, [], ("none.json",), {"dp": 2}),
-                ({"tokens": self.folder / "none.bin"}, [], ("none.bin",), {"dp": 2}),
+                ({"config": self.folder / "none.json"}, [], ("none.json",), {}),
                 ({"config": None, "model": self.folder / "nowhere"}, [], ("nowhere",), {"dp": 2}),
-                ({"tokens": None, "jsonl": "a" * 300}, [], ("--jsonl", "File name too long"), {}),
                 ({"tokens": None, "jsonl": self.folder / "none*"}, [], ("--jsonl", "none*"), {}),
                 ({"seq": 2**63 - 1}, [], (f"--seq {2**63 - 1}", "256 positions"), {})):
             with self.subTest(words):
@@ -66,6 +61,7 @@ class BadInput(programs.InFolder):
 
     def test_features_that_are_not_implemented(self):
         for change, part in (({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "longrope"),
+                             ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, '"low_freq_factor" is missing'),
                              ({"use_sliding_window": True}, "use_sliding_window"), ({"hidden_act": "gelu"}, "hidden_act"),
                              ({"model_type": "gemma"}, "model_type")):
             with self.subTest(change):
@@ -108,28 +104,26 @@ class BadInput(programs.InFolder):
             programs.write_config(self.folder / "epsilons" / str(rank), programs.SMALL | {"rms_norm_eps": epsilon})
             (self.folder / "texts" / str(rank) / "text").write_text(text * 300)
         data = "the data of rank 1 are not those of rank 0: "
-        for degrees, changes, flags, more, message in (
-                (("--dp",), {"tokens": None}, f"--tokens {self.tokens}", f"--tokens {self.folder}/none.bin", "none.bin"),
-                (("--dp", "--tp"), {"tokens": None}, f"--tokens {self.tokens}", f"--tokens {others}",
+        for degree, changes, flags, more, message in (
+                ("--dp", {"tokens": None}, f"--tokens {self.tokens}", f"--tokens {self.folder}/none.bin", "none.bin"),
+                ("--dp", {"tokens": None}, f"--tokens {self.tokens}", f"--tokens {others}",
                  f'{data}training.files["{self.tokens.name}"]'),
-                (("--dp",), {}, "", "--lr 0.002", "rank 1 has --lr 0.002, but rank 0 has --lr 0.001"),
-                (("--dp",), {}, "", "--dropout 0.5", "rank 1 has --dropout 0.5, but rank 0 has --dropout 0"),
-                (("--dp",), {}, "", "--resume auto --checkpoint here", "rank 1 has --checkpoint FILE, but rank 0 has no --checkpoint"),
-                (("--dp",), {"config": f"{self.folder}/epsilons/$RANK/config.json"}, "", "",
+                ("--dp", {}, "", "--lr 0.002", "rank 1 has --lr 0.002, but rank 0 has --lr 0.001"),
+                ("--dp", {}, "", "--resume auto --checkpoint here", "rank 1 has --checkpoint FILE, but rank 0 has no --checkpoint"),
+                ("--dp", {"config": f"{self.folder}/epsilons/$RANK/config.json"}, "", "",
                  "rank 1 has config.json with rms_norm_eps 1e-06, but rank 0 has config.json with rms_norm_eps 1e-05"),
                 # generation_config.json, which config.json does not show.
-                (("--dp", "--tp"), {"config": f"{self.folder}/ends/$RANK/config.json"}, "--document-mask", "--document-mask",
+                ("--tp", {"config": f"{self.folder}/ends/$RANK/config.json"}, "--document-mask", "--document-mask",
                  f"{data}training.samples.end[0] is 9 instead of 7"),
-                (("--dp",), {}, f"--eval-text {self.folder}/texts/$RANK/text", f"--eval-text {self.folder}/texts/$RANK/text",
+                ("--dp", {}, f"--eval-text {self.folder}/texts/$RANK/text", f"--eval-text {self.folder}/texts/$RANK/text",
                  f'{data}held-out["text"].sampled_crc32c is')):
-            for degree in degrees:
-                with self.subTest(message, degree=degree):
-                    shared = " ".join(map(str, self.data(**changes)))
-                    script = (f'[ "$RANK" = 1 ] && more="{more}" || more="{flags}"; '
-                              f"exec {programs.BIN}/llama_train {degree} 2 {shared} $more")
-                    done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
-                    self.assertNotEqual(done.returncode, 0, done.stdout)
-                    self.assertIn(message, done.stderr)
+            with self.subTest(message):
+                shared = " ".join(map(str, self.data(**changes)))
+                script = (f'[ "$RANK" = 1 ] && more="{more}" || more="{flags}"; '
+                          f"exec {programs.BIN}/llama_train {degree} 2 {shared} $more")
+                done = programs.run(programs.on_ranks(2, ["sh", "-c", script]), timeout=60)
+                self.assertNotEqual(done.returncode, 0, done.stdout)
+                self.assertIn(message, done.stderr)
 
 
 def sections(program, flag):

@@ -1,10 +1,7 @@
 """bench_mfu and --peak-flops: figures that follow from one another and from the sizes of the model."""
 
 import json
-import os
-import pathlib
 import re
-import sys
 
 import programs
 
@@ -20,9 +17,13 @@ class BenchMfu(programs.InFolder):
         return json.loads((self.folder / "out/results.json").read_text())["runs"]
 
     def test_three_conventions(self):
-        done = self.bench("--ac", "none,full", "--batch", BATCH, "--peak-flops", PEAK)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        none, full = self.runs()
+        done = self.bench("--mesh", "1x1,1x2x1", "--ac", "none,full", "--batch", BATCH, "--peak-flops", PEAK)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        none, full, split, _ = self.runs()
+        # Sequences that are split take the same FLOPs.
+        self.assertEqual([none["cp"], split["cp"]], [1, 2])
+        flops = [run["mfu"] * run["step_time_s"] * run["dp"] * run["cp"] * run["tp"] for run in (none, split)]
+        self.assertAlmostEqual(flops[1] / flops[0], 1, delta=0.01)
         c = programs.SMALL
         layers, hidden, inner = c["num_hidden_layers"], c["hidden_size"], c["intermediate_size"]
         block = 4 * hidden ** 2 + 3 * hidden * inner  # head size x heads is the hidden size
@@ -44,37 +45,25 @@ class BenchMfu(programs.InFolder):
         self.assertLess(full["active_bytes"], none["active_bytes"])
         self.assertIn("HFU", done.stdout)
 
-    def test_sequences_that_are_split_take_the_same_flops(self):
-        done = self.bench("--mesh", "1x1,1x2x1", "--batch", BATCH, "--peak-flops", PEAK)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        whole, split = self.runs()
-        self.assertEqual([whole["cp"], split["cp"]], [1, 2])
-        flops = [run["mfu"] * run["step_time_s"] * run["dp"] * run["cp"] * run["tp"]
-                 for run in (whole, split)]
-        self.assertAlmostEqual(flops[1] / flops[0], 1, delta=0.01)
-        self.assertIn("1x2x1", done.stdout)
-
-    def test_pytorch_in_the_same_call(self):
-        with_torch = dict(os.environ, PATH=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
-        done = self.bench("--batch", BATCH, "--mesh", "1x1,1x2", "--peak-flops", PEAK, "--peer", programs.PEER.with_name("torch_step.py"),
-                          env=with_torch)
+    def test_a_peer_in_the_same_call(self):
+        script = self.folder / "peer.py"
+        script.write_text("import sys\n"
+                          "compiled, alone = '--compile' in sys.argv, sys.argv[-2:] == ['--parallel', 'none']\n"
+                          "print('{\"step_time_s\": %d, \"tokens_per_s\": 5}' % (1 + compiled + alone))\n")
+        done = self.bench("--batch", BATCH, "--mesh", "1x1,1x2", "--peak-flops", PEAK, "--peer", script)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         one, two = self.runs()
-        for name in ("eager", "compiled", "compiled_without_fsdp"):
-            peer = one["peer"][name]
-            self.assertAlmostEqual(peer["tokens_per_s"] * peer["step_time_s"], BATCH * SEQ, delta=0.1)
+        for seconds, name in enumerate(("eager", "compiled", "compiled_without_fsdp"), start=1):
+            self.assertEqual(one["peer"][name], {"step_time_s": seconds, "tokens_per_s": 5})
             self.assertIn(f"PyTorch {name}, ", done.stdout)
             self.assertEqual(two["peer"][name]["error"], "--peer runs one rank, not 2")
 
     def test_a_run_that_fails_does_not_end_the_others(self):
-        done = self.bench("--mesh", "1x1,1x3", "--ac", "none,full", "--peak-flops", "measure",
-                          "--flags=--param-dtype bf16")
+        done = self.bench("--mesh", "1x3,1x1", "--peak-flops", "measure", "--flags=--param-dtype bf16")
         self.assertEqual(done.returncode, 1)
-        good, other, bad, _ = self.runs()
-        self.assertAlmostEqual(other["peak_flops"] / good["peak_flops"], 1, delta=1e-6)
+        bad, good = self.runs()
+        self.assertEqual((bad["mfu"], good["error"]), (None, None))
         self.assertGreater(good["mfu"], 0)
-        self.assertIsNone(good["error"])
-        self.assertIsNone(bad["mfu"])
         self.assertIn("tensor-parallel degree of 3", bad["error"])
         self.assertIn("tensor-parallel degree of 3", done.stdout)
 
@@ -94,9 +83,8 @@ class BenchMfu(programs.InFolder):
             self.assertAlmostEqual(json.loads(plan.read_text())["parameters_bytes"] / 4 / count, 1, delta=0.005)
 
     def test_bad_flags_are_one_line(self):
-        for mesh in ("2x", "x2", "2x0", "1x1x1x1", "axb"):
+        for mesh in ("2", "2x0", "1x1x1x1"):
             self.assertIn(f"--mesh {mesh} is no mesh", self.bench("--mesh", mesh).stderr)
-        self.assertIn("--mesh 2: is no mesh".replace(":", ""), self.bench("--mesh", "2").stderr)
         self.assertIn("--peer nofile is no file", self.bench("--peer", "nofile").stderr)
         self.assertIn("tokens a step; take fewer", self.bench("--batch", 2**60).stderr)
         self.assertIn("leaves none of --steps", self.bench("--warmup", 3).stderr)

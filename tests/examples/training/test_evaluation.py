@@ -25,28 +25,16 @@ class Evaluation(programs.InFolder):
         return {r["step"]: r["eval_loss"] for r in programs.read_metrics(metrics) if "eval_loss" in r}
 
     def test_training_is_bit_equal_with_and_without(self):
-        for flags in (["--zero", 2, "--accumulate", 2, "--ema", 0.5], ["--ac", "full"]):
-            with self.subTest(flags):
-                held_out = ["--eval-tokens", self.held_out, *flags]
-                want, weights, loss = self.run_with("without", held_out, dp=2, tp=2)
-                got, same_weights, same_loss = self.run_with("with", [*held_out, "--eval-every", 2], dp=2, tp=2)
-                self.assertEqual(programs.figures(got), programs.figures(want))
-                traffic = [[r["comm"] for r in programs.read_metrics(m)] for m in (got, want)]
-                self.assertEqual(*traffic)
-                self.assertEqual(same_weights, weights)
-                self.assertEqual(same_loss, loss)
-                self.assertEqual(self.evaluations(want), {})
-                evaluated = self.evaluations(got)
-                self.assertEqual(list(evaluated), [2, 4, STEPS])
-                self.assertAlmostEqual(evaluated[STEPS], loss, delta=1e-4)
-
-    def test_bytes_of_a_text_are_tokens(self):
-        text = self.folder / "held_out.txt"
-        text.write_bytes(b"a text that is held out, " * 40)
-        shard = programs.write_tokens(self.folder / "text.bin", text.read_bytes())
-        losses = [self.run_with("run", [flag, file], steps=1)[2]
-                  for flag, file in (("--eval-text", text), ("--eval-tokens", shard))]
-        self.assertEqual(*losses)
+        held_out = ["--eval-tokens", self.held_out, "--zero", 2, "--accumulate", 2, "--ema", 0.5, "--ac", "full"]
+        want, weights, loss = self.run_with("without", held_out, dp=2, tp=2)
+        got, same_weights, same_loss = self.run_with("with", [*held_out, "--eval-every", 2], dp=2, tp=2)
+        self.assertEqual(programs.figures(got), programs.figures(want))
+        self.assertEqual(*[[r["comm"] for r in programs.read_metrics(m)] for m in (got, want)])
+        self.assertEqual((same_weights, same_loss), (weights, loss))
+        self.assertEqual(self.evaluations(want), {})
+        evaluated = self.evaluations(got)
+        self.assertEqual(list(evaluated), [2, 4, STEPS])
+        self.assertAlmostEqual(evaluated[STEPS], loss, delta=1e-4)
 
     def test_nats_per_byte_are_of_the_evaluated_tokens(self):
         """The first 32 batches have long tokens, the rest of the file has short ones."""

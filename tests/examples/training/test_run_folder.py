@@ -1,11 +1,8 @@
-"""The files that a run writes: --output-dir, and --tensorboard, read by the package tensorboard;
-tools/metrics_to_wandb.py, with a module in wandb's place that writes down how it is called."""
+"""The files that a run writes: --output-dir, and --tensorboard, read by the package tensorboard."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 import programs
@@ -43,15 +40,26 @@ class RunFolder(programs.InFolder):
         self.assertEqual(*texts)
         self.assertEqual(json.loads((self.run / "run.json").read_text())["configuration"]["--weight-decay"], "0.1")
 
+    def contents(self):
+        """What the run has written; --resume makes a folder for checkpoints."""
+        return {path: path.read_bytes() for path in self.run.rglob("*") if path.is_file() and path.parent.name != "checkpoints"}
+
     def test_another_run_leaves_it_alone(self):
+        """Also with --resume auto in the folder of a run without checkpoints: that run again, or an error."""
         one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
         self.assert_ends_well(self.start(*one, ranks=1))
-        before = {path: path.read_bytes() for path in self.run.rglob("*") if path.is_file()}
-        done = self.start(*one, "--lr", 1, ranks=1)
-        self.assertEqual((done.returncode, done.stderr),
-                         (1, f"llama_train: --output-dir {self.run} has a run already (config.toml); give a new "
-                             "folder, or --resume to continue that run\n"))
-        self.assertEqual({path: path.read_bytes() for path in self.run.rglob("*") if path.is_file()}, before)
+        before = self.contents()
+        for flags, end in (([], "; give a new folder, or --resume to continue that run"),
+                           (["--resume", "auto"], " with other flags, and no checkpoint that --resume auto continues; give a new folder")):
+            done = self.start(*one, "--lr", 1, *flags, ranks=1)
+            self.assertEqual((done.returncode, done.stderr),
+                             (1, f"llama_train: --output-dir {self.run} has a run already (config.toml){end}\n"))
+        self.assertEqual(self.contents(), before)
+        again = self.folder / "again"
+        for _ in range(2):
+            self.assert_ends_well(self.start(*one, "--output-dir", again, "--checkpoint-every", 9, "--resume", "auto", ranks=1))
+            shutil.rmtree(again / "checkpoints")
+        self.assertEqual([path.name for path in again.glob("*.toml")], ["config.toml"])
 
     def test_one_of_several_simultaneous_runs_gets_it(self):
         command = [programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens, "--steps", 2,
@@ -77,138 +85,31 @@ class RunFolder(programs.InFolder):
                                              "--resume", "auto", ranks=1))
         self.assertIn("--output-dir THIS_FOLDER\n", (self.run / "config-4.toml").read_text())
 
-    def test_a_run_that_resumes_nothing_is_no_other_run(self):
-        """--resume auto in the folder of a run without checkpoints: that run again, or an error."""
-        one = ["--config", self.config, "--tokens", self.tokens, "--steps", 2, "--output-dir", self.run]
-        self.assert_ends_well(self.start(*one, ranks=1))
-        before = (self.run / "metrics.jsonl").read_bytes()
-        done = self.start(*one, "--resume", "auto", "--lr", 1, ranks=1)
-        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
-        self.assertIn("has a run already (config.toml) with other flags, and no checkpoint that --resume auto continues", done.stderr)
-        self.assertEqual((self.run / "metrics.jsonl").read_bytes(), before)
-        again = self.folder / "again"
-        for _ in range(2):
-            self.assert_ends_well(self.start(*one, "--output-dir", again, "--checkpoint-every", 9, "--resume", "auto", ranks=1))
-            shutil.rmtree(again / "checkpoints")
-        self.assertEqual([path.name for path in again.glob("*.toml")], ["config.toml"])
-
     def test_a_folder_that_cannot_be_made_is_said(self):
         self.refuse([programs.BIN / "llama_train", "--config", self.config, "--tokens", self.tokens, "--output-dir",
                      self.tokens / "run"], self.tokens / "run")
 
 
 class TensorBoard(programs.InFolder):
-    def train(self, *flags, dp=1):
-        programs.train(["--config", self.config, "--tokens", self.tokens, "--batch", 4, "--seq", 16,
-                        "--tensorboard", self.folder / "tb", "--metrics", self.folder / "m.jsonl", *flags], dp)
-
     def scalars(self):
         """{tag: [(step, value)]}"""
-        events = EventAccumulator(str(self.folder / "tb")).Reload()
+        events = EventAccumulator(str(self.folder / "run/tensorboard")).Reload()
         return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
-    def assert_shows(self, tag, values):
-        shown = self.scalars()[tag]
-        self.assertEqual([step for step, _ in shown], list(range(1, len(values) + 1)))
-        for (_, value), want in zip(shown, values):
-            self.assertAlmostEqual(value, want, delta=1e-6 * abs(want))  # fp32
-
     def test_shows_the_metrics_under_torchtitans_names(self):
-        self.train("--steps", 4, "--peak-flops", 1e12, "--eval-tokens", self.tokens, "--eval-every", 2, dp=2)
-        records = programs.read_metrics(self.folder / "m.jsonl")
+        programs.train(["--config", self.config, "--tokens", self.tokens, "--batch", 4, "--seq", 16, "--steps", 4, "--peak-flops",
+                        1e12, "--eval-tokens", self.tokens, "--eval-every", 2, "--output-dir", self.folder / "run"], dp=2)
+        records, scalars = programs.read_metrics(self.folder / "run/metrics.jsonl"), self.scalars()
         for tag, key, factor in (("loss_metrics/global_avg_loss", "loss", 1), ("grad_norm", "grad_norm", 1),
                                  ("lr", "lr", 1), ("throughput(tps)", "tokens_per_s", 1 / 2),
-                                 ("tflops", "tflops", 1), ("mfu(%)", "mfu", 1),
+                                 ("tflops", "tflops", 1), ("mfu(%)", "mfu", 1), ("n_tokens_seen", "step", 64),
                                  ("time_metrics/end_to_end(s)", "step_time_s", 1),
                                  ("time_metrics/data_loading(s)", "data_time_s", 1),
                                  ("memory/max_resident(GiB)", "peak_memory_bytes", 2.0 ** -30)):
             with self.subTest(tag):
-                self.assert_shows(tag, [factor * record[key] for record in records])
-        self.assert_shows("n_tokens_seen", [64 * step for step in range(1, 5)])
-        evaluated = self.scalars()["validation_metrics/loss"]
-        self.assertEqual([step for step, _ in evaluated], [2, 4])
-        self.assertAlmostEqual(evaluated[1][1], records[3]["eval_loss"], delta=1e-5)
-
-
-TO_WANDB = programs.ROOT / "tools" / "metrics_to_wandb.py"
-STUB = '''
-import json, os, pathlib
-
-
-class Run:
-    def __init__(self, arguments):
-        self.dir = str(pathlib.Path(arguments["dir"] or ".", "wandb", "offline-run-1", "files"))
-        self.calls = {"init": arguments, "mode": os.environ.get("WANDB_MODE"), "log": []}
-    def log(self, numbers, step):
-        self.calls["log"].append([step, numbers])
-    def finish(self):
-        pathlib.Path(os.environ["CALLS"]).write_text(json.dumps(self.calls))
-
-def init(**arguments):
-    return Run(arguments)
-'''
-
-
-class TestMetricsToWandb(programs.InFolder):
-    def setUp(self):
-        super().setUp()
-        (self.folder / "wandb.py").write_text(STUB)
-
-    def send(self, *arguments, **variables):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        environment |= {"PYTHONPATH": str(self.folder), "CALLS": str(self.folder / "calls.json"),
-                        "PYTHONDONTWRITEBYTECODE": "1"} | variables
-        return subprocess.run([sys.executable, TO_WANDB, *map(str, arguments)], env=environment, cwd=self.folder,
-                              capture_output=True, text=True, timeout=60)
-
-    def calls(self, *arguments, **variables):
-        done = self.send(*arguments, **variables)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads((self.folder / "calls.json").read_text()), done.stdout
-
-    def write(self, *lines):
-        file = self.folder / "metrics.jsonl"
-        file.write_text("".join(lines))
-        return file
-
-    def test_sends_a_run_of_llama_train(self):
-        run = self.folder / "run"
-        programs.train(["--config", self.config, "--tokens", self.tokens, "--steps", 3, "--batch", 2, "--seq", 16,
-                        "--lr", 0.002, "--output-dir", run], dp=2)
-        calls, out = self.calls(run, "--project", "p", "--name", "n")
-        records = programs.read_metrics(run / "metrics.jsonl")
-        self.assertEqual([step for step, _ in calls["log"]], [1, 2, 3])
-        for (_, numbers), record in zip(calls["log"], records):
-            self.assertEqual((numbers["loss"], numbers["lr"]), (record["loss"], record["lr"]))
-            traffic = {f"comm/{group}/{name}/{what}": number for group, names in record["comm"].items()
-                       for name, counts in names.items() for what, number in counts.items()}
-            self.assertEqual({name: number for name, number in numbers.items() if name.startswith("comm/")}, traffic)
-            self.assertIn("comm/dp/all_gather/bytes", traffic)
-            self.assertNotIn("step", numbers)
-        init = calls["init"]
-        self.assertEqual((init["project"], init["name"], init["id"], init["resume"]), ("p", "n", None, None))
-        self.assertEqual((init["config"]["lr"], init["config"]["dp"]), (0.002, 2))
-        self.assertIn("3 steps are in wandb/offline-run-1\n", out)
-
-    def test_what_is_sent(self):
-        file = self.write('{"step": 1, "loss": null, "mfu": null, "lr": 0.5, "skipped": false}\n',
-                          '{"step": 2, "loss": NaN, "lr": 0.25}\n', '{"step": 3, "lo')
-        sent, _ = self.calls(file, "--id", "abc")
-        self.assertEqual((sent["mode"], sent["log"]), ("offline", [[1, {"lr": 0.5, "skipped": False}], [2, {"lr": 0.25}]]))
-        self.assertEqual([sent["init"][name] for name in ("id", "resume", "config")], ["abc", "allow", {}])
-        self.assertEqual(self.calls(file, WANDB_MODE="online")[0]["mode"], "online")
-
-    def test_errors_are_one_line(self):
-        good = '{"step": 1, "loss": 2.5}\n'
-        (self.folder / "wandb.py").write_text("raise ImportError('No module named wandb')")
-        for lines, message in ((None, "there is no metrics file"),
-                               ([good, "x\n"], "line 2 of "),
-                               ([good, "[]\n"], "is no record of llama_train's metrics"),
-                               ([good, good], "is of step 1, after step 1"),
-                               (['{"step": 1, "lo'], "has no whole line yet"),
-                               ([good], "No module named wandb; install it for this Python with: ")):
-            with self.subTest(message):
-                done = self.send(self.write(*lines) if lines else self.folder / "none")
-                self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
-                self.assertTrue(done.stderr.startswith("error: "), done.stderr)
-                self.assertIn(message, done.stderr)
+                self.assertEqual([step for step, _ in scalars[tag]], [1, 2, 3, 4])
+                for (_, value), record in zip(scalars[tag], records):
+                    self.assertAlmostEqual(value, factor * record[key], delta=1e-6 * abs(value))  # fp32
+        (first, _), (second, loss) = scalars["validation_metrics/loss"]
+        self.assertEqual((first, second), (2, 4))
+        self.assertAlmostEqual(loss, records[3]["eval_loss"], delta=1e-5)
