@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <ranges>
 
 #include "tessera/nn/detail/adopted_module.h"
 
@@ -239,7 +238,8 @@ std::vector<Group> buckets_of(const UnitSpec& spec) {
   const auto cap = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   constexpr std::size_t kFirstCap = std::size_t{1} << 20U;
   std::vector<Group> buckets;
-  for (const ParameterSpec& parameter : std::views::reverse(spec.parameters)) {
+  for (auto next = spec.parameters.rbegin(); next != spec.parameters.rend(); ++next) {
+    const ParameterSpec& parameter = *next;
     // Only the newest bucket of a type has room.
     const auto newest = std::find_if(buckets.rbegin(), buckets.rend(), [&](const Group& bucket) {
       return may_share_group(bucket.front(), parameter);

@@ -377,11 +377,12 @@ std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep&
     for (const std::string& copy : filling.copies) {
       StoredStep reading(step.folder(), step.manifest());
       if (!are_equal_here(filling, copy, reading)) {
-        return tessera::detail::concat("'", filling.name, "' and '", copy,
-                              "' have different values in the checkpoint '", step.folder().string(),
-                              "', but are one here: make the model with two (of a config.json, "
-                              "\"tie_word_embeddings\": false), or exclude '",
-                              copy, "' to take the first");
+        return tessera::detail::concat(
+            "'", filling.name, "' and '", copy, "' have different values in the checkpoint '",
+            step.folder().string(),
+            "', but are one here: make the model with two (of a config.json, "
+            "\"tie_word_embeddings\": false), or exclude '",
+            copy, "' to take the first");
       }
     }
   }

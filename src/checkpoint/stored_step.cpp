@@ -71,7 +71,7 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
   if (error) {
     throw tessera::detail::ReadError(
         tessera::detail::concat("the file '", path.string(), "' of the step can't be looked at: ",
-                       error.message(), ": copy the whole folder, or load another step"),
+                                error.message(), ": copy the whole folder, or load another step"),
         error == std::errc::no_such_file_or_directory ? path : std::filesystem::path());
   }
   if (found != record.bytes) {

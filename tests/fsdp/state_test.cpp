@@ -1,9 +1,8 @@
 // The phases of iterations, units and gathers: models recover from unusual orders, and an error
-// names the unit in which it occurred. Iterations in unusual orders, frozen parameters, and settings
-// that change between steps.
+// names the unit in which it occurred. Iterations in unusual orders, frozen parameters, and
+// settings that change between steps.
 
 #include <c10/core/InferenceMode.h>
-
 
 #include "fsdp/state.h"
 #include "fsdp/training/training.h"

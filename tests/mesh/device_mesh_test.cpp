@@ -1,7 +1,6 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
 #include "testing/errors.h"

@@ -76,13 +76,12 @@ struct StepMetrics {
   double grad_norm = 0;
   double lr = 0;
   std::optional<double> loss_scale{};  ///< loss scale with fp16; nullopt without loss scaling
-  bool skipped = false;     ///< whether the update was skipped because a gradient overflowed
-  double step_time_s = 0;   ///< the step's duration in seconds
-  double data_time_s = 0;   ///< the part of step_time_s spent waiting for the batch
-  double tokens_per_s = 0;  ///< tokens per second over all ranks
-  double tflops = 0;        ///< TFLOP/s per rank, by torchtitan's FLOP formula
-  std::optional<double>
-      mfu{};  ///< per cent; nullopt if the device's peak or the tokens are unknown
+  bool skipped = false;         ///< whether the update was skipped because a gradient overflowed
+  double step_time_s = 0;       ///< the step's duration in seconds
+  double data_time_s = 0;       ///< the part of step_time_s spent waiting for the batch
+  double tokens_per_s = 0;      ///< tokens per second over all ranks
+  double tflops = 0;            ///< TFLOP/s per rank, by torchtitan's FLOP formula
+  std::optional<double> mfu{};  ///< per cent; nullopt if the device's peak is unknown
   std::optional<double> mfu_causal{};  ///< mfu with causal attention counted half
   std::int64_t peak_memory_bytes = 0;  ///< peak on this rank in this step; cuda: reserved memory
   std::optional<std::int64_t> peak_active_bytes{};  ///< peak of the memory allocated to tensors, if
@@ -90,9 +89,8 @@ struct StepMetrics {
   std::int64_t memory_capacity_bytes = 0;           ///< memory of this rank's device; 0 if unknown
   /// Seconds that a checkpoint blocked training between the previous step and this step.
   std::optional<double> checkpoint_stall_s{};
-  std::optional<double>
-      eval_loss{};            ///< loss on held-out data after this step, if it was evaluated
-  comm::TrafficTable comm{};  ///< this rank's communication traffic in this step
+  std::optional<double> eval_loss{};  ///< loss on held-out data, if evaluated after this step
+  comm::TrafficTable comm{};          ///< this rank's communication traffic in this step
 };
 
 /// Sets the fields tokens_per_s, tflops, mfu and mfu_causal from step_time_s and `tokens`, the

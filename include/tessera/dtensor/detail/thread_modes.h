@@ -42,8 +42,8 @@ void clear_dispatch_cache();
 
 namespace tessera::detail {
 
-/// Statistics of dispatch caches, which store how operator calls are run (their plans). Every thread
-/// has a cache, including autograd's threads.
+/// Statistics of dispatch caches, which store how operator calls are run (their plans). Every
+/// thread has a cache, including autograd's threads.
 struct DispatchCacheStatistics {
   std::size_t plans = 0;     ///< number of plans that are in the cache now
   std::size_t capacity = 0;  ///< maximum number of plans in the cache
