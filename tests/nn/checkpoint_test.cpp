@@ -451,21 +451,6 @@ TEST(CheckpointReplay, Refusals) {
   }
 }
 
-TEST(CheckpointReplay, RestoresTheStateOfDistributedRandomNumbers) {
-  manual_seed(11);
-  const at::Tensor x = leaf({4}, 1);
-  std::vector<std::uint64_t> calls;
-  const auto fn = [&](const at::Tensor& t) {
-    calls.push_back(random_state().calls);
-    return t.exp();
-  };
-  const at::Tensor loss = checkpoint(fn, x).sum();
-  set_random_state({11, 7});
-  loss.backward();
-  EXPECT_EQ(calls, (std::vector<std::uint64_t>{0, 0}));
-  EXPECT_EQ(random_state().calls, 7u);
-}
-
 TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}, {"tp"}) {
   const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
   const auto run = [&](bool checkpointed) {
