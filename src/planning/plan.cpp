@@ -125,13 +125,6 @@ std::vector<RankKind> kinds_of(const Run& run, const PlanOptions& options) {
 /// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// Tells `log` which memory is of parameters, so that it is not counted as activations.
-void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
-  for (const auto& [name, slot] : model.named_slots()) {
-    log.assign_parameter(local_tensor(slot->persistent()));
-  }
-}
-
 /// The result of plan_one(): the plan of one rank, and the kinds of all ranks.
 struct PlannedRank {
   RankPlan plan;
@@ -162,7 +155,9 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   // The first step allocates the optimizer's state, so only the second step is representative.
   log.begin_step(where);
   run.step();
-  assign_parameters(log, *run.model);
+  for (const auto& [name, slot] : run.model->named_slots()) {
+    log.assign_parameter(local_tensor(slot->persistent()));
+  }
   log.begin_step(where, /*moments=*/true);
   schedule->begin_step();
   const comm::TrafficTable before = world->traffic().table();

@@ -77,9 +77,11 @@ class Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);
   at::Tensor forward(const at::Tensor& indices);
-  void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
+
+ private:
+  void reset_parameters(const InitContext& init) override;
 };
 
 /// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in
@@ -95,11 +97,12 @@ class RMSNorm : public Module<RMSNorm> {
   /// Returns the norm of x + residual, and the sum x + residual, which is the residual of the
   /// transformer block's next norm (nn::add_rms_norm).
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
-  void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
 
  private:
+  void reset_parameters(const InitContext& init) override;
+
   double eps_;
 };
 
@@ -119,12 +122,13 @@ class LayerNorm : public Module<LayerNorm> {
  public:
   explicit LayerNorm(std::int64_t size, LayerNormOptions options = {});
   at::Tensor forward(const at::Tensor& x);
-  void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
   Parameter bias;  ///< the bias; undefined for a LayerNorm without bias
 
  private:
+  void reset_parameters(const InitContext& init) override;
+
   std::int64_t size_;
   double eps_;
 };
