@@ -20,6 +20,7 @@
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/memory.h"
+#include "testing/module_values.h"
 
 namespace tessera::nn {
 namespace {
@@ -58,11 +59,7 @@ std::shared_ptr<Stack> stack(int depth) {
 
 std::vector<at::Tensor> gradients(Stack& model) {
   model(leaf({4, 6}, 1)).square().sum().backward();
-  std::vector<at::Tensor> found;
-  for (const auto& [name, slot] : model.named_slots()) {
-    found.push_back(slot->get().grad());
-  }
-  return found;
+  return testing::gradients_of(model);
 }
 
 TEST(ActivationCheckpointing, ChangesNoBitOfTheGradients) {
