@@ -250,34 +250,6 @@ void watch_gradients(const std::shared_ptr<Unit>& unit) {
   });
 }
 
-/// Answers the questions that code outside of FSDP asks about a unit's nn::ParameterSlots.
-class UnitSlotKeeper final : public nn::SlotKeeper {
- public:
-  explicit UnitSlotKeeper(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
-
-  bool is_unsharded(const nn::ParameterSlot& slot, const at::Tensor& tensor) const override {
-    const std::shared_ptr<Unit> unit = unit_.lock();
-    bool found = false;
-    if (unit != nullptr) {
-      for_each_parameter(*unit, [&](const ShardedParameter& each) {
-        found = found || (each.slot().get() == &slot && each.unsharded().is_same(tensor));
-      });
-    }
-    return found;
-  }
-
-  bool brought_nonfinite(const nn::ParameterSlot& slot) const override {
-    const std::shared_ptr<Unit> unit = unit_.lock();
-    return unit != nullptr && std::ranges::any_of(unit->groups(), [&](const ParameterGroup& group) {
-             return group.gradients().brought_nonfinite(slot);
-           });
-  }
-
- private:
-  // The pointer to the unit is weak, because a submodule may outlive the module that owns the unit.
-  std::weak_ptr<Unit> unit_;
-};
-
 }  // namespace
 
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse) {
@@ -331,12 +303,20 @@ void make_unit(const UnitSpec& spec) {
     module->attach(unit);
     module->attach(context);
   }
-  const std::shared_ptr<nn::SlotKeeper> kept = std::make_shared<UnitSlotKeeper>(unit);
+  // The pointer to the unit is weak, because a submodule may outlive the module that owns the unit.
+  const auto record = std::make_shared<nn::GradientRecord>(
+      nn::GradientRecord{[weak = std::weak_ptr(unit)](const nn::ParameterSlot& slot) {
+        const std::shared_ptr<Unit> alive = weak.lock();
+        return alive != nullptr &&
+               std::ranges::any_of(alive->groups(), [&](const ParameterGroup& group) {
+                 return group.gradients().brought_nonfinite(slot);
+               });
+      }});
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The SlotKeeper is attached to all modules that own the parameter, because its callers know
+    // The record is attached to all modules that own the parameter, because its callers know
     // nn::ParameterSlots and not units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
-      owner.module->attach(kept);
+      owner.module->attach(record);
     }
   }
 }

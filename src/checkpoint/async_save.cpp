@@ -25,13 +25,14 @@
 #include "tessera/comm/detail/streams.h"
 #include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/world.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/core/detail/rounding.h"
 #include "tessera/core/error.h"
 
 namespace tessera::checkpoint {
 
 /// A save on a separate thread. Not thread safe: only one thread at a time may call its functions.
-class BackgroundSave {
+class BackgroundSave : tessera::detail::NoCopy {
  public:
   /// Begins to save. Throws Error if the thread cannot be created.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared) : hosts_(std::move(hosts)) {
@@ -43,8 +44,6 @@ class BackgroundSave {
            ": allow the program more threads or memory, or save at once");
     }
   }
-  BackgroundSave(const BackgroundSave&) = delete;
-  BackgroundSave& operator=(const BackgroundSave&) = delete;
   /// Waits for the thread. If no call has thrown the save's error, prints a warning with the error.
   ~BackgroundSave() {
     try {

@@ -125,10 +125,6 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
                 "or remove that model first");
 }
 
-bool is_of_adapter(const std::string& name) {
-  return name == kAdapterConfig || name == kAdapterFile;
-}
-
 /// Throws Error if the folder of a model has an adapter, or the folder of an adapter has a model:
 /// readers of such a folder confuse the two.
 void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
@@ -137,8 +133,9 @@ void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
     const std::string name = entry.path().filename().string();
     const bool of_model =
         name == kConfigFile || name == kSingleFile || name == kIndexFile || is_shard(name);
-    TESSERA_CHECK(adapter ? !of_model : !is_of_adapter(name), "the folder '", folder.string(),
-                  "' has ", name, " of ", adapter ? "a model" : "an adapter",
+    const bool of_adapter = name == kAdapterConfig || name == kAdapterFile;
+    TESSERA_CHECK(adapter ? !of_model : !of_adapter, "the folder '", folder.string(), "' has ",
+                  name, " of ", adapter ? "a model" : "an adapter",
                   ", and readers would take one for the other; export to another folder");
   }
 }

@@ -82,24 +82,19 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
     const auto found = std::ranges::find(root_ranks, rank);
     coordinates.push_back(root.shape().coordinate(found - root_ranks.begin()));
   }
-  std::vector<std::size_t> dims;  // along which the coordinates differ
+  const std::vector<bool> differs = nn::detail::dims_in_root(mesh);
   std::int64_t slice_size = 1;
-  for (std::size_t dim = 0; dim < coordinates.front().size(); ++dim) {
-    if (std::ranges::any_of(coordinates, [&](const Coordinate& coordinate) {
-          return coordinate[dim] != coordinates.front()[dim];
-        })) {
-      dims.push_back(dim);
-      slice_size *= root.size(static_cast<int>(dim));
-    }
+  for (std::size_t dim = 0; dim < differs.size(); ++dim) {
+    slice_size *= differs[dim] ? root.size(static_cast<int>(dim)) : 1;
   }
   TESSERA_CHECK(slice_size == mesh.size(), "a tensor is on ", to_string(mesh),
                 ", a part of a dimension of ", to_string(root),
                 ", so that it can't be known which ranks have copies: distribute it over a mesh of "
                 "whole dimensions before saving");
   const auto along = [&](const Coordinate& coordinate) {
-    Coordinate kept;
-    for (const std::size_t dim : dims) {
-      kept.push_back(coordinate[dim]);
+    Coordinate kept(coordinate.size(), 0);
+    for (std::size_t dim = 0; dim < kept.size(); ++dim) {
+      kept[dim] = differs[dim] ? coordinate[dim] : 0;
     }
     return kept;
   };

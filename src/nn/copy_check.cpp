@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -51,12 +50,7 @@ Sketch sketch_of(const CopiedTensor& tensor) {
   }
   Sketch sketch;
   if (tensor.rounded && values.is_floating_point()) {
-    const double epsilon =
-        values.scalar_type() == at::kDouble  ? std::numeric_limits<double>::epsilon()
-        : values.scalar_type() == at::kFloat ? std::numeric_limits<float>::epsilon()
-        : values.scalar_type() == at::kHalf  ? std::ldexp(1.0, -10)
-                                             : std::ldexp(1.0, -7);
-    sketch.tolerance = std::sqrt(epsilon);
+    sketch.tolerance = tessera::detail::tolerance_of(values.scalar_type());
   }
   values = values.to(at::kDouble).reshape({-1});
   sketch.norm = values.norm().item<double>();

@@ -468,8 +468,7 @@ std::int64_t total_features(const std::vector<FusedPart>& parts, std::int64_t gr
 FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
                          FusedLinearOptions options)
     : Linear(in_features, total_features(parts, options.groups), {.bias = options.bias}),
-      parts_(std::move(parts)),
-      groups_(options.groups) {
+      detail::FusedParts(std::move(parts), options.groups) {
   StoredParts stored{.parts = {}, .groups = groups_};
   for (const FusedPart& part : parts_) {
     stored.parts.push_back({part.name, part.out_features / groups_});

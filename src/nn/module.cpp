@@ -497,7 +497,6 @@ ModuleBase::CallScope::CallScope(ModuleBase& module)
   module.check_slots("");
   if (call_.outer != nullptr) {
     call_.outermost = call_.outer->outermost;
-    call_.depth = call_.outer->depth + 1;
     if (!module.fqn_ && !module.slots_.empty()) [[unlikely]] {
       module.check_in_a_tree();
     }
@@ -514,10 +513,6 @@ ModuleBase::CallScope::CallScope(ModuleBase& module)
 
 ModuleBase::CallScope::~CallScope() {
   call_of_thread = call_.outer;
-}
-
-int detail::call_depth() {
-  return call_of_thread == nullptr ? 0 : call_of_thread->depth;
 }
 
 const ModuleBase* detail::outermost_call() {

@@ -152,26 +152,11 @@ void drop_gradient(const ParameterSlot& slot) {
   slot.get().mutable_grad().reset();
 }
 
-namespace {
-
-template <class Ask>
-bool any_keeper(const ParameterSlot& slot, const Ask& ask) {
-  return std::ranges::any_of(slot.owners(), [&](const ParameterSlot::Owner& owner) {
-    const auto keeper = owner.module->attached<SlotKeeper>();
-    return keeper != nullptr && ask(*keeper);
-  });
-}
-
-}  // namespace
-
-bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor) {
-  return slot.get().is_same(tensor) || any_keeper(slot, [&](const SlotKeeper& keeper) {
-           return keeper.is_unsharded(slot, tensor);
-         });
-}
-
 bool brought_nonfinite(const ParameterSlot& slot) {
-  return any_keeper(slot, [&](const SlotKeeper& keeper) { return keeper.brought_nonfinite(slot); });
+  return std::ranges::any_of(slot.owners(), [&](const ParameterSlot::Owner& owner) {
+    const auto record = owner.module->attached<GradientRecord>();
+    return record != nullptr && record->brought_nonfinite(slot);
+  });
 }
 
 // Origins (where a parameter's values come from), and their comparison between ranks.

@@ -100,15 +100,6 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
   moment_ = 0;
 }
 
-namespace {
-
-/// Whether a caller (CallerScope) is an optimizer step, gradient clipping or unscaling.
-bool is_update(std::string_view caller) {
-  return caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step";
-}
-
-}  // namespace
-
 /// Determines the current phase. Autograd reports whether a backward is running; gradient clipping
 /// and optimizer steps are recognized by their CallerScope.
 void MemoryLog::update_phase() {
@@ -117,7 +108,8 @@ void MemoryLog::update_phase() {
   }
   MemoryPhase now =
       tessera::detail::backward_id() >= 0 ? MemoryPhase::kBackward : MemoryPhase::kForward;
-  if (is_update(comm::CallerScope::outermost())) {
+  const std::string_view caller = comm::CallerScope::outermost();
+  if (caller == "clip_grad_norm_" || caller == "unscale_" || caller == "optimizer step") {
     now = MemoryPhase::kUpdate;
   }
   phases_ += now == phase_ ? 0 : 1;

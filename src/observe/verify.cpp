@@ -21,6 +21,7 @@
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/agreement.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/core/error.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/detail/thread_modes.h"
@@ -122,7 +123,7 @@ Watch& watch_of(nn::ModuleBase& module) {
 }
 
 /// While this object exists, `recorder` records the calls of a module and its submodules.
-class RecordScope {
+class RecordScope : tessera::detail::NoCopy {
  public:
   RecordScope(nn::ModuleBase& module, Recorder& recorder) {
     nn::visit_modules(module, [&](const std::string& fqn, nn::ModuleBase& each) {
@@ -135,8 +136,6 @@ class RecordScope {
       watch->recorder = nullptr;
     }
   }
-  RecordScope(const RecordScope&) = delete;
-  RecordScope& operator=(const RecordScope&) = delete;
 
  private:
   std::vector<Watch*> watched_;
@@ -159,7 +158,7 @@ bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
 
 /// The order in which backward reaches the parameters of the one-rank model. A mesh has no such
 /// order, because FSDP completes the gradients of a unit together.
-class BackwardOrder {
+class BackwardOrder : tessera::detail::NoCopy {
  public:
   explicit BackwardOrder(const nn::ModuleBase& module) {
     for (const auto& [fqn, slot] : module.named_slots()) {
@@ -177,8 +176,6 @@ class BackwardOrder {
       parameter.remove_hook(hook);
     }
   }
-  BackwardOrder(const BackwardOrder&) = delete;
-  BackwardOrder& operator=(const BackwardOrder&) = delete;
 
   void sort(std::vector<SeenTensor>& gradients) const {
     std::ranges::stable_sort(gradients, {}, [this](const SeenTensor& gradient) {
@@ -382,7 +379,7 @@ bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t a
 
 /// Saves everything that a run changes in a module and in this thread; the destructor restores
 /// everything. Until then the parameters have no gradients.
-class SavedState {
+class SavedState : tessera::detail::NoCopy {
  public:
   explicit SavedState(nn::ModuleBase& module)
       : module_(module), counts_(draw_counts(module)), batch_ranks_(nn::batch_ranks()) {
@@ -407,8 +404,6 @@ class SavedState {
     set_draw_counts(module_, counts_);
     nn::set_batch_ranks(batch_ranks_);
   }
-  SavedState(const SavedState&) = delete;
-  SavedState& operator=(const SavedState&) = delete;
 
  private:
   using Values = std::vector<std::pair<nn::SlotPtr, at::Tensor>>;

@@ -36,50 +36,37 @@ using Coordinate = std::vector<std::int64_t>;
 /// of `mesh`. A flattened dimension of `mesh` consists of several dimensions of the root mesh.
 class Submesh {
  public:
-  Submesh(const DeviceMesh& mesh, const MeshShape& root) : weights_(mesh.shape().ndim()) {
-    const MeshShape& shape = mesh.shape();
-    for (int dim = 0; dim < shape.ndim(); ++dim) {
-      weights_[static_cast<std::size_t>(dim)].resize(static_cast<std::size_t>(root.ndim()));
-      Coordinate at(static_cast<std::size_t>(shape.ndim()));
-      const Coordinate begin = root.coordinate(rank_at(mesh, at));
-      for (std::int64_t i = 1; i < shape.size(dim); ++i) {
-        at[static_cast<std::size_t>(dim)] = i;
-        note(dim, i, begin, root.coordinate(rank_at(mesh, at)));
+  Submesh(const DeviceMesh& mesh, const MeshShape& root)
+      : steps_(static_cast<std::size_t>(root.ndim())),
+        ndim_(static_cast<std::size_t>(mesh.shape().ndim())) {
+    const Coordinate begin = root.coordinate(mesh.ranks().front());
+    for (std::size_t dim = 0; dim < steps_.size(); ++dim) {
+      Coordinate next = begin;
+      ++next[dim];
+      if (next[dim] < root.size(static_cast<int>(dim))) {
+        const auto found = std::ranges::find(mesh.ranks(), root.index(next));
+        steps_[dim] = found == mesh.ranks().end()
+                          ? Coordinate()
+                          : mesh.shape().coordinate(found - mesh.ranks().begin());
       }
     }
   }
 
   Coordinate of(const Coordinate& in_root) const {
-    Coordinate coordinate;
-    for (const Coordinate& weights : weights_) {
-      std::int64_t index = 0;
-      for (std::size_t i = 0; i < weights.size(); ++i) {
-        index += weights[i] * in_root[i];
+    Coordinate coordinate(ndim_);
+    for (std::size_t dim = 0; dim < steps_.size(); ++dim) {
+      for (std::size_t i = 0; i < steps_[dim].size(); ++i) {
+        coordinate[i] += steps_[dim][i] * in_root[dim];
       }
-      coordinate.push_back(index);
     }
     return coordinate;
   }
 
  private:
-  static int rank_at(const DeviceMesh& mesh, const Coordinate& at) {
-    return mesh.ranks()[static_cast<std::size_t>(mesh.shape().index(at))];
-  }
-
-  /// Stores the weight of a root dimension: if the root coordinates `begin` and `end` differ by 1
-  /// in one root dimension only, the submesh coordinate `dim` differs by `steps`.
-  void note(int dim, std::int64_t steps, const Coordinate& begin, const Coordinate& end) {
-    Coordinate difference(begin.size());
-    std::ranges::transform(end, begin, difference.begin(), std::minus<>());
-    const auto moved = std::ranges::find_if(difference, [](std::int64_t d) { return d != 0; });
-    const bool alone = std::ranges::count_if(difference, [](auto d) { return d != 0; }) == 1;
-    if (alone && *moved == 1) {
-      weights_[static_cast<std::size_t>(dim)]
-              [static_cast<std::size_t>(moved - difference.begin())] = steps;
-    }
-  }
-
-  std::vector<Coordinate> weights_;  ///< weights_[submesh dimension][root dimension]
+  /// For each root dimension, the coordinate in the submesh of the rank after its first along this
+  /// dimension; empty if the submesh has no such rank.
+  std::vector<Coordinate> steps_;
+  std::size_t ndim_;
 };
 
 /// The layout and sizes of a parameter on a submesh.
@@ -138,13 +125,6 @@ std::vector<RankKind> kinds_of(const Run& run, const PlanOptions& options) {
 /// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// Tells `log` which memory is of parameters, so that it is not counted as activations.
-void assign_parameters(observe::MemoryLog& log, const nn::ModuleBase& model) {
-  for (const auto& [name, slot] : model.named_slots()) {
-    log.assign_parameter(local_tensor(slot->persistent()));
-  }
-}
-
 /// The result of plan_one(): the plan of one rank, and the kinds of all ranks.
 struct PlannedRank {
   RankPlan plan;
@@ -175,7 +155,9 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   // The first step allocates the optimizer's state, so only the second step is representative.
   log.begin_step(where);
   run.step();
-  assign_parameters(log, *run.model);
+  for (const auto& [name, slot] : run.model->named_slots()) {
+    log.assign_parameter(local_tensor(slot->persistent()));
+  }
   log.begin_step(where, /*moments=*/true);
   schedule->begin_step();
   const comm::TrafficTable before = world->traffic().table();

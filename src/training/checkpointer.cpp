@@ -70,15 +70,6 @@ using Json = nlohmann::json;
 
 namespace {
 
-Json scaler_to_json(const optim::GradScaler& scaler) {
-  const optim::GradScaler::State& state = scaler.state();
-  return {{"scale", state.scale}, {"steps_since_overflow", state.steps_since_overflow}};
-}
-
-optim::GradScaler::State scaler_state(const Json& saved) {
-  return {.scale = saved.at("scale"), .steps_since_overflow = saved.at("steps_since_overflow")};
-}
-
 void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
   const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
   comm::run_or_fail_together(*group, c10::kCPU, [&] {
@@ -92,10 +83,6 @@ void unlock(int lock) {
   if (lock >= 0) {
     close(lock);
   }
-}
-
-Json random_to_json(const RandomState& random) {
-  return {{"seed", random.seed}, {"calls", random.calls}};
 }
 
 }  // namespace
@@ -297,7 +284,8 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   if (!excludes("optimizer") && state.scaler.enabled()) {
     // "loss_scaler" is null if the run that saved the step used no loss scaling.
     if (const Json& saved = entries.at("loss_scaler"); !saved.is_null()) {
-      state.scaler.load_state(scaler_state(saved));
+      state.scaler.load_state(
+          {.scale = saved.at("scale"), .steps_since_overflow = saved.at("steps_since_overflow")});
     }
   }
   if (!resumes_) {
@@ -332,8 +320,13 @@ std::optional<double> Checkpointer::save(const TrainState& state, const Json& en
   }
   Json all = entries;
   all["samples"] = state.samples;
-  all["random"] = random_to_json(random_state());
-  all["loss_scaler"] = state.scaler.enabled() ? scaler_to_json(state.scaler) : Json();
+  const RandomState random = random_state();
+  all["random"] = {{"seed", random.seed}, {"calls", random.calls}};
+  const optim::GradScaler::State& scaler = state.scaler.state();
+  all["loss_scaler"] =
+      state.scaler.enabled()
+          ? Json{{"scale", scaler.scale}, {"steps_since_overflow", scaler.steps_since_overflow}}
+          : Json();
   const checkpoint::StateDict dict{state.model, optim::named_state(state.optimizer, state.model),
                                    std::move(all)};
   const checkpoint::SaveOptions save_options{.run_id = run_id_, .keep = options_.keep};

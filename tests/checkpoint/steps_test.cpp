@@ -358,19 +358,6 @@ TEST(HostileManifest, IsRefusedByWhatItSays) {
   }
 }
 
-TEST(HostileManifest, IsNeitherLoadedNorVerifiedWithoutChecksums) {
-  const TemporaryFolder dir;
-  const auto step = dir / "step-00000001";
-  SaveStep(dir.path(), 1);
-  json root = json::parse(ReadFile(step / "manifest.json"));
-  for (json& file : root["files"]) {
-    file["crc32c"] = "";
-  }
-  WriteFile(step / "manifest.json", Sealed(root));
-  EXPECT_ERROR(verify_step(step), "has no checksums");
-  EXPECT_ERROR(ExpectLoads(step, 0), "has no checksums");
-}
-
 /// One chunk for each corner of a cube of 13 dimensions: each pair of chunks overlaps in some
 /// dimensions.
 TEST(HostileManifest, IsRefusedSoonForTooManyAdjacentChunks) {

@@ -274,13 +274,7 @@ class Lateness {
   int passed_ = 0;
 };
 
-/// How parameters are split over the data-parallel ranks of a mesh with tensor parallelism.
-struct DelayedRun {
-  const char* name;
-  std::int64_t replicas, dp, tp;
-  bool reshard_after_forward = true;
-  std::int64_t post_forward_mesh_size = 1;
-};
+constexpr std::int64_t kDelayedTp = 2;
 
 /// After a block's forward, and before its backward.
 void delay_block(ModuleBase& block, Lateness& lateness) {
@@ -290,8 +284,8 @@ void delay_block(ModuleBase& block, Lateness& lateness) {
   });
 }
 
-Outcome train_late(const Shape& shape, const DelayedRun& run, Lateness& lateness) {
-  const DeviceMesh mesh = init_device_mesh(lateness.world(), {run.replicas, run.dp, run.tp},
+Outcome train_late(const Shape& shape, const Sharding& run, Lateness& lateness) {
+  const DeviceMesh mesh = init_device_mesh(lateness.world(), {run.replicas, run.dp, kDelayedTp},
                                            {"dp_replicate", "dp", "tp"});
   const DeviceMesh used = run.replicas > 1 ? mesh : mesh[{"dp", "tp"}];
   const auto model = make_llama(shape);
@@ -308,7 +302,7 @@ Outcome train_late(const Shape& shape, const DelayedRun& run, Lateness& lateness
                 }});
 }
 
-using DelayedCase = std::tuple<DelayedRun, Stage>;
+using DelayedCase = std::tuple<Sharding, Stage>;
 
 class FsdpDelays : public ::testing::TestWithParam<DelayedCase> {};
 
@@ -316,7 +310,7 @@ TEST_P(FsdpDelays, ChangeNoBit) {
   const auto& [run, stage] = GetParam();
   Shape shape = kOddShape;
   shape.steps = 1;
-  RunRanks(static_cast<int>(run.replicas * run.dp * run.tp),
+  RunRanks(static_cast<int>(run.replicas * run.dp * kDelayedTp),
            [&, run = run, stage = stage](Rank& rank) {
              constexpr std::chrono::milliseconds kDelay(100);
              Lateness none(rank, Stage::kNone, kDelay), lateness(rank, stage, kDelay);
@@ -339,15 +333,14 @@ std::string name_of_delay(const ::testing::TestParamInfo<DelayedCase>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + to_string(std::get<1>(info.param));
 }
 
-constexpr DelayedRun kDelayedHybrid{"Hsdp", 2, 2, 2};
+constexpr Sharding kDelayedHybrid{"Hsdp", 2, 2};
 
-INSTANTIATE_TEST_SUITE_P(Stages, FsdpDelays,
-                         ::testing::Combine(::testing::Values(DelayedRun{"Zero2", 1, 2, 2, false},
-                                                              DelayedRun{"Zero3", 1, 2, 2},
-                                                              DelayedRun{"Hpz", 1, 4, 2, true, 2},
-                                                              kDelayedHybrid),
-                                            ::testing::ValuesIn(kEveryStage)),
-                         name_of_delay);
+INSTANTIATE_TEST_SUITE_P(
+    Stages, FsdpDelays,
+    ::testing::Combine(::testing::Values(Sharding{"Zero2", 1, 2, false}, Sharding{"Zero3", 1, 2},
+                                         Sharding{"Hpz", 1, 4, true, 2}, kDelayedHybrid),
+                       ::testing::ValuesIn(kEveryStage)),
+    name_of_delay);
 INSTANTIATE_TEST_SUITE_P(AllReduce, FsdpDelays,
                          ::testing::Combine(::testing::Values(kDelayedHybrid),
                                             ::testing::Values(Stage::kAllReduce)),

@@ -20,6 +20,7 @@
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 #include "testing/memory.h"
+#include "testing/module_values.h"
 
 namespace tessera::nn {
 namespace {
@@ -58,11 +59,7 @@ std::shared_ptr<Stack> stack(int depth) {
 
 std::vector<at::Tensor> gradients(Stack& model) {
   model(leaf({4, 6}, 1)).square().sum().backward();
-  std::vector<at::Tensor> found;
-  for (const auto& [name, slot] : model.named_slots()) {
-    found.push_back(slot->get().grad());
-  }
-  return found;
+  return testing::gradients_of(model);
 }
 
 TEST(ActivationCheckpointing, ChangesNoBitOfTheGradients) {
@@ -449,21 +446,6 @@ TEST(CheckpointReplay, Refusals) {
     const at::Tensor loss = checkpoint(fn, leaf({4}, 1)).sum();
     EXPECT_THROWN(std::exception, loss.backward(), "modified in place after it was saved");
   }
-}
-
-TEST(CheckpointReplay, RestoresTheStateOfDistributedRandomNumbers) {
-  manual_seed(11);
-  const at::Tensor x = leaf({4}, 1);
-  std::vector<std::uint64_t> calls;
-  const auto fn = [&](const at::Tensor& t) {
-    calls.push_back(random_state().calls);
-    return t.exp();
-  };
-  const at::Tensor loss = checkpoint(fn, x).sum();
-  set_random_state({11, 7});
-  loss.backward();
-  EXPECT_EQ(calls, (std::vector<std::uint64_t>{0, 0}));
-  EXPECT_EQ(random_state().calls, 7u);
 }
 
 TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}, {"tp"}) {

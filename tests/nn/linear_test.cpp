@@ -6,8 +6,10 @@
 #include <ATen/ops/tanh.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <thread>
 
 #include "nn/graphs.h"
@@ -121,23 +123,15 @@ struct Projections : Module<Projections> {
 
 using Model = testing::Filled<Projections>;
 
-void zero_gradients(ModuleBase& module) {
-  for (const auto& [name, slot] : module.named_slots()) {
-    slot->get().mutable_grad() = at::Tensor();
-  }
-}
-
 /// The result, then the gradients of x and of the parameters.
 Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   model.together = together;
-  zero_gradients(model);
+  model.zero_grad();
   const at::Tensor x = input.detach().clone().requires_grad_();
   const at::Tensor y = model(x);
   y.backward(normal_values(y.sizes(), 99).to(y.scalar_type()));
   Tensors results{y.detach(), x.grad()};
-  for (const auto& [name, slot] : model.named_slots()) {
-    results.push_back(slot->get().grad());
-  }
+  std::ranges::copy(testing::gradients_of(model), std::back_inserter(results));
   return results;
 }
 
@@ -217,7 +211,7 @@ TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
   Model model(/*bias=*/true);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
-    zero_gradients(model);
+    model.zero_grad();
     const at::Tensor x = normal_values({1, 6}, 1).requires_grad_();
     const at::Tensor y = model(x);
     at::cat({model(x), y}).square().sum().backward();
@@ -242,7 +236,7 @@ TEST(LinearProducts, AreDifferentiableTwice) {
   Model model;
   const auto second = [&](bool together) {
     model.together = together;
-    zero_gradients(model);
+    model.zero_grad();
     const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
     const at::Tensor loss = model(x).pow(3).sum();
     torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true)[0]
@@ -324,7 +318,7 @@ TEST(LinearProducts, InACheckpointAreComputedAgainOnce) {
   const at::Tensor expected = normal_values({5, 6}, 1).requires_grad_();
   forward(expected).square().sum().backward();
   const at::Tensor of_q = model.q->weight->grad().clone();
-  zero_gradients(model);
+  model.zero_grad();
   const testing::Counted counted;
   const at::Tensor x = expected.detach().clone().requires_grad_();
   checkpoint(counted.options, forward, x).square().sum().backward();

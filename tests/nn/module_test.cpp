@@ -6,6 +6,7 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "nn/graphs.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/visit_tensors.h"
@@ -56,12 +57,9 @@ class Parent : public Module<Parent> {
 
 TEST(Child, IsRegisteredWhereItIsDeclaredAndCalledWithItsHooks) {
   Parent parent;
-  std::vector<std::string> names;
-  for (const auto& [name, slot] : parent.named_slots()) {
-    names.push_back(name);
-  }
-  EXPECT_EQ(names, (std::vector<std::string>{"first.weight", "first.bias", "second.weight",
-                                             "second.bias"}));
+  EXPECT_EQ(
+      testing::names_of(parent.named_slots()),
+      (std::vector<std::string>{"first.weight", "first.bias", "second.weight", "second.bias"}));
   int calls = 0;
   parent.second->add_forward_hook([&](ModuleBase&, TensorList) { ++calls; });
   EXPECT_EQUAL(parent(at::ones({3})), at::full({3}, 7.0));

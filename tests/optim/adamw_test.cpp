@@ -189,16 +189,6 @@ TEST(AdamW, Refusals) {
                "moments in Half");
 }
 
-TEST(AdamW, UpdatesParametersOfSeveralTypes) {
-  const nn::SlotPtr wide = slot_of(at::ones({2}, at::kDouble));
-  const nn::SlotPtr narrow = slot_of(at::ones({2}, at::kBFloat16));
-  set_grad(wide, at::ones({2}, at::kDouble));
-  set_grad(narrow, at::ones({2}, at::kBFloat16));
-  AdamW({wide, narrow}, kOptions).step();
-  EXPECT_NEAR(wide->get()[0].item<double>(), 1.0 - 1e-2 - 1e-3, 1e-7);
-  EXPECT_NEAR(narrow->get()[0].item<double>(), 0.989, 4e-3);
-}
-
 TEST(MergeAdjoining, JoinsNeighboursInMemoryWithoutAGapOfOneOrderAndType) {
   const at::Tensor buffer = at::arange(12, at::kFloat);
   const at::Tensor first = buffer.narrow(0, 0, 4), matrix = buffer.narrow(0, 0, 6).view({2, 3});

@@ -71,12 +71,6 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
                     slot_of(at::zeros({2, 2}))});
 }
 
-// HSDP: shards of three ranks, on two replicas.
-TEST_ON_MESH(GradNorm, CountsReplicasOfShardsOnce, {2, 3}, {"replicate", "shard"}) {
-  expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Replicate{}, Shard{0}}),
-                    slot_of(at::zeros({2}), mesh, {Replicate{}, Shard{0}})});
-}
-
 // Two meshes made apart from each other, one of them of some ranks only.
 TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {

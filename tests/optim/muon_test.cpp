@@ -72,12 +72,6 @@ TEST_ON_MESH(Muon, AgreesOnTwoMeshDimensionsAndASubmesh, {2, 2}, {"dp", "tp"}) {
       kExact);
 }
 
-TEST_ON_MESH(Muon, AgreesOnReplicasOfShards, {2, 3}, {"replicate", "shard"}) {
-  expect_as_one_process([&](const at::Tensor& tensor,
-                            std::size_t) { return slot_of(tensor, mesh, {Replicate{}, Shard{0}}); },
-                        kExact);
-}
-
 TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
   expect_as_one_process(
       [&](const at::Tensor& tensor, std::size_t) { return slot_of(tensor, mesh, {Shard{0}}); },

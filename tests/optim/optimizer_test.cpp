@@ -117,14 +117,6 @@ TEST(Optimizer, GivesEachGroupItsOptionsWhichMayChangeBetweenSteps) {
   EXPECT_FLOAT_EQ(value(b), 0.5F);
 }
 
-TEST(Optimizer, MultipliesGradientsByTheFactor) {
-  const nn::SlotPtr wide = with_grad(1.0, 8.0);
-  const nn::SlotPtr narrow = with_grad(1.0, 8.0, at::kHalf);
-  Sgd({wide, narrow}, {.lr = 0.25}).step(0.125);
-  EXPECT_FLOAT_EQ(value(wide), 0.75F);
-  EXPECT_FLOAT_EQ(value(narrow), 0.75F);
-}
-
 TEST_ON_MESH(Optimizer, NamesStateByFqnAndLaysItOutAsTheParameter, {2}, {"dp"}) {
   nn::Linear linear(3, 5);
   for (const auto& [name, slot] : linear.named_slots()) {

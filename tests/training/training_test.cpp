@@ -26,6 +26,7 @@
 #include "tessera/training/step.h"
 #include "testing/errors.h"
 #include "testing/files.h"
+#include "testing/module_values.h"
 #include "testing/ranks.h"
 #include "testing/values.h"
 
@@ -87,13 +88,7 @@ class MlpRun {
                           [&](std::int64_t i) { return loss(i, options.accumulate); });
   }
   /// All parameters in one vector, whole. Collective.
-  at::Tensor weights() const {
-    std::vector<at::Tensor> all;
-    for (const auto& [name, slot] : model->named_slots()) {
-      all.push_back(full_tensor(slot->persistent()).detach().flatten().clone());
-    }
-    return at::cat(all);
-  }
+  at::Tensor weights() const { return testing::parameter_values(*model).detach(); }
 
   DeviceMesh mesh;
   DeviceMesh data;  ///< the ranks with different rows
@@ -129,11 +124,7 @@ Outcome on_one_rank() {
     optimizer.step();
     optimizer.zero_grad();
   }
-  std::vector<at::Tensor> all;
-  for (const auto& [name, slot] : model.named_slots()) {
-    all.push_back(slot->get().detach().flatten());
-  }
-  outcome.weights = at::cat(all);
+  outcome.weights = testing::parameter_values(model).detach();
   return outcome;
 }
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -10,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/detail/tensor_entry.h"
 #include "tessera/core/files.h"
 #include "tessera/export.h"
 
@@ -19,15 +18,6 @@ class Tensor;
 
 TESSERA_API_BEGIN
 namespace tessera::checkpoint {
-
-/// The header entry of one tensor in a safetensors file.
-struct TensorEntry {
-  std::string dtype_name;  ///< the type's name in the file: "F32", "BF16", ...
-  c10::ScalarType dtype;
-  std::vector<std::int64_t> sizes;
-  std::uint64_t offset = 0;  ///< offset of the tensor's first byte from the start of the file
-  std::uint64_t bytes = 0;
-};
 
 using files::Symlinks;
 

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tessera/data/detail/text_values.h"
 #include "tessera/export.h"
 
 TESSERA_API_BEGIN
@@ -13,25 +13,12 @@ namespace tessera::data {
 /// Returns the contents of a file. Throws Error if the file cannot be read.
 std::string read_text(const std::string& path);
 
-/// The value of a JSON field: a string or a list of strings.
-struct JsonTexts {
-  std::vector<std::string> texts;
-  bool is_list = false;
-};
 /// Returns the values of `fields`, in this order, in one line of a JSON Lines file. `origin` is the
 /// file and line for messages. Throws Error if the line is not a JSON object, if a field is
 /// missing, or if a field is neither a string nor a list of strings.
 std::vector<JsonTexts> json_text_lists(std::string_view line,
                                        const std::vector<std::string>& fields,
                                        const std::string& origin);
-
-/// Identifies a file without reading all of it.
-struct FileFingerprint {
-  std::string name;  ///< the file's name without its folder, because data may be moved
-  std::uint64_t bytes = 0;
-  /// CRC-32C of up to 64 blocks of 4 KiB, which are spread evenly over the file.
-  std::uint32_t sum = 0;
-};
 
 /// Returns the fingerprint of each file, in order. Throws Error if a file cannot be read.
 std::vector<FileFingerprint> fingerprints(const std::vector<std::string>& files);

@@ -78,29 +78,29 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   const LlamaConfig& config() const { return config_; }
   c10::Device device() const { return cos_->device(); }
 
-  /// Splits the first projections of attention and MLP column-wise, the last projections row-wise,
-  /// and the embedding and the head by the vocabulary. Throws Error for a mesh over which the heads
-  /// cannot be split.
-  tensor_parallel::ParallelizePlan tensor_parallel_plan(
-      const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const override;
   std::vector<nn::ModuleBase*> blocks() const override;
-  /// The FSDP units: embedding; each block; final norm with head; and the root unit with the
-  /// remaining parameters. With tied embeddings, the root unit has all parameters outside the
-  /// blocks.
-  std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
-  void set_context_parallel(const DeviceMesh& mesh) override;
   /// The ranks that split sequences (context parallelism); nullptr if sequences are not split.
   const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
-
-  /// Initializes weights from a truncated normal distribution (3 standard deviations), norms with
-  /// ones, and output projections with a standard deviation scaled by depth. Also computes the
-  /// rotary tables.
-  void reset_parameters(const nn::InitContext& init) override;
 
  private:
   class Attention;
   class Block;
   class Backbone;
+
+  /// Splits the first projections of attention and MLP column-wise, the last projections row-wise,
+  /// and the embedding and the head by the vocabulary. Throws Error for a mesh over which the heads
+  /// cannot be split.
+  tensor_parallel::ParallelizePlan tensor_parallel_plan(
+      const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const override;
+  /// The FSDP units: embedding; each block; final norm with head; and the root unit with the
+  /// remaining parameters. With tied embeddings, the root unit has all parameters outside the
+  /// blocks.
+  std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
+  void set_context_parallel(const DeviceMesh& mesh) override;
+  /// Initializes weights from a truncated normal distribution (3 standard deviations), norms with
+  /// ones, and output projections with a standard deviation scaled by depth. Also computes the
+  /// rotary tables.
+  void reset_parameters(const nn::InitContext& init) override;
 
   at::Tensor features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                       const nn::DocumentsPtr& documents);

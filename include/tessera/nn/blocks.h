@@ -143,9 +143,10 @@ class SwiGlu : public Module<SwiGlu> {
  public:
   explicit SwiGlu(const MlpOptions& options);
   at::Tensor forward(const at::Tensor& x);
-  void reset_parameters(const InitContext& init) override;
 
  private:
+  void reset_parameters(const InitContext& init) override;
+
   MlpOptions options_;
   std::shared_ptr<Linear> gate_, up_, down_;
 };
@@ -158,9 +159,10 @@ class GeluMlp : public Module<GeluMlp> {
   /// `tanh`: whether to use GPT-2's tanh approximation of GELU instead of the error function.
   explicit GeluMlp(const MlpOptions& options, bool tanh = true);
   at::Tensor forward(const at::Tensor& x);
-  void reset_parameters(const InitContext& init) override;
 
  private:
+  void reset_parameters(const InitContext& init) override;
+
   MlpOptions options_;
   bool tanh_;
   std::shared_ptr<Linear> up_, down_;

@@ -111,10 +111,6 @@ class Hooked : public Module<Hooked<Holder>>,
   /// Sets initialisers for parameters below this module, by FQN. These initialisers replace the
   /// defaults of the module classes. init_weights throws Error for a pattern that matches nothing.
   void set_initializers(Initializers table) { initializers_ = std::move(table); }
-  void reset_parameters(const InitContext& init) override {
-    init.fill(*this, initializers_);
-    detail::reset_adopted(*held_, *this, init);
-  }
   /// Sets the training mode of this module and of the wrapped module.
   void train(bool on = true) override {
     Module<Hooked>::train(on);
@@ -125,6 +121,10 @@ class Hooked : public Module<Hooked<Holder>>,
   Held& held() { return *held_; }
 
  private:
+  void reset_parameters(const InitContext& init) override {
+    init.fill(*this, initializers_);
+    detail::reset_adopted(*held_, *this, init);
+  }
   const torch::nn::Module& adopted_module() const override { return *held_; }
 
   /// During this scope, `module` has no bias. The destructor restores the bias.

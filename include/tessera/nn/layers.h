@@ -77,9 +77,11 @@ class Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);
   at::Tensor forward(const at::Tensor& indices);
-  void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
+
+ private:
+  void reset_parameters(const InitContext& init) override;
 };
 
 /// Computes x / sqrt(mean(x^2) + eps) * weight over the last dimension. Statistics are computed in
@@ -95,11 +97,12 @@ class RMSNorm : public Module<RMSNorm> {
   /// Returns the norm of x + residual, and the sum x + residual, which is the residual of the
   /// transformer block's next norm (nn::add_rms_norm).
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& residual);
-  void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
 
  private:
+  void reset_parameters(const InitContext& init) override;
+
   double eps_;
 };
 
@@ -119,12 +122,13 @@ class LayerNorm : public Module<LayerNorm> {
  public:
   explicit LayerNorm(std::int64_t size, LayerNormOptions options = {});
   at::Tensor forward(const at::Tensor& x);
-  void reset_parameters(const InitContext& init) override;
 
   Parameter weight;
   Parameter bias;  ///< the bias; undefined for a LayerNorm without bias
 
  private:
+  void reset_parameters(const InitContext& init) override;
+
   std::int64_t size_;
   double eps_;
 };
@@ -167,11 +171,11 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
   /// tensor is unknown. Also throws if this module has neither a key nor a name: this happens if it
   /// is called in another module's forward but is not registered in any module.
   at::Tensor forward(const at::Tensor& x);
-  void reset_parameters(const InitContext& init) override;
-
   void set_key(RandomKey key) { key_ = key; }
 
  private:
+  void reset_parameters(const InitContext& init) override;
+
   double p_;
 };
 
@@ -192,6 +196,24 @@ struct FusedLinearOptions {
   std::int64_t groups = 1;
 };
 
+namespace detail {
+
+/// The parts and groups of a FusedLinear, for parallel styles and for files.
+class FusedParts {
+ public:
+  const std::vector<FusedPart>& parts() const { return parts_; }
+  std::int64_t groups() const { return groups_; }
+
+ protected:
+  FusedParts(std::vector<FusedPart> parts, std::int64_t groups)
+      : parts_(std::move(parts)), groups_(groups) {}
+
+  std::vector<FusedPart> parts_;
+  std::int64_t groups_;
+};
+
+}  // namespace detail
+
 /// Several Linears of the same input, fused into one larger Linear: query, key and value, or gate
 /// and up. Files store the parts under their own names (load_hugging_face):
 ///
@@ -201,7 +223,7 @@ struct FusedLinearOptions {
 ///
 /// For tensor parallelism use fused_colwise_parallel. FSDP treats the weight like any parameter.
 /// The order of rows is that of linear_qkv in Megatron-LM.
-class FusedLinear : public Linear {
+class FusedLinear : public Linear, public detail::FusedParts {
  public:
   /// Throws Error if `groups` does not divide a part's out_features.
   FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
@@ -211,13 +233,6 @@ class FusedLinear : public Linear {
   /// rank's share of the result, the function returns this rank's shares of the parts. The parts
   /// are views if `groups` is 1.
   std::vector<at::Tensor> split(const at::Tensor& output) const;
-
-  const std::vector<FusedPart>& parts() const { return parts_; }
-  std::int64_t groups() const { return groups_; }
-
- private:
-  std::vector<FusedPart> parts_;
-  std::int64_t groups_;
 };
 
 /// Options of convert_to_fp8().

@@ -49,7 +49,6 @@ struct RunningCall {
   const ModuleBase* module = nullptr;
   const RunningCall* outer = nullptr;
   const ModuleBase* outermost = nullptr;  ///< the module of the outermost call in progress
-  int depth = 1;
 };
 
 /// Objects that are attached to a module, at most one per type. FSDP, for example, attaches its

@@ -34,11 +34,12 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
 
   /// The state for a checkpoint: this rank's own values, also between sync() and unsync().
   nlohmann::json state_dict() const override;
-  void load_state_dict(const nlohmann::json& state) override;
-  nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override;
   void reset() override;
 
  private:
+  void load_state_dict(const nlohmann::json& state) override;
+  nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override;
+
   struct Sums {
     double values = 0, weights = 0;  ///< sums of value * weight, and of weight
   };

@@ -106,19 +106,6 @@ std::int64_t joined(const Numbers& hashes) {
       {reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])});
 }
 
-double tolerance_of(c10::ScalarType type) {
-  switch (type) {
-    case c10::kDouble:
-      return std::sqrt(std::numeric_limits<double>::epsilon());
-    case c10::kFloat:
-      return std::sqrt(std::numeric_limits<float>::epsilon());
-    case c10::kHalf:
-      return std::sqrt(static_cast<float>(std::numeric_limits<c10::Half>::epsilon()));
-    default:
-      return std::sqrt(static_cast<float>(std::numeric_limits<c10::BFloat16>::epsilon()));
-  }
-}
-
 /// The first element of a replica that differs between peers (ranks that must have equal copies).
 struct Difference {
   std::size_t peer = 0;  ///< the first peer whose value differs from the value of peer 0
@@ -247,6 +234,19 @@ void report_difference(const Peers& peers, const std::vector<Replica>& replicas,
 }
 
 }  // namespace
+
+double tolerance_of(c10::ScalarType type) {
+  switch (type) {
+    case c10::kDouble:
+      return std::sqrt(std::numeric_limits<double>::epsilon());
+    case c10::kFloat:
+      return std::sqrt(std::numeric_limits<float>::epsilon());
+    case c10::kHalf:
+      return std::sqrt(static_cast<float>(std::numeric_limits<c10::Half>::epsilon()));
+    default:
+      return std::sqrt(static_cast<float>(std::numeric_limits<c10::BFloat16>::epsilon()));
+  }
+}
 
 std::int64_t hash_of_values(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_meta() || kernels::in_fake_mode()) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -62,6 +63,9 @@ enum class Equality : std::uint8_t {
   /// epsilon, relative to the largest value among the compared values.
   kRounded,
 };
+
+/// The difference that Equality::kRounded permits for a type, relative to the largest value.
+double tolerance_of(c10::ScalarType type);
 
 /// A hash of a plain tensor's bytes, in the order of its elements. 0 for a tensor without values.
 std::int64_t hash_of_values(const at::Tensor& tensor);

@@ -109,8 +109,6 @@ struct CallContext {
   std::function<std::string()> text;
 };
 
-/// Number of nested module calls on this thread: 1 in the outermost call, 0 outside of calls.
-int call_depth();
 /// The module of this thread's outermost call; nullptr if no module call is in progress.
 const ModuleBase* outermost_call();
 

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -17,16 +18,12 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The interface to parameter state that FSDP stores outside of the parameter slots
-/// (ParameterSlot). FSDP attaches a SlotKeeper to each module whose own parameters it shards.
-class SlotKeeper {
- public:
-  virtual ~SlotKeeper() = default;
-  /// Whether `tensor` is the unsharded parameter, even while `slot` contains the shard.
-  virtual bool is_unsharded(const ParameterSlot& slot, const at::Tensor& tensor) const = 0;
+/// What FSDP knows of the gradients of the parameters that it shards; attached to each module that
+/// owns such a parameter.
+struct GradientRecord {
   /// Whether this rank's local gradient, before the last reduction, is known to be non-finite.
   /// Waits for the device.
-  virtual bool brought_nonfinite(const ParameterSlot& slot) const = 0;
+  std::function<bool(const ParameterSlot& slot)> brought_nonfinite;
 };
 
 /// Returns a text for messages: "parameter 'layers.0.up.weight'", or "a parameter of sizes [8, 4]"
@@ -35,11 +32,9 @@ std::string describe(const ParameterSlot& slot);
 /// Clears the gradient of the parameter in `slot`, and the gradient that FSDP saves for a later
 /// reduction.
 void drop_gradient(const ParameterSlot& slot);
-/// Whether forward uses, or has used, `tensor` as the parameter in `slot`.
-bool is_computed_with(const ParameterSlot& slot, const at::Tensor& tensor);
 /// Sets whether the parameter in `slot` is trainable.
 void set_trainable(ParameterSlot& slot, bool trainable);
-/// SlotKeeper::brought_nonfinite() for the parameter in `slot`.
+/// GradientRecord::brought_nonfinite() for the parameter in `slot`; false without FSDP.
 bool brought_nonfinite(const ParameterSlot& slot);
 
 /// A tensor in `.grad` of a parameter whose gradient cannot be read. Every operator on the

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tessera/comm/detail/streams.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/export.h"
 #include "tessera/observe/metrics.h"
 
@@ -100,13 +101,11 @@ struct StepMemory {
 /// Records the memory of CPU tensors in this single-rank process, from the construction of the
 /// MemoryLog on. Only one MemoryLog may exist at a time. Create it on the thread that runs the
 /// steps, before the model and before the streams of FSDP units (memory_lanes()).
-class MemoryLog final {
+class MemoryLog final : tessera::detail::NoCopy {
  public:
   /// Counts tensor memory with `options`. The observer in `options` is not used.
   explicit MemoryLog(TensorMemoryOptions options);
   ~MemoryLog();
-  MemoryLog(const MemoryLog&) = delete;
-  MemoryLog& operator=(const MemoryLog&) = delete;
 
   /// Begins a step: the first step, or the step to examine. `where` is called at each allocation
   /// and returns the name of the current moment, or "" if the moment has no name other than its

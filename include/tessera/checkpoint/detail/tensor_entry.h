@@ -1,0 +1,20 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+/// The header entry of one tensor in a safetensors file.
+struct TensorEntry {
+  std::string dtype_name;  ///< the type's name in the file: "F32", "BF16", ...
+  c10::ScalarType dtype;
+  std::vector<std::int64_t> sizes;
+  std::uint64_t offset = 0;  ///< offset of the tensor's first byte from the start of the file
+  std::uint64_t bytes = 0;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::data {
+
+/// The value of a JSON field: a string or a list of strings.
+struct JsonTexts {
+  std::vector<std::string> texts;
+  bool is_list = false;
+};
+
+/// Identifies a file without reading all of it.
+struct FileFingerprint {
+  std::string name;  ///< the file's name without its folder, because data may be moved
+  std::uint64_t bytes = 0;
+  /// CRC-32C of up to 64 blocks of 4 KiB, which are spread evenly over the file.
+  std::uint32_t sum = 0;
+};
+
+}  // namespace tessera::data
