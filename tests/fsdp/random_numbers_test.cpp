@@ -1,7 +1,6 @@
 // The random numbers of a forward: in models that draw on some ranks only, not in every step, or in
-// other methods than forward; operators that are refused; and the keys of dropouts.
+// other methods than forward; and operators that are refused.
 
-#include <set>
 #include <stdexcept>
 #include <string_view>
 
@@ -219,74 +218,6 @@ TEST(RandomRefusals, DrawsBySizeFailOnAllRanksIfOneHasASingleRow) {
       model(at::ones({1 + rank.rank(), kSide}));
     });
     EXPECT_CONTAINS(errors, "aten::uniform_", "a rank has just one", "BatchPart(0, 1)");
-  }
-}
-
-// Dropouts of a model whose weights are loaded, or made by constructors.
-
-struct DropBlock : nn::Module<DropBlock> {
-  at::Tensor forward(const at::Tensor& x) { return x + (*down)((*drop)(at::gelu((*up)(x)))); }
-  nn::Child<nn::Linear> up{*this, "up", kDim, 5};
-  nn::Child<nn::Dropout> drop{*this, "drop", 0.5};
-  nn::Child<nn::Linear> down{*this, "down", 5, kDim};
-};
-
-/// (rows, dim) -> a loss.
-struct DropModel : nn::Module<DropModel> {
-  DropModel() {
-    for (int i = 0; i < 3; ++i) {
-      blocks->push_back(std::make_shared<DropBlock>());
-    }
-    testing::fill(*this);
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (std::size_t i = 0; i < 3; ++i) {
-      x = (*blocks->at<DropBlock>(i))(x);
-    }
-    return x.square().mean();
-  }
-  /// The streams of the blocks' keys.
-  auto streams() const {
-    std::vector<decltype(RandomKey::stream)> found;
-    for (std::size_t i = 0; i < 3; ++i) {
-      found.push_back(blocks->at<DropBlock>(i)->drop->key().value().stream);
-    }
-    return found;
-  }
-  nn::Child<nn::ModuleList> blocks{*this, "blocks"};
-};
-
-/// Part `rank` of `ranks` equal parts of a batch.
-at::Tensor part_of_batch(std::int64_t rank = 0, std::int64_t ranks = 1) {
-  const std::int64_t rows = testing::kRows / ranks;
-  return batch(kDim, 0).narrow(0, rank * rows, rows);
-}
-
-void shard_units(DropModel& model, const DeviceMesh& mesh) {
-  using namespace tensor_parallel;
-  parallelize_module(model, mesh["tp"],
-                     {{"blocks.*.up", colwise_parallel()}, {"blocks.*.down", rowwise_parallel()}});
-  // The blocks become units, and need their dropouts' names, before the model does.
-  for (std::size_t i = 0; i < 3; ++i) {
-    fully_shard(*model.blocks->at<DropBlock>(i), mesh["dp"]);
-  }
-  fully_shard(model, mesh["dp"]);
-}
-
-TEST(DropoutKeys, FollowFromNamesAndDropTheSameOnEveryMesh) {
-  DropModel first, second;  // the calls of another model do not matter
-  first(part_of_batch());
-  second(part_of_batch()).backward();
-  for (const auto& sizes :
-       std::vector<std::vector<std::int64_t>>{{1, 1}, {2, 1}, {1, 2}, {3, 1}, {2, 2}}) {
-    RunOnMesh(sizes, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-      DropModel model;
-      shard_units(model, mesh);
-      model(part_of_batch(mesh.local_rank("dp"), sizes[0])).backward();
-      expect_gradients(model, gradients_of(second));
-      const auto streams = model.streams();
-      EXPECT_EQ(std::set(streams.begin(), streams.end()).size(), 3u);
-    });
   }
 }
 

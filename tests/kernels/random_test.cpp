@@ -152,14 +152,6 @@ TEST(Dropout, KeepsTheRestScaled) {
   EXPECT_TRUE(y.allclose(x * kept / 0.75, 1e-15));
 }
 
-TEST(Dropout, DropsInAPartWhatItDropsInTheWhole) {
-  const at::Tensor x = at::rand({6, 8});
-  const at::Tensor whole = dropout(x, GlobalPlace::whole({6, 8}), 0.5, kKey);
-  const at::Tensor part =
-      dropout(x.slice(0, 2, 4), GlobalPlace::whole({2, 8}, /*first_element=*/16), 0.5, kKey);
-  EXPECT_TRUE(part.equal(whole.slice(0, 2, 4)));
-}
-
 std::array<std::uint32_t, 4> words(const PhiloxBlock& block) {
   return {block.words[0], block.words[1], block.words[2], block.words[3]};
 }

@@ -2,11 +2,8 @@
 
 #include <c10/core/GradMode.h>
 
-#include <cmath>
-#include <tuple>
-
 #include "tessera/kernels/fake_mode.h"
-#include "tessera/nn/linear.h"
+#include "tessera/nn/layers.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
@@ -31,59 +28,6 @@ at::Tensor some_targets(std::int64_t tokens, std::int64_t vocabulary) {
 struct Expected {
   at::Tensor loss, gradient;
 };
-
-/// libtorch's loss and gradient, in fp32 on one rank.
-Expected reference(const at::Tensor& logits, const at::Tensor& targets) {
-  const at::Tensor leaf = logits.detach().to(at::kFloat).requires_grad_();
-  const at::Tensor loss = at::cross_entropy_loss(leaf, targets);
-  loss.backward();
-  return {loss.detach(), leaf.grad()};
-}
-
-TEST(LossParallel, SendsTwoSmallAllReducesInForward) {
-  // On 4 ranks the last shard of 5 columns is empty; 300 tokens are several blocks of rows.
-  for (const auto& [ranks, tokens, vocabulary] :
-       {std::tuple(1, 5, 11), {4, 7, 1009}, {4, 3, 5}, {3, 300, 501}}) {
-    const at::Tensor logits = some_logits(tokens, vocabulary);
-    const at::Tensor targets = some_targets(tokens, vocabulary);
-    const Expected expected = reference(logits, targets);
-    RunOnMesh({ranks}, {"tp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      const DistributedTensor columns = distribute_tensor(logits, mesh, {Shard{1}});
-      const at::Tensor sharded = columns.tensor().detach().requires_grad_();
-      const comm::TrafficTable before = rank.world()->traffic().table();
-      const at::Tensor loss = cross_entropy(sharded, targets);
-      loss.backward();
-      EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, rank.size() == 1 ? 0 : 2);
-      EXPECT_TRUE(loss.allclose(expected.loss, 1e-6, 1e-6));
-      const DistributedTensor gradient(sharded.grad());
-      EXPECT_TRUE(gradient.full_tensor().allclose(expected.gradient, 1e-5, 1e-7));
-      // exp of these logits overflows.
-      const at::Tensor large = distribute_tensor(at::full({2, 4}, 1e4), mesh, {Shard{1}}).tensor();
-      EXPECT_NEAR(cross_entropy(large, some_targets(2, 4)).item<double>(), std::log(4.0), 1e-6);
-    });
-  }
-}
-
-TEST(LossParallel, ComputesInFp32FromBfloat16) {
-  const at::Tensor logits = some_logits(6, 40).to(at::kBFloat16);
-  const at::Tensor targets = some_targets(6, 40);
-  const Expected expected = reference(logits, targets);
-  RunRanks(2, [&](Rank& rank) {
-    const at::Tensor sharded = distribute_tensor(logits, rank.mesh({2}, {"tp"}), {Shard{1}})
-                                   .tensor()
-                                   .detach()
-                                   .requires_grad_();
-    const at::Tensor loss = cross_entropy(sharded, targets);
-    loss.backward();
-    EXPECT_EQ(loss.scalar_type(), at::kFloat);
-    EXPECT_TRUE(loss.allclose(expected.loss, 1e-6, 1e-6));
-    EXPECT_EQ(sharded.grad().scalar_type(), at::kBFloat16);
-    EXPECT_TRUE(DistributedTensor(sharded.grad())
-                    .full_tensor()
-                    .to(at::kFloat)
-                    .allclose(expected.gradient, 1e-2, 1e-6));
-  });
-}
 
 TEST(LossParallel, IsZeroWhereAllTargetsAreIgnored) {
   const at::Tensor leaf = some_logits(3, 5).requires_grad_();
