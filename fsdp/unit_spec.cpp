@@ -177,7 +177,6 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
 
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                       const DataMesh& mesh, const Options& options) {
-  check_post_forward_mesh(mesh, options.post_forward_mesh_size);
   check_computes_in_floats(options.mp_policy);
   TESSERA_CHECK(options.bucket_cap_mb > 0, "bucket_cap_mb = ", options.bucket_cap_mb,
                 " leaves no bucket; give a positive number of MiB, 25 by default");
@@ -187,8 +186,7 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
     const at::Tensor& tensor = slot->persistent();
     const Placement placement = placement_of(name, tensor, options.shard_placement);
     const DataMesh own = mesh_of(name, tensor, mesh, options);
-    // A parameter on its own mesh uses post_forward_mesh_size on that mesh, whose ranks differ from
-    // the ranks of the unit's mesh.
+    // post_forward_mesh_size is a size of the parameter's own mesh, not of the unit's.
     check_post_forward_mesh(own, options.post_forward_mesh_size);
     check_not_split(name, *slot, own);
     const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), placement);

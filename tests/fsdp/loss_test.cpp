@@ -1,8 +1,6 @@
 // The mean of a loss over all tokens that count, if ranks and micro-batches have different numbers
 // of them; penalties on sharded parameters; and gradients that are not finite.
 
-#include <ATen/ops/mse_loss.h>
-
 #include <limits>
 #include <string_view>
 
@@ -147,20 +145,6 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
       expect_gradient(head, alone);
     });
   }
-}
-
-// libtorch's mean of no rows is NaN, also times a weight of 0.
-TEST(LossOfUnevenRows, IsZeroForARankWithoutRows) {
-  LossHead alone;
-  at::mse_loss(alone(inputs()), at::zeros({kLossRows, 7})).backward();
-  RunOnMesh({2}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-    LossHead head(mesh);
-    const at::Tensor x = inputs().narrow(0, 0, rank.rank() == 0 ? kLossRows : 0);
-    const at::Tensor y = head(x);
-    const at::Tensor mean = x.size(0) > 0 ? at::mse_loss(y, at::zeros_like(y)) : y.sum();
-    (mean * mean_weight(x.size(0), mesh)).backward();
-    expect_gradient(head, alone);
-  });
 }
 
 // Rows that are even, a divide factor or a weight need no warning.
