@@ -449,7 +449,7 @@ using fsdp::drawing::DrawingModel;
 /// A model whose dropouts are modules, with its optimizer.
 struct DroppingRun {
   explicit DroppingRun(const DeviceMesh& over) : mesh(over) {
-    tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan_of(Replicate{}));
+    tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan());
     for (const auto& block : model.blocks) {
       fsdp::fully_shard(*block, mesh["dp"]);
     }

@@ -121,27 +121,21 @@ class DrawingModel : public nn::Module<DrawingModel> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// `between`: the placement of tokens between the halves of a block.
-inline tensor_parallel::ParallelizePlan plan_of(const Placement& between) {
+inline tensor_parallel::ParallelizePlan plan() {
   using namespace tensor_parallel;
-  const auto norm =
-      is_replicate(between) ? replicate_parallel() : sequence_parallel({.sequence_dim = 0});
-  const auto out = rowwise_parallel({.output_layouts = between});
-  return {{"embed", rowwise_parallel({.output_layouts = between})},
-          {"block*.norm", norm},
+  return {{"embed", rowwise_parallel()},
+          {"block*.norm", replicate_parallel()},
           {"block*.[qkv]", colwise_parallel()},
-          {"block*.o", out},
+          {"block*.o", rowwise_parallel()},
           {"block*.up", colwise_parallel()},
-          {"block*.down", out},
+          {"block*.down", rowwise_parallel()},
           {"head", colwise_parallel({.output_layouts = Replicate{}})}};
 }
 
-/// The mesh of a model and the placement of its tokens between the halves of a block.
 struct RandomMesh {
   const char* name;
   std::vector<std::int64_t> sizes;
   std::vector<std::string> names;
-  Placement between = Replicate{};
 };
 
 inline at::Tensor token_ids(std::int64_t rows, int step) {
@@ -166,7 +160,7 @@ inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const
   const DeviceMesh mesh = rank.mesh(how.sizes, how.names);
   DrawingModel model(draws);
   if (mesh.ndim() > 1) {
-    tensor_parallel::parallelize_module(model, mesh["tp"], plan_of(how.between));
+    tensor_parallel::parallelize_module(model, mesh["tp"], plan());
   }
   for (const auto& block : model.blocks) {
     fully_shard(*block, mesh["dp"]);
