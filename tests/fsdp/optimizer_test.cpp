@@ -116,9 +116,9 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterItsParametersWereReplaced) {
     torch::optim::SGD sgd(model.parameters(), options), cleared(model.parameters(), options);
     shard(model, rank.mesh({2}, {"dp"}));
     testing::loss_of(model, uniform_values({kFewRows, 6}, 1), 0, kFewRows).backward();
-    EXPECT_ERROR(cleared.zero_grad(), "fully_shard has replaced");
-    EXPECT_ERROR(adamw.step(), "fully_shard has replaced");
-    EXPECT_ERROR(sgd.step(), "fully_shard has replaced");
+    EXPECT_ERROR(cleared.zero_grad(), "fully_shard or replicate has replaced");
+    EXPECT_ERROR(adamw.step(), "fully_shard or replicate has replaced");
+    EXPECT_ERROR(sgd.step(), "fully_shard or replicate has replaced");
     torch::optim::SGD of_planned(planned.blocks[0]->up->parameters(), options);
     tensor_parallel::parallelize_module(planned, rank.mesh({2}, {"tp"}),
                                         {{"block*.up", tensor_parallel::colwise_parallel()}});

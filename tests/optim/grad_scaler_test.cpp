@@ -120,7 +120,7 @@ TEST(GradScaler, ContinuesFromItsState) {
 
 TEST(GradScaler, RefusesOptionsThatMakeNoSense) {
   EXPECT_ERROR(GradScaler({.init_scale = 0.0}), "initial scale 0");
-  EXPECT_ERROR(GradScaler({.backoff_factor = 1.0}), "backoff 1,");
+  EXPECT_ERROR(GradScaler({.backoff_factor = 1.0}), "backoff 1 is");
   EXPECT_ERROR(GradScaler({.growth_interval = 0}), "every 0 steps");
 }
 
