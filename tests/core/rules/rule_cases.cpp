@@ -1,6 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/complex.h>
+#include <ATen/ops/round.h>
 #include <ATen/ops/sin.h>
 
 #include <limits>
@@ -13,6 +14,11 @@
 
 namespace tessera::testing {
 namespace {
+
+/// `values` in steps that are exact in double, so that their partial terms add up to them exactly.
+at::Tensor exact(const at::Tensor& values) {
+  return at::round(values * 1048576.0) / 1048576.0;
+}
 
 c10::IValue cloned(const c10::IValue& value) {
   if (value.isTensor()) {
@@ -31,10 +37,10 @@ c10::IValue cloned(const c10::IValue& value) {
 }  // namespace
 
 at::Tensor reals(Ints sizes) {
-  return values(sizes, 0.3);
+  return exact(values(sizes, 0.3));
 }
 at::Tensor units(Ints sizes) {
-  return at::sin(counting_values(sizes) * 1.3 + 0.1) * 0.4 + 0.5;
+  return exact(at::sin(counting_values(sizes) * 1.3 + 0.1) * 0.4 + 0.5);
 }
 at::Tensor indices(Ints sizes, std::int64_t limit) {
   return (counting_values(sizes) * 5 + 2).to(at::kLong).remainder(limit);
