@@ -1,10 +1,8 @@
 // Every sharding rule through the dispatcher, against libtorch's operator on whole tensors: the
 // arguments of each call lie in random layouts.
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/full_like.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <random>
 
@@ -21,28 +19,6 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
-/// The term of `tensor` at one coordinate of a partial mesh dimension: terms differ and reduce to
-/// `tensor`.
-at::Tensor term(const at::Tensor& tensor, ReduceOp op, std::int64_t index, std::int64_t count) {
-  const bool last = index == count - 1;
-  const auto step = static_cast<double>(index + 1);
-  const double steps = static_cast<double>(count * (count - 1)) / 2;
-  switch (op) {
-    case ReduceOp::kSum:
-      return last ? tensor * (1.0 - 0.25 * steps) - steps : tensor * (0.25 * step) + step;
-    case ReduceOp::kAvg:
-      return last ? tensor - steps : tensor + step;
-    case ReduceOp::kProduct:
-      return last ? tensor / std::pow(2.0, static_cast<double>(count - 1))
-                  : at::full_like(tensor, 2);
-    case ReduceOp::kMax:
-      return last ? tensor : tensor - step;
-    case ReduceOp::kMin:
-      return last ? tensor : tensor + step;
-  }
-  return tensor;
-}
-
 /// `whole` in a layout drawn from `engine`. Integers and masks are never partial, and a layout has
 /// one reduction only, because the result of several depends on their order.
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937& engine) {
@@ -54,11 +30,8 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
   }
   const auto sizes = whole.sizes().vec();
   const LayoutPtr layout = random_layout(engine, mesh.shape().sizes(), sizes, ops);
-  at::Tensor local = local_part(whole, mesh, *Layout::intern(mesh.shape().sizes(), layout->dims()));
-  for (const PartialDim& partial : layout->partial()) {
-    local = term(local, partial.op, mesh.local_rank(partial.mesh_dim), mesh.size(partial.mesh_dim));
-  }
-  return make_distributed(local.clone(), ShardingSpec{mesh, layout}, sizes);
+  return make_distributed(local_part(whole, mesh, *layout).clone(), ShardingSpec{mesh, layout},
+                          sizes);
 }
 
 /// The results of a call, then its arguments, which the call may have written.
