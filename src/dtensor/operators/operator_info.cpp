@@ -290,7 +290,6 @@ constexpr std::array kTraitRows{
 
     // Operators with special arguments or results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
-    TraitRow{Trait::kInfersSize, "view view_copy _unsafe_view reshape"},
     TraitRow{Trait::kUnsafeView, "_unsafe_view"},
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},

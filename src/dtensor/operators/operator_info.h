@@ -31,7 +31,6 @@ enum class Trait : std::uint8_t {
   kHelperTensors,  ///< composed, and makes plain helper tensors (composite_kernels.cpp)
   // Properties of the operator's arguments and results:
   kViewsMemory,    ///< its argument storage_offset refers to the memory of its input (views.h)
-  kInfersSize,     ///< its argument for sizes may contain -1
   kUnsafeView,     ///< its result may be a copy instead of a view
   kLeavesMemory,   ///< returns memory without values
   kReadsOneValue,  ///< returns one value to the host; strict scopes permit its communication
