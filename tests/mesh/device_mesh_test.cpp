@@ -1,7 +1,6 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-
 #include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
 #include "testing/errors.h"
@@ -121,18 +120,6 @@ TEST(DeviceMesh, UnflattenSplitsADimension) {
   EXPECT_EQ(split.coordinate(), (Coordinate{1, 0, 1}));
   EXPECT_EQ(split["shard"].ranks(), (std::vector<int>{7, 9, 11}));
   EXPECT_EQ(split.root(), mesh);
-}
-
-TEST(DeviceMesh, FlattensTheSameRanksToOneMeshHoweverTheyAreNamed) {
-  for (const bool from_parts_first : {true, false}) {
-    const DeviceMesh mesh = fake_mesh(3, {4, 2}, {"dp", "tp"});
-    const DeviceMesh three = mesh.unflatten("dp", {2, 2}, {"rep", "shard"});
-    const DeviceMesh first = (from_parts_first ? three : mesh).flatten("all");
-    EXPECT_EQ(first, (from_parts_first ? mesh : three).flatten("all"));
-    EXPECT_EQ(first, mesh["all"]);
-    EXPECT_EQ((three[{"rep", "shard"}].flatten("data")), mesh["dp"].flatten("data"));
-    EXPECT_ERROR(three["rep"].flatten("all"), "'all' already stands for the dimensions dp, tp");
-  }
 }
 
 TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
