@@ -85,7 +85,7 @@ class LocalList {
 /// The kernel of one operator with unboxed arguments. A call with a cached plan of kind kDirect
 /// unwraps the local tensors and wraps the results without a stack. Every other call is boxed and
 /// passed to dispatch(), with the result of the cache look-up. `Op` is a struct of at::_ops, or a
-/// FusedOperator, whose results are tensors. An operator without results writes to its first list.
+/// FusedOperator, whose results are tensors.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
@@ -104,7 +104,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
  private:
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
-  static constexpr bool kNothing = std::is_void_v<Result>;
 
   template <class T>
   static constexpr bool kIsList =
@@ -151,7 +150,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
       return false;
     }
-    if constexpr (kInPlace || kNothing) {
+    if constexpr (kInPlace) {
       return true;
     }
     return std::all_of(plan.outputs.begin(), plan.outputs.end(),
@@ -189,12 +188,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     };
     // A braced initializer list guarantees the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
-    if constexpr (kNothing) {
-      // Operators without a result, and in-place operators, write to their first argument.
-      const ForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
-      run_kernel(locals);
-      counts.bump();
-    } else if constexpr (kInPlace) {
+    if constexpr (kInPlace) {
       run_kernel(locals);
       return std::get<0>(std::tie(arguments...));
     } else {
@@ -306,7 +300,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     dispatch_stack(stack);
     if constexpr (kInPlace) {
       return std::get<0>(std::tie(arguments...));
-    } else if constexpr (!kNothing) {
+    } else {
       return take_result<Result>(stack);
     }
   }

@@ -463,11 +463,6 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
 }
 
 CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
-  // A copy would hide what another position of the lists writes to the same tensor.
-  if (info.writes_lists && bound.call.tensor_list(0).size() > 1 &&
-      std::ranges::any_of(plan.inputs, is_copied)) {
-    return CallKind::kForeach;
-  }
   if (plan.lowering != nullptr) {
     return CallKind::kLowering;
   }

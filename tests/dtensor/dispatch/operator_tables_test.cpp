@@ -68,7 +68,7 @@ const std::map<detail::Trait, const char*>& texts_of_traits() {
   static const std::map<Trait, const char*> texts{
       {Trait::kRandomInplace, "Filled by the global element, without a gather"},
       {Trait::kNativeDropout, "Dropped by the global element, after a pending reduction"},
-      {Trait::kForeach, "Run position by position where tensors of a longer list are copied"},
+      {Trait::kForeach, "Run position by position, as other operators"},
       {Trait::kOwnKernel, "Run by their own function"},
       {Trait::kHelperTensors, "Composed of others, with plain tensors that count as replicated"},
       {Trait::kViewsMemory, "Given the storage offset of the local tensor"},

@@ -254,8 +254,7 @@ std::vector<KindCase> kind_cases() {
       {"NumbersThatAreIntegers", "aten::bernoulli_.float", {index, 0.5}, CallKind::kRandomInplace},
       {"NumbersOfAnotherOperator", "aten::poisson", {rows}, CallKind::kLocal},
       {"DropoutByElement", "aten::native_dropout", {rows, 0.5, true}, CallKind::kNativeDropout},
-      {"ListsAsTheyAre", "aten::_foreach_add_.List", {split, split}, CallKind::kDirect},
-      {"ListsOfCopies", "aten::_foreach_add_.List", {split, partial}, CallKind::kForeach},
+      {"Lists", "aten::_foreach_add_.List", {split, partial}, CallKind::kDecomposed},
       {"AWriteThatMovesNothing",
        "aten::masked_fill_.Scalar",
        {rows, rows.gt(0), 1.0},
@@ -280,7 +279,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
     const auto plan = plan_of(c);
     EXPECT_EQ(static_cast<int>(plan.kind), static_cast<int>(c.kind)) << c;
   }
-  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kForeach) + 1);
+  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
 // What a view of a gathered tensor holds is a copy: such a call is never run as it is.
