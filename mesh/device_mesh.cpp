@@ -188,38 +188,6 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
     return slot.get();
   }
 
-  /// Returns dimensions of the root of `mesh` whose submesh has the ranks of `mesh` in the same
-  /// order. If there are none, returns the dimensions of `mesh`, which unflatten() may have made.
-  static std::vector<std::string> dims_of_root(const Impl& mesh) {
-    const MeshShape& all = mesh.root->shape;
-    const std::vector<std::string>& own = mesh.shape.names();
-    // A name that was given to flatten() counts as a name of the root. Coordinates cannot identify
-    // a flattened dimension of size 1, because they are all 0.
-    const auto is_of_root = [&](const std::string& name) {
-      return std::ranges::find(all.names(), name) != all.names().end() ||
-             !mesh.family->flattened_dims(mesh.root, name).empty();
-    };
-    if (all.names().empty() || std::ranges::all_of(own, is_of_root)) {
-      return own;
-    }
-    const auto coordinate_of = [&](int rank) {
-      const std::vector<int>& ranks = mesh.root->ranks;
-      return all.coordinate(std::ranges::find(ranks, rank) - ranks.begin());
-    };
-    const std::vector<std::int64_t> first = coordinate_of(mesh.ranks.front());
-    std::vector<int> dims;
-    std::vector<std::string> names;
-    for (int dim = 0; dim < all.ndim(); ++dim) {
-      const auto at = static_cast<std::size_t>(dim);
-      const auto differs = [&](int rank) { return coordinate_of(rank)[at] != first[at]; };
-      if (std::ranges::any_of(mesh.ranks, differs)) {
-        dims.push_back(dim);
-        names.push_back(all.names()[at]);
-      }
-    }
-    return ranks_through(mesh.root->ranks, all, first, dims) == mesh.ranks ? names : own;
-  }
-
   /// Records that `name` is the flattening of the dimensions `dims` of `root`, so that slicing
   /// finds it. A name stands for one list of dimensions in all slices of a root; if the name was
   /// recorded for other dimensions before, returns those. Dimensions that were flattened before are
@@ -580,7 +548,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
                 "' is a dimension of the mesh it comes from; choose another name");
   if (!shape().names().empty()) {
     const std::vector<std::string> known =
-        impl().family->remember_flattened(impl().root, flat, Family::dims_of_root(impl()));
+        impl().family->remember_flattened(impl().root, flat, shape().names());
     TESSERA_CHECK(known.empty(), to_string(*this), ": the flattened name '", flat,
                   "' already stands for the dimensions ", listed(known), "; choose another name");
   }

@@ -122,18 +122,6 @@ TEST(DeviceMesh, UnflattenSplitsADimension) {
   EXPECT_EQ(split.root(), mesh);
 }
 
-TEST(DeviceMesh, FlattensTheSameRanksToOneMeshHoweverTheyAreNamed) {
-  for (const bool from_parts_first : {true, false}) {
-    const DeviceMesh mesh = fake_mesh(3, {4, 2}, {"dp", "tp"});
-    const DeviceMesh three = mesh.unflatten("dp", {2, 2}, {"rep", "shard"});
-    const DeviceMesh first = (from_parts_first ? three : mesh).flatten("all");
-    EXPECT_EQ(first, (from_parts_first ? mesh : three).flatten("all"));
-    EXPECT_EQ(first, mesh["all"]);
-    EXPECT_EQ((three[{"rep", "shard"}].flatten("data")), mesh["dp"].flatten("data"));
-    EXPECT_ERROR(three["rep"].flatten("all"), "'all' already stands for the dimensions dp, tp");
-  }
-}
-
 TEST(DeviceMesh, ConcatenateJoinsSubmeshesInTheOrderGiven) {
   const DeviceMesh mesh = fake_mesh(5, {2, 2, 2}, {"pp", "dp", "tp"});
   const DeviceMesh joined = DeviceMesh::concatenate({mesh["tp"], mesh["pp"]});

@@ -9,7 +9,6 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <gtest/gtest.h>
@@ -54,8 +53,25 @@ inline at::Tensor full_tensor(const at::Tensor& tensor) {
                                          : tensor.detach();
 }
 
-/// The local tensor of this rank, by index arithmetic alone. Over a partial mesh dimension
-/// coordinate 0 holds the value and the others zeros.
+/// The term of `value` at index `i` of a partial mesh dimension of `n` ranks. Terms differ and
+/// reduce to `value`, exactly if it is a multiple of a power of 2 with few digits.
+inline at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
+  const bool last = i == n - 1;
+  const auto step = static_cast<double>(i + 1);
+  const double steps = static_cast<double>(n * (n - 1)) / 2;  // of all ranks but the last
+  switch (op) {
+    case ReduceOp::kMax:
+      return last ? value : value - step;
+    case ReduceOp::kMin:
+      return last ? value : value + step;
+    case ReduceOp::kAvg:
+      return last ? value - steps : value + step;
+    default:
+      return last ? value * (1 - 0.25 * steps) - steps : value * (0.25 * step) + step;
+  }
+}
+
+/// The local tensor of this rank, by index arithmetic alone; a term() for partial mesh dimensions.
 inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
   at::Tensor part = full;
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
@@ -63,9 +79,7 @@ inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, con
     part = part.index_select(dim, at::tensor(indices, at::kLong));
   }
   for (const PartialDim& partial : layout.partial()) {
-    if (mesh.local_rank(partial.mesh_dim) != 0) {
-      part = at::zeros_like(part);
-    }
+    part = term(part, partial.op, mesh.local_rank(partial.mesh_dim), mesh.size(partial.mesh_dim));
   }
   return part;
 }

@@ -100,7 +100,7 @@ struct ShardingRule : detail::LocalExecution {
   /// Factors (einsum index letters) of each input tensor, one entry for each of OpCall::tensors.
   std::vector<TensorFactors> inputs;
   /// Factors of each returned tensor, with lists flattened, and then of each input that is written
-  /// but not returned (the _foreach_..._ operators return nothing).
+  /// but not returned.
   std::vector<TensorFactors> outputs;
 
   /// Declares that the operator commutes with a reduction: if all of `partial_inputs` are

@@ -43,7 +43,7 @@ class DistributedTensor {
   /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
   /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,
   /// with Replicate in place of Partial. `grad_placements` overrides these placements, and must
-  /// give local tensors of the same sizes. For example, Partial for a replicated tensor gives each
+  /// split the tensor in the same way. For example, Partial for a replicated tensor gives each
   /// rank its own term of the gradient.
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
@@ -55,8 +55,8 @@ class DistributedTensor {
   /// This rank's local tensor, which shares memory with the distributed tensor. Not collective.
   /// `grad_placements`: the placements of the local gradient in backward; by default this tensor's
   /// placements, with Replicate in place of Partial. The `.grad` of a leaf is redistributed to the
-  /// leaf's placements. Throws Error, on all ranks, if local tensors with `grad_placements` would
-  /// have other sizes than this tensor's local tensors.
+  /// leaf's placements. Throws Error, on all ranks, if `grad_placements` split the tensor in
+  /// another way.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
   /// This tensor with other placements, or another layout, on the same mesh. Collective if data
   /// must move. The result does not share memory with this tensor. Throws Error for placements that

@@ -62,7 +62,7 @@ struct Registry {
           rules::view_table, rules::view_gradient_table, rules::creation_table,
           rules::joining_table, rules::indexing_table, rules::embedding_table,
           rules::normalisation_table, rules::loss_table, rules::convolution_table,
-          rules::attention_table, rules::foreach_table, rules::random_table}) {
+          rules::attention_table, rules::random_table}) {
       const rules::Table table = make_table();
       families.push_back({table.family, {}});
       for (const rules::Row& row : table.rows) {

@@ -143,7 +143,6 @@ Table attention_table();
 Table convolution_table();
 Table creation_table();
 Table embedding_table();
-Table foreach_table();
 Table indexing_table();
 Table joining_table();
 Table loss_table();

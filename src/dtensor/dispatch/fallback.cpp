@@ -33,38 +33,6 @@
 namespace tessera::detail {
 namespace {
 
-/// The argument for one position of a _foreach_ call: one element of a list, or of a 1-D tensor of
-/// numbers. The element is returned as a list of length one, so that the same operator can be
-/// called.
-c10::IValue element_of(const c10::IValue& value, std::size_t position, std::size_t count) {
-  if (value.isTensor() && value.toTensor().dim() == 1) {
-    return value.toTensor().narrow(0, static_cast<std::int64_t>(position), 1);
-  }
-  if (!value.isList() || value.toListRef().size() != count) {
-    return value;
-  }
-  c10::List<c10::IValue> one(value.toList().elementType());
-  one.push_back(value.toListRef()[position]);
-  return one;
-}
-
-/// Runs a _foreach_ call position by position. Collective if the plan moves data. Takes the
-/// arguments off the stack first, because every position is a separate call with its own cache key,
-/// plan and stack.
-void run_by_position(PlannedCall& call) {
-  const auto given = call.arguments();
-  const std::vector<c10::IValue> arguments(given.begin(), given.end());
-  call.return_results({});
-  const std::size_t count = arguments.front().toListRef().size();
-  for (std::size_t position = 0; position < count; ++position) {
-    torch::jit::Stack one;
-    for (const c10::IValue& value : arguments) {
-      one.push_back(element_of(value, position, count));
-    }
-    dispatch(call.op, one);
-  }
-}
-
 void run_form(PlannedCall& call) {
   // Makes the same preparation that localize_arguments makes for other kinds of plans: a leaf gets
   // the hook for its gradient's layout, and a view whose base has been written is refused.
@@ -101,6 +69,11 @@ void run_plain(PlannedCall& call) {
 /// call is redispatched without the keys that it has already passed, including kDistributedKey;
 /// otherwise it would return to this function for ever.
 void run_decomposed(PlannedCall& call) {
+  // libtorch's kernel of a _foreach_ operator for the CPU is a loop over the positions of its
+  // lists, which is right on every device.
+  if (call.info.traits.has(Trait::kForeach)) {
+    return call.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &call.stack);
+  }
   c10::DispatchKeySet keys;
   for (const at::Tensor& tensor : bind_call(call.info, call.arguments()).tensors) {
     keys = keys | tensor.key_set();
@@ -149,9 +122,6 @@ void execute(PlannedCall& call, CallKind kind) {
       return run_allowed(call, run_random_inplace);
     case CallKind::kNativeDropout:
       return run_allowed(call, run_native_dropout);
-    case CallKind::kForeach:
-      check_policy(call);  // checks the whole call before its first position writes anything
-      return run_by_position(call);
   }
 }
 

@@ -31,61 +31,10 @@
 
 namespace tessera::detail {
 
-/// The local tensors of a list argument, borrowed without counting references: counting for
-/// hundreds of tensors would cost more than the rest of the call. The memory of the list is reused
-/// for the thread's next list. Lists that exist at the same time (several lists in one call, or
-/// nested calls) have separate memory.
-class LocalList {
- public:
-  explicit LocalList(std::size_t size) {
-    if (!spare().empty()) {
-      tensors_ = std::move(spare().back());
-      spare().pop_back();
-    }
-    tensors_.reserve(size);
-  }
-  LocalList(LocalList&& other) noexcept : tensors_(std::move(other.tensors_)) {}
-  LocalList(const LocalList&) = delete;
-  LocalList& operator=(LocalList&&) = delete;
-  // Releases the tensors without a decrement of reference counts, which clear() would make.
-  ~LocalList() {
-    for (at::Tensor& tensor : tensors_) {
-      Borrow::destroyBorrow(tensor);
-    }
-    tensors_.clear();
-    if (tensors_.capacity() > 0 && spare().size() < spare().capacity()) {
-      spare().push_back(std::move(tensors_));
-    }
-  }
-
-  void add(const at::Tensor& tensor) { tensors_.push_back(Borrow::createBorrow(tensor)); }
-
-  const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  operator at::TensorList() const { return tensors_; }
-  operator at::ITensorListRef() const { return at::TensorList(tensors_); }
-
- private:
-  using Borrow = c10::MaybeOwnedTraits<at::Tensor>;
-  using Buffer = std::vector<at::Tensor>;
-
-  /// This thread's unused buffers for lists. At most 4 are stored, because no unboxed operator has
-  /// more list arguments. The capacity is fixed, so that storing a buffer never allocates.
-  static std::vector<Buffer>& spare() {
-    thread_local std::vector<Buffer> buffers = [] {
-      std::vector<Buffer> made;
-      made.reserve(4);
-      return made;
-    }();
-    return buffers;
-  }
-
-  Buffer tensors_;
-};
-
 /// The kernel of one operator with unboxed arguments. A call with a cached plan of kind kDirect
 /// unwraps the local tensors and wraps the results without a stack. Every other call is boxed and
 /// passed to dispatch(), with the result of the cache look-up. `Op` is a struct of at::_ops, or a
-/// FusedOperator, whose results are tensors. An operator without results writes to its first list.
+/// FusedOperator, whose results are tensors.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedKernel;
 
@@ -104,7 +53,6 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
  private:
   static constexpr bool kInPlace = std::is_same_v<Result, at::Tensor&>;
-  static constexpr bool kNothing = std::is_void_v<Result>;
 
   template <class T>
   static constexpr bool kIsList =
@@ -151,7 +99,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         (plan.takes_plain && !plain_is_replicated_on(plan.replicated.mesh))) {
       return false;
     }
-    if constexpr (kInPlace || kNothing) {
+    if constexpr (kInPlace) {
       return true;
     }
     return std::all_of(plan.outputs.begin(), plan.outputs.end(),
@@ -189,12 +137,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     };
     // A braced initializer list guarantees the order of evaluation.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
-    if constexpr (kNothing) {
-      // Operators without a result, and in-place operators, write to their first argument.
-      const ForeachVersionCounts counts(std::get<0>(std::tie(arguments...)));
-      run_kernel(locals);
-      counts.bump();
-    } else if constexpr (kInPlace) {
+    if constexpr (kInPlace) {
       run_kernel(locals);
       return std::get<0>(std::tie(arguments...));
     } else {
@@ -235,9 +178,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
   }
-  static c10::DispatchKeySet keys_of(const LocalList& list) {
+  static c10::DispatchKeySet keys_of(const std::vector<at::Tensor>& list) {
     c10::DispatchKeySet keys;
-    for (const auto& tensor : list.tensors()) {
+    for (const auto& tensor : list) {
       keys = keys | tensor.key_set();
     }
     return keys;
@@ -306,7 +249,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     dispatch_stack(stack);
     if constexpr (kInPlace) {
       return std::get<0>(std::tie(arguments...));
-    } else if constexpr (!kNothing) {
+    } else {
       return take_result<Result>(stack);
     }
   }
@@ -323,10 +266,11 @@ class UnboxedKernel<Op, Result(Arguments...)> {
 
   template <class List>
     requires kIsList<List>
-  static LocalList local(const CallPlan&, std::size_t, const List& argument) {
-    LocalList list(argument.size());
+  static std::vector<at::Tensor> local(const CallPlan&, std::size_t, const List& argument) {
+    std::vector<at::Tensor> list;
+    list.reserve(argument.size());
     for (const auto& tensor : argument) {
-      list.add(local_or_self(tensor));
+      list.push_back(local_or_self(tensor));
     }
     return list;
   }

@@ -3,13 +3,6 @@
 
 #include "dispatch/unboxed_kernel.h"
 
-#include <ATen/ops/_foreach_add_ops.h>
-#include <ATen/ops/_foreach_addcdiv_ops.h>
-#include <ATen/ops/_foreach_addcmul_ops.h>
-#include <ATen/ops/_foreach_div_ops.h>
-#include <ATen/ops/_foreach_lerp_ops.h>
-#include <ATen/ops/_foreach_mul_ops.h>
-#include <ATen/ops/_foreach_sqrt_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
@@ -69,7 +62,7 @@ void implement(torch::Library& library) {
   (UnboxedKernel<Ops>::implement(library), ...);
 }
 
-// Groups of operators: pointwise, matrix products, reductions, views and joins, optimizers.
+// Groups of operators: pointwise, matrix products, reductions, views and joins.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): a list of its operators
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,
@@ -80,9 +73,6 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement<sum_dim_IntList, mean_dim, _softmax, _log_softmax, _log_softmax_backward_data>(library);
   implement<view, UnsafeViewOfPart, t, transpose_int, permute, expand, unsqueeze, squeeze_dim,
             select_int, slice_Tensor, split_Tensor, cat, at::_ops::stack, at::_ops::clone>(library);
-  implement<_foreach_add__List, _foreach_add__Scalar, _foreach_mul__List, _foreach_mul__Scalar,
-            _foreach_mul__Tensor, _foreach_div__List, _foreach_sqrt_, _foreach_lerp__Scalar,
-            _foreach_addcmul__Scalar, _foreach_addcdiv__Scalar>(library);
 }
 
 }  // namespace

@@ -155,10 +155,6 @@ class Localizer {
       }
     }
     at::Tensor local = impl != nullptr ? impl->local() : tensor;
-    // A detached view's copy must keep its sizes, because other tensors may be views of the copy.
-    if (info_.changes_shape && input.detached) {
-      local = alias_tensor(local);
-    }
     if (input.plan) {
       local = moved(local, input);
     }
@@ -188,13 +184,9 @@ class Localizer {
     if (!info_.is_written(argument) && !plan_.inputs[next_input_].updated) {
       return;
     }
-    if (info_.changes_shape) {
-      TESSERA_CHECK(
-          plan_.has_rule && !run_.is_moved(), info_.name,
-          " changes the sizes of a view that had to be gathered, which would part it "
-          "from the viewed tensor: take a view of that with the wanted sizes, or a clone");
-      return;
-    }
+    TESSERA_CHECK(!info_.changes_shape, info_.name,
+                  " changes the sizes of a view that had to be gathered, which would part it from "
+                  "the viewed tensor: take a view of that with the wanted sizes, or a clone");
     check_writable(impl, info_.name);
     run_.written_views.push_back(tensor);
   }
@@ -298,19 +290,14 @@ class ResultWrapper {
   }
 
   /// Returns the caller's tensor as the result of an in-place operator. If the shape has changed,
-  /// the caller's distributed tensor gets the new local tensor and its spec. A detached view then
-  /// becomes a view of its previous self.
+  /// the caller's distributed tensor gets the new local tensor and its spec.
   void give_back(c10::IValue& value, c10::IValue original) {
     DistributedTensorImpl* impl =
         info_.changes_shape && original.isTensor() ? as_distributed(original.toTensor()) : nullptr;
     if (impl != nullptr) {
       at::Tensor local = value.toTensor();
       TensorSpecPtr spec = spec_of(local);
-      const auto view = impl->detached_view() ? view_of_former(*impl) : nullptr;
       impl->replace(std::move(local), std::move(spec));
-      if (view != nullptr) {
-        impl->set_detached_view(view);
-      }
     }
     ++output_;
     value = std::move(original);

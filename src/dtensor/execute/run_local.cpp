@@ -201,17 +201,11 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
 /// kernel may bump them. Counters that the kernel did not bump are bumped after the new values are
 /// written back. Results are wrapped last, from the values on the stack.
 void run_local(PlannedCall& call, CallKind kind) {
-  std::vector<at::Tensor> lists;
-  if (call.info.writes_lists) {
-    lists = call.argument(0).toTensorVector();
-  }
-  const ForeachVersionCounts counts(lists);
   LocalRun run(call);
   const OrdinaryViewScope ordinary(run);
   localize_arguments(run);
   rewrite_arguments(run);
   run_on_local_tensors(run, kind);
-  counts.bump();
   wrap_results(run);
 }
 
@@ -326,20 +320,6 @@ void run_native_dropout(PlannedCall& call) {
                                   : Dropped{local.clone(), at::ones_like(local, at::kBool)};
   call.return_results({make_distributed(result, settled, spec->sizes),
                        make_distributed(kept, settled, spec->sizes)});
-}
-
-// Reads a single version counter, because a call may have hundreds of tensors. The kernel bumps
-// either all their counters or none.
-ForeachVersionCounts::ForeachVersionCounts(at::TensorList tensors)
-    : tensors_(tensors), version_(tensors.empty() ? 0 : writes_of(tensors.front())) {}
-
-void ForeachVersionCounts::bump() const {
-  if (tensors_.empty() || writes_of(tensors_.front()) != version_) {
-    return;
-  }
-  for (const at::Tensor& tensor : tensors_) {
-    count_write(tensor);
-  }
 }
 
 }  // namespace tessera::detail

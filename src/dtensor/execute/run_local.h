@@ -69,19 +69,4 @@ void run_random_inplace(PlannedCall& call);
 /// tensor is Partial, because it is then reduced first.
 void run_native_dropout(PlannedCall& call);
 
-/// Bumps the versions of the tensors that an operator like _foreach_add_ has written, unless its
-/// kernel bumped them itself: libtorch does not count these writes above the kernels, and only
-/// CUDA kernels count them for local tensors. A kernel bumps the versions of all `tensors` or of
-/// none, because a call with several tensors of which it would write copies runs position by
-/// position (kForeach). `tensors` must outlive this object.
-class ForeachVersionCounts {
- public:
-  explicit ForeachVersionCounts(at::TensorList tensors);
-  void bump() const;
-
- private:
-  at::TensorList tensors_;
-  std::uint32_t version_;
-};
-
 }  // namespace tessera::detail

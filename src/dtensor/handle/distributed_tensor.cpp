@@ -123,15 +123,17 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// The layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws Error if
-/// the parts with `placements` would have other sizes than the parts with `layout`.
+/// The layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws Error,
+/// on all ranks, if `placements` split the tensor in another way than `layout`.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
     return detail::gradient_layout(layout.ptr());
   }
   const LayoutPtr gradient = to_layout(layout.mesh_sizes(), *placements, sizes);
-  detail::check_gradient_parts(asked, layout, *gradient, sizes);
+  TESSERA_CHECK(gradient->dims() == layout.dims(), asked, ": gradients of parts of ", sizes, " as ",
+                detail::describe(layout, sizes), " cannot be ", to_string(*placements),
+                "; name placements that split the tensor in the same way");
   return gradient;
 }
 

@@ -217,9 +217,8 @@ OperatorInfo::OperatorInfo(const c10::OperatorHandle& op)
   read_returns(*this, schema);
   changes_shape = op.hasTag(at::Tag::inplace_view);
   draws_random = op.hasTag(at::Tag::nondeterministic_seeded);
-  decomposes = is_decomposed(*this, op);
+  decomposes = is_decomposed(*this, op) || traits.has(Trait::kForeach);
   is_own = !name.starts_with("aten::") && !name.starts_with("tessera::");
-  writes_lists = traits.has(Trait::kForeach) && returns.empty() && !written.empty();
 }
 
 bool OperatorInfo::is_written(std::size_t argument) const {
@@ -290,7 +289,6 @@ constexpr std::array kTraitRows{
 
     // Operators with special arguments or results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
-    TraitRow{Trait::kInfersSize, "view view_copy _unsafe_view reshape"},
     TraitRow{Trait::kUnsafeView, "_unsafe_view"},
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
@@ -298,7 +296,6 @@ constexpr std::array kTraitRows{
     // Operators whose number must not be applied to the terms of a Partial sum one by one.
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
-    TraitRow{Trait::kDivides, "_foreach_div.* _foreach_div_.*"},
 
     // Operators that may throw on some ranks only.
     TraitRow{Trait::kFailsByElement, "embedding.* gather.* index.* index_select.*"},

@@ -26,12 +26,11 @@ enum class Trait : std::uint8_t {
   // How the operator is run:
   kRandomInplace,  ///< fills its tensor by global element (run_random_inplace in run_local.h)
   kNativeDropout,  ///< dropout that draws by global element (run_native_dropout in run_local.h)
-  kForeach,  ///< a foreach operator: takes lists, and each position of the lists is a separate call
+  kForeach,        ///< a loop over the positions of lists, each of which is a separate call
   kOwnKernel,      ///< has a kernel in src/dtensor/overrides/ instead of a plan
   kHelperTensors,  ///< composed, and makes plain helper tensors (composite_kernels.cpp)
   // Properties of the operator's arguments and results:
   kViewsMemory,    ///< its argument storage_offset refers to the memory of its input (views.h)
-  kInfersSize,     ///< its argument for sizes may contain -1
   kUnsafeView,     ///< its result may be a copy instead of a view
   kLeavesMemory,   ///< returns memory without values
   kReadsOneValue,  ///< returns one value to the host; strict scopes permit its communication
@@ -107,13 +106,13 @@ struct OperatorInfo {
   /// Index of the argument storage_offset, or -1; set only for Trait::kViewsMemory.
   int storage_offset = -1;
   bool takes_tensors = false;
-  /// Whether the operator is composed of other operators (CompositeImplicitAutograd).
+  /// Whether the operator is composed of other operators: CompositeImplicitAutograd, and foreach
+  /// operators, which are loops.
   bool decomposes = false;
   /// Whether the operator changes the shape of an argument in place (t_, squeeze_).
   bool changes_shape = false;
   bool draws_random = false;
   bool is_own = false;  ///< the operator belongs to another library, so autograd may not know it
-  bool writes_lists = false;  ///< like _foreach_add_: writes to its first list, returns nothing
 
   // The operator's entries in the tables of traits and sharding rules. `rule` is null for an
   // operator without a sharding rule.

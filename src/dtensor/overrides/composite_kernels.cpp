@@ -86,22 +86,16 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return composite::tensor_split(self, whole(where), dim);
 }
 
-// libtorch's reshape computes the size for -1 before the call of view, and fails for a tensor
-// without elements. complete_sizes finds the size by comparison with the input's sizes.
-
+// libtorch's reshape, whose errors say that sizes are global.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
-  if (!tessera::is_distributed(self)) [[likely]] {
+  try {
     return composite::reshape_symint(self, sizes);
-  }
-  if (self.numel() > 0) {
-    try {
-      return composite::reshape_symint(self, sizes);
-    } catch (c10::Error& error) {
+  } catch (c10::Error& error) {
+    if (tessera::is_distributed(self)) {
       add_global_sizes(error, self);
-      throw;
     }
+    throw;
   }
-  return composite::reshape(self, complete_sizes(self.sizes(), C10_AS_INTARRAYREF_SLOW(sizes)));
 }
 
 // Gradient formulas that make plain zeros and write the gradient into them. A distributed gradient

@@ -31,7 +31,6 @@ enum class CallKind : std::uint8_t {
   kLowering,  ///< runs a lowering, which sends less than the plan by the sharding rule (lowering.h)
   kRandomInplace,  ///< writes random numbers into a tensor, by global element
   kNativeDropout,  ///< runs dropout by global element
-  kForeach,  ///< runs position by position, because a position could use what another one writes
 };
 
 /// How an operator runs on this rank for inputs with certain specs: all data that later calls with

@@ -463,11 +463,6 @@ bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
 }
 
 CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
-  // A copy would hide what another position of the lists writes to the same tensor.
-  if (info.writes_lists && bound.call.tensor_list(0).size() > 1 &&
-      std::ranges::any_of(plan.inputs, is_copied)) {
-    return CallKind::kForeach;
-  }
   if (plan.lowering != nullptr) {
     return CallKind::kLowering;
   }
@@ -504,14 +499,6 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
-/// The arguments of view(self, size), with -1 replaced, because the local sizes in a plan contain
-/// no -1.
-std::vector<c10::IValue> with_complete_sizes(Values arguments) {
-  std::vector<c10::IValue> completed(arguments.begin(), arguments.end());
-  completed[1] = complete_sizes(arguments[0].toTensor().sizes(), arguments[1].toIntVector());
-  return completed;
-}
-
 /// Plans a random operator that draws by global element. Sets has_rule although no sharding rule is
 /// used, so that nothing is gathered. Dropout of a Partial tensor needs the reduction first:
 /// dropping terms is not dropping sums.
@@ -537,11 +524,6 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;
-  }
-  std::vector<c10::IValue> completed;
-  if (info.traits.has(Trait::kInfersSize)) {
-    completed = with_complete_sizes(arguments);
-    arguments = completed;
   }
   const BoundCall bound = bind_call(info, arguments);
   plan_inputs(plan, info, bound);

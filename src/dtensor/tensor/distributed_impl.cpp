@@ -215,56 +215,6 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what) {
                 "take the view again");
 }
 
-DetachedViewPtr view_of_former(const DistributedTensorImpl& impl) {
-  auto& view = *impl.detached_view();
-  view.seen->version = version_of(view.base);
-  auto result = detached_view_of(alias_tensor(impl));
-  // The in-place change of sizes bumps the versions of view and base. Both must stay readable.
-  view.seen->written = result->seen->written = true;
-  return result;
-}
-
-namespace {
-
-/// Advances `coordinate` to the next coordinate along the mesh dimensions `dims`. Returns false
-/// after the last one.
-bool advance(std::vector<std::int64_t>& coordinate, const std::set<int>& dims,
-             const std::vector<std::int64_t>& mesh_sizes) {
-  for (const int dim : dims) {
-    const auto at = static_cast<std::size_t>(dim);
-    if (++coordinate[at] < mesh_sizes[at]) {
-      return true;
-    }
-    coordinate[at] = 0;
-  }
-  return false;
-}
-
-/// The first coordinate of the mesh at which the two layouts give parts of different sizes; empty
-/// if there is none. Compares only along mesh dimensions where the layouts shard differently.
-std::vector<std::int64_t> coordinate_of_other_parts(const Layout& layout, const Layout& other,
-                                                    c10::IntArrayRef sizes) {
-  std::vector<std::int64_t> coordinate(layout.mesh_sizes().size(), 0);
-  for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
-    if (layout.digits(dim) == other.digits(dim)) {
-      continue;
-    }
-    std::set<int> cut;
-    for (const Layout* each : {&layout, &other}) {
-      std::ranges::copy(each->mesh_dims_of(dim), std::inserter(cut, cut.end()));
-    }
-    do {
-      const std::int64_t size = sizes[static_cast<std::size_t>(dim)];
-      if (local_size(layout, dim, size, coordinate) != local_size(other, dim, size, coordinate)) {
-        return coordinate;
-      }
-    } while (advance(coordinate, cut, layout.mesh_sizes()));
-  }
-  return {};
-}
-
-}  // namespace
-
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor) {
   TESSERA_CHECK(tensor.defined(), "a distributed tensor was expected, found an undefined one");
   const auto* impl = as_distributed(tensor);
@@ -291,15 +241,6 @@ void check_local(const at::Tensor& local, const ShardingSpec& spec,
                 to_string(spec.mesh), " holds ", c10::IntArrayRef(expected), " of a tensor of ",
                 c10::IntArrayRef(sizes), " as ", describe(*spec.layout, sizes), ", found ",
                 local.sizes(), ": with uneven shards pass the global sizes");
-}
-
-void check_gradient_parts(const char* asked, const Layout& layout, const Layout& gradient,
-                          c10::IntArrayRef sizes) {
-  const std::vector<std::int64_t> other = coordinate_of_other_parts(layout, gradient, sizes);
-  TESSERA_CHECK(other.empty(), asked, ": gradients of a ",
-                c10::IntArrayRef(local_sizes(layout, sizes, other)), " part cannot be ",
-                describe(gradient, sizes), " of ", sizes,
-                "; name placements with parts of that size");
 }
 
 at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,

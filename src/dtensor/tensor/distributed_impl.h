@@ -63,9 +63,6 @@ class DistributedTensorImpl;
 
 /// Throws Error about `what` if `impl` is a view with its own copy and its base was written.
 void check_readable(const DistributedTensorImpl& impl, std::string_view what);
-/// Returns the state of the detached view `impl` after an in-place change of its sizes: `impl` is
-/// then a view of a tensor with its former sizes, and shares memory with that tensor.
-DetachedViewPtr view_of_former(const DistributedTensorImpl& impl);
 
 /// The TensorImpl of a distributed tensor, which reports global sizes and strides, has no storage,
 /// and contains the local tensor. Its key kDistributedKey is below autograd and above the backends:
@@ -148,11 +145,6 @@ const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
-
-/// Throws Error, on all ranks, unless every rank's part of a tensor with global `sizes` has equal
-/// sizes under both layouts. `asked`: what the caller requested, for the message.
-void check_gradient_parts(const char* asked, const Layout& layout, const Layout& gradient,
-                          c10::IntArrayRef sizes);
 
 /// Returns `local`, or a contiguous copy if no global strides describe the strides of `local`: for
 /// an expanded gradient, a slice, or if ranks could disagree on the order of dimensions.

@@ -1,5 +1,4 @@
 #include <ATen/ops/empty_strided.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <utility>
@@ -54,25 +53,6 @@ std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
   kernels::visit_tensors(
       stack, [&](const at::Tensor& tensor) { strides.push_back(tensor.strides().vec()); });
   return strides;
-}
-
-std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef to) {
-  std::vector<std::int64_t> sizes = to.vec();
-  if (c10::multiply_integers(from) != 0) {
-    return sizes;
-  }
-  const auto rest = std::ranges::mismatch(from, sizes);
-  const auto inferred = std::ranges::find(rest.in2, sizes.end(), -1);
-  if (inferred == sizes.end()) {
-    return sizes;
-  }
-  // If there is a single -1, its size is this quotient; libtorch refuses a second -1.
-  const std::int64_t known = -c10::multiply_integers(rest.in2, sizes.end());
-  const std::int64_t elements = c10::multiply_integers(rest.in1, from.end());
-  if (known > 0 && elements % known == 0) {
-    *inferred = elements / known;
-  }
-  return sizes;
 }
 
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes) {

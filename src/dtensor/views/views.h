@@ -25,12 +25,6 @@ void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
-/// Returns the sizes `to` with -1 replaced, for a tensor of sizes `from` without elements: (0, 6,
-/// 8) viewed as (0, 6, -1, 4). libtorch cannot infer -1 in this case. Leading sizes that are equal
-/// in `from` and `to` are the same dimensions; the remaining sizes must have equal products.
-/// Returns `to` unchanged if this does not determine the value.
-std::vector<std::int64_t> complete_sizes(at::IntArrayRef from, at::IntArrayRef to);
-
 /// Returns `local`, or a contiguous copy if it cannot be viewed with `sizes`. Used for
 /// _unsafe_view, whose result need not be an alias. Composite operators call _unsafe_view on
 /// results in the memory order that a kernel chose. For a local tensor with a dimension of size 1,

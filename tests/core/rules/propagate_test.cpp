@@ -160,16 +160,6 @@ TEST(Propagate, SqueezeNamesTheDimensionsOfGlobalSizeOne) {
             (std::vector<std::int64_t>{1}));
 }
 
-TEST(Propagate, DecidesEachPositionOfAListApart) {
-  OpCall lists{.op = "aten::_foreach_add.List",
-               .args = {std::vector<TensorRef>{{0}, {1}}, std::vector<TensorRef>{{2}, {3}}},
-               .tensors = {{{8, 6}}, {{4}}, {{8, 6}}, {{4}}}};
-  const LayoutPtr rows = layout({{{0, {0}}}, {}}), whole = Layout::replicated(kMesh, 1);
-  const auto decided = decide(lists, {rows, whole, rows, whole});
-  EXPECT_EQ(decided.outputs[0], rows);
-  EXPECT_EQ(decided.outputs[1], whole);
-}
-
 TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
   const std::string op = "aten::_scaled_dot_product_flash_attention";
   const auto decided = decide(call(op, {{2, 4, 5, 8}, {2, 4, 5, 8}, {2, 4, 5, 8}}, {0.0, true}),

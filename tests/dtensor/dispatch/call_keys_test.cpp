@@ -123,8 +123,6 @@ std::vector<UnboxedCalls> all_calls() {
       {"slice.Tensor", {{x}, {x, 1, 2, 4}, {x, 1, none, 3, 2}}},
       {"cat", {{list, 0}, {list, -1}}},
       {"clone", {{x}, {x, at::MemoryFormat::Contiguous}, {x, at::MemoryFormat::Preserve}}},
-      {"_foreach_add_.List", {{list, list}, {list, list, 0.5}}},
-      {"_foreach_mul_.Tensor", {{list, wrapped(2)}}},
   };
 }
 

@@ -120,27 +120,6 @@ TEST(DispatchCost, AllocatesNothingButTheWrappers) {
   }
 }
 
-TEST(DispatchCost, AListAddsNoAllocations) {
-  const at::AutoGradMode no_grad(false);
-  const Call add = [](const Tensors& t) {
-    at::_foreach_add_(t, 1.0);
-    return Tensors{};
-  };
-  const Tensors list(200, at::rand({4}));
-  EXPECT_EQ(cost_of(add, distributed(list)).objects, cost_of(add, list).objects);
-}
-
-TEST(DispatchCost, SeveralListsAddNoAllocations) {
-  const at::AutoGradMode no_grad(false);
-  const Call update = [](const Tensors& t) {
-    const at::TensorList all(t);
-    at::_foreach_addcdiv_(all.slice(0, 100), all.slice(100, 100), all.slice(200, 100), 0.5);
-    return Tensors{};
-  };
-  const Tensors lists(300, at::ones({4}));
-  EXPECT_EQ(cost_of(update, distributed(lists)).objects, cost_of(update, lists).objects);
-}
-
 TEST(DispatchCache, FindsACallAgain) {
   const auto x = distributed({at::rand({3, 5})})[0];
   clear_dispatch_cache();

@@ -61,8 +61,6 @@ const std::vector<NumberCase>& number_cases() {
       {"aten::copy_", [](auto& d, auto& n) { return d.clone().copy_(n); }},
       {"aten::masked_fill.Tensor", [](auto& d, auto& n) { return d.masked_fill(d > 0, n); }},
       {"aten::lerp.Tensor", [](auto& d, auto& n) { return d.lerp(d * d, n); }},
-      {"aten::_foreach_mul.Tensor",
-       [](auto& d, auto& n) { return at::_foreach_mul(at::TensorList{d, d}, n)[1]; }},
       {"aten::quantile", [](auto& d, auto& n) { return at::quantile(d, n / 4, 1); }},
       {"aten::pad_sequence",
        [](auto& d, auto& n) { return at::pad_sequence({d.select(1, 0), n.view({1})}); }},

@@ -7,9 +7,7 @@
 
 #include "dtensor/listing_mode.h"
 #include "plan/call_plan.h"
-#include "tessera/comm/trace.h"
 #include "tessera/dtensor/detail/thread_modes.h"
-#include "tessera/dtensor/local_map.h"
 #include "testing/distributed.h"
 
 namespace tessera {
@@ -171,44 +169,6 @@ TEST_ON_MESH(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce, {2}, 
             (std::vector<std::string>{"aten::add.Tensor", "aten::exp", "tessera::redistribute"}));
 }
 
-at::Tensor leaf(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
-  return distribute_tensor(value, mesh, placements).tensor().detach().requires_grad_();
-}
-
-struct Mlp {
-  at::Tensor up, down, x;
-};
-
-Mlp plain_mlp(std::int64_t hidden) {
-  return {values({hidden, 6}, 1).requires_grad_(), values({6, hidden}, 2).requires_grad_(),
-          values({8, 6}, 4).requires_grad_()};
-}
-
-at::Tensor forward(const Mlp& m) {
-  return at::silu(m.x.matmul(m.up.t())).matmul(m.down.t());
-}
-
-/// Column- then row-parallel: one reduction forward, one backward, hidden sizes that don't divide.
-TEST_ON_MESH(Strict, ColumnThenRowParallelReducesOnce, {4}, {"tp"}) {
-  const auto plain = plain_mlp(7);
-  forward(plain).pow(2).sum().backward();
-  StrictScope strict;
-  const Mlp m{leaf(plain.up.detach(), mesh, {Shard{0}}),
-              leaf(plain.down.detach(), mesh, {Shard{1}}),
-              leaf(plain.x.detach(), mesh, {Replicate{}})};
-  const auto before = rank.world()->traffic().table();
-  const DistributedTensor out(forward(m));
-  EXPECT_EQ(out.placements(), Placements{Partial{}});
-  const auto reduced = out.redistribute({Replicate{}});
-  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
-  reduced.tensor().pow(2).sum().backward();
-  // The other one: the gradient of x, partial until its leaf has it.
-  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
-  EXPECT_CLOSE(m.up.grad(), plain.up.grad(), 1e-9, 1e-12);
-  EXPECT_CLOSE(m.down.grad(), plain.down.grad(), 1e-9, 1e-12);
-  EXPECT_CLOSE(m.x.grad(), plain.x.grad(), 1e-9, 1e-12);
-}
-
 TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"tp"}) {
   const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
   EXPECT_EQUAL(at::nonzero(rows), at::nonzero(values({4, 4}, 0)));
@@ -228,21 +188,6 @@ TEST_ON_MESH(Policy, RefusesPlainTensorsUnlessVouchedFor, {2}, {"tp"}) {
   EXPECT_NO_THROW(rows + 1);
   ReplicationScope replicated;
   EXPECT_CLOSE(rows + values({4, 4}, 1), values({4, 4}, 0) + values({4, 4}, 1), 1e-9, 1e-12);
-}
-
-// The example in the comment of local_map.h, as it stands there.
-
-TEST_ON_MESH(ExtensionExamples, LocalMapRunsOnShardsForwardAndBackward, {4}, {"x"}) {
-  const auto values = at::arange(24, at::kDouble).view({8, 3});
-  const at::Tensor x = distribute_tensor(values, mesh, {Shard{0}}).tensor().detach();
-  x.requires_grad_();
-  const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {
-    return std::vector{locals[0].square().sum()};
-  };
-  at::Tensor loss = local_map(sum_of_squares, {x}, mesh, {{Partial{}}}).front();
-  loss.backward();
-  EXPECT_CLOSE(loss, values.square().sum());
-  EXPECT_CLOSE(x.grad(), 2 * values);
 }
 
 // Each kind of plan, and a call that is planned so.
@@ -309,8 +254,7 @@ std::vector<KindCase> kind_cases() {
       {"NumbersThatAreIntegers", "aten::bernoulli_.float", {index, 0.5}, CallKind::kRandomInplace},
       {"NumbersOfAnotherOperator", "aten::poisson", {rows}, CallKind::kLocal},
       {"DropoutByElement", "aten::native_dropout", {rows, 0.5, true}, CallKind::kNativeDropout},
-      {"ListsAsTheyAre", "aten::_foreach_add_.List", {split, split}, CallKind::kDirect},
-      {"ListsOfCopies", "aten::_foreach_add_.List", {split, partial}, CallKind::kForeach},
+      {"Lists", "aten::_foreach_add_.List", {split, partial}, CallKind::kDecomposed},
       {"AWriteThatMovesNothing",
        "aten::masked_fill_.Scalar",
        {rows, rows.gt(0), 1.0},
@@ -335,7 +279,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
     const auto plan = plan_of(c);
     EXPECT_EQ(static_cast<int>(plan.kind), static_cast<int>(c.kind)) << c;
   }
-  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kForeach) + 1);
+  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
 // What a view of a gathered tensor holds is a copy: such a call is never run as it is.

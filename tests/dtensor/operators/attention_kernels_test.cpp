@@ -175,7 +175,7 @@ const std::vector<Kernel>& kernels() {
 
 class AttentionKernel : public ::testing::TestWithParam<Kernel> {};
 
-TEST_P(AttentionKernel, EqualsOneRankInEveryPlacementOfTheQuery) {
+TEST_P(AttentionKernel, EqualsOneRankInEveryLayout) {
   for (const bool causal : {false, true}) {
     const testing::OperatorCase c{
         GetParam().name,

@@ -31,16 +31,15 @@ struct OperatorCases : std::vector<OperatorCase> {
   }
 };
 
-/// Runs a case on a mesh of `mesh_sizes` with the first input in every placement (the others
-/// replicated), forward and backward, and expects values and gradients of plain libtorch, and
-/// gradients that lie as their leaves.
+/// Runs a case on a mesh of `mesh_sizes` with all inputs in random layouts (any order of mesh
+/// dimensions on a dimension, local digits in front, partial, uneven), forward and backward, and
+/// expects values and gradients of plain libtorch, and gradients that lie as their leaves.
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes);
 
 /// `tensor` replicated over the mesh of `other`, if that is distributed.
 at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);
 
-/// Cases on a line of 4 and a grid of 2 x 2 in every placement of the first input, and on grids
-/// with all inputs in random layouts. Several files instantiate it.
+/// Cases on a line of 4, and on grids of 2 x 2 and 3 x 2. Several files instantiate it.
 class Operators : public ::testing::TestWithParam<OperatorCase> {};
 
 }  // namespace tessera::testing

@@ -16,30 +16,6 @@ using Case = OperatorCase;
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<std::int64_t>;
 
-/// Every placement of a tensor of `ndim` dimensions on a mesh of `mesh_ndim`.
-std::vector<Placements> placements_for(std::int64_t ndim, std::size_t mesh_ndim) {
-  std::vector<Placement> single{Replicate{}, Partial{}};
-  for (std::int64_t d = 0; d < ndim; ++d) {
-    single.push_back(Shard{d});
-  }
-  std::vector<Placements> all{{}};
-  for (std::size_t m = 0; m < mesh_ndim; ++m) {
-    std::vector<Placements> longer;
-    for (const auto& start : all) {
-      for (const auto& next : single) {
-        longer.push_back(start);
-        longer.back().push_back(next);
-      }
-    }
-    all = std::move(longer);
-  }
-  // A dimension that both split, in FSDP's order.
-  for (std::int64_t d = 0; d < ndim && mesh_ndim == 2; ++d) {
-    all.push_back({StridedShard{d, 2}, Shard{d}});
-  }
-  return all;
-}
-
 /// A leaf's gradient lies as the leaf, replicated where that is partial.
 void expect_lies_as_leaf(const at::Tensor& gradient, const at::Tensor& leaf) {
   const auto& of_leaf = *DistributedTensor(leaf).layout();
@@ -89,13 +65,21 @@ void expect_same(const Tensors& found, const Tensors& expected, const std::strin
   }
 }
 
-/// All inputs lie at random: any order of mesh dimensions on a dimension, local digits in front,
-/// partial, uneven.
-void expect_equals_one_rank_at_random(const OperatorCase& c, const Sizes& mesh_sizes) {
+}  // namespace
+
+at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor) {
+  if (!tessera::is_distributed(other)) {
+    return tensor;
+  }
+  const auto& mesh = sharding_spec(other).mesh;
+  return distribute_tensor(tensor, mesh, replicated(mesh));
+}
+
+void expect_equals_one_rank(const OperatorCase& c, const Sizes& mesh_sizes) {
   const auto expected = value_and_gradients(c, inputs_of(c));
   RunOnMesh(mesh_sizes, {}, [&](const DeviceMesh& mesh) {
     std::mt19937 engine(11);
-    for (int i = 0; i < 20; ++i) {
+    for (int i = 0; i < 30; ++i) {
       std::string how;
       Tensors inputs = inputs_of(c);
       for (auto& input : inputs) {
@@ -110,46 +94,16 @@ void expect_equals_one_rank_at_random(const OperatorCase& c, const Sizes& mesh_s
   });
 }
 
-}  // namespace
-
-at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor) {
-  if (!tessera::is_distributed(other)) {
-    return tensor;
-  }
-  const auto& mesh = sharding_spec(other).mesh;
-  return distribute_tensor(tensor, mesh, replicated(mesh));
-}
-
-void expect_equals_one_rank(const OperatorCase& c, const Sizes& mesh_sizes) {
-  const auto expected = value_and_gradients(c, inputs_of(c));
-  RunOnMesh(mesh_sizes, {}, [&](const DeviceMesh& mesh) {
-    const auto ndim = static_cast<std::int64_t>(c.inputs[0].size());
-    for (const auto& placements : placements_for(ndim, mesh_sizes.size())) {
-      Tensors inputs = inputs_of(c);
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        inputs[i] = distribute_tensor(inputs[i], mesh, i == 0 ? placements : replicated(mesh))
-                        .tensor()
-                        .detach();
-      }
-      expect_same(value_and_gradients(c, inputs), expected, to_string(placements));
-    }
-  });
-}
-
 TEST_P(Operators, EqualOneRankOnALine) {
   expect_equals_one_rank(GetParam(), {4});
 }
 
-TEST_P(Operators, EqualOneRankOnAGrid) {
+TEST_P(Operators, EqualOneRankOn2x2) {
   expect_equals_one_rank(GetParam(), {2, 2});
 }
 
-TEST_P(Operators, EqualOneRankInRandomLayoutsOn2x2) {
-  expect_equals_one_rank_at_random(GetParam(), {2, 2});
-}
-
-TEST_P(Operators, EqualOneRankInRandomLayoutsOn3x2) {
-  expect_equals_one_rank_at_random(GetParam(), {3, 2});
+TEST_P(Operators, EqualOneRankOn3x2) {
+  expect_equals_one_rank(GetParam(), {3, 2});
 }
 
 }  // namespace tessera::testing
@@ -445,9 +399,7 @@ const std::vector<testing::Named<void(Tensors, Tensors)>>& list_writes() {
       {"add_number", [](auto x, auto) { at::_foreach_add_(x, 2.0); }},
       {"add_numbers",
        [](auto x, auto) { at::_foreach_add_(x, at::ArrayRef<at::Scalar>({1, 2.0})); }},
-      {"mul", [](auto x, auto y) { at::_foreach_mul_(x, y); }},
       {"sqrt", [](auto x, auto) { at::_foreach_sqrt_(x); }},
-      {"neg", [](auto x, auto) { at::_foreach_neg_(x); }},
       {"zero", [](auto x, auto) { at::_foreach_zero_(x); }},
       {"copy", [](auto x, auto y) { at::_foreach_copy_(x, y); }},
       {"addcmul", [](auto x, auto y) { at::_foreach_addcmul_(x, y, y, 0.5); }}};
@@ -480,73 +432,6 @@ TEST_ON_MESH(ForeachInPlace, CountsItsWritesAsLibtorchDoes, {3}, {"x"}) {
       }
     }
   }
-}
-
-TEST(Foreach, GradientsOfViewsFollowAWriteToWhatTheyView) {
-  const auto run = [](const at::Tensor& written, const at::Tensor& leaf) {
-    auto base = written.mul(0);
-    const auto column = base.select(1, 3);
-    const auto turned = base.t();
-    at::_foreach_add_(Tensors{base}, Tensors{leaf});
-    (base.sum() + column.sum() * 2 + turned.sum() * 3).backward();
-  };
-  const auto plain = values({3, 4}, 1).requires_grad_();
-  run(values({3, 4}), plain);
-  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
-    const auto leaf = distribute_tensor(plain.detach(), mesh, {Shard{1}}).tensor().detach();
-    run(distribute_tensor(values({3, 4}), mesh, {Shard{0}}), leaf.requires_grad_());
-    EXPECT_CLOSE(leaf.grad(), plain.grad());
-  });
-}
-
-TEST_ON_MESH(Foreach, AGatheredViewIsNotReadAfterAWriteToWhatItViews, {3}, {"x"}) {
-  const auto write_and_read = [&](const auto& write) {
-    const at::Tensor x = distribute_tensor(values({5}), mesh, {Shard{0}});
-    const auto view = x.slice(0, 0, 2);
-    write(x);
-    EXPECT_ERROR(view.add(1), "after the viewed tensor was written");
-    EXPECT_NO_THROW(x.slice(0, 0, 2).add(1));
-  };
-  write_and_read([](const at::Tensor& x) { at::_foreach_zero_({x}); });
-  write_and_read([&](const at::Tensor& x) {
-    at::_foreach_copy_({x}, {distribute_tensor(values({5}, 1), mesh, {Partial{}}).tensor()});
-  });
-}
-
-TEST_ON_MESH(Foreach, AGatheredViewIsWrittenThroughAndCanBeReadAfterwards, {3}, {"x"}) {
-  const at::Tensor x = distribute_tensor(at::zeros(5), mesh, {Shard{0}}).tensor().detach();
-  const auto view = x.slice(0, 0, 2), other = x.slice(0, 1, 3);
-  at::_foreach_add_({view}, 2.0);
-  EXPECT_EQUAL(view, at::full({2}, 2.0F));
-  EXPECT_EQUAL(x, at::tensor({2.0F, 2.0F, 0.0F, 0.0F, 0.0F}));
-  EXPECT_ERROR(other.add(1), "after the viewed tensor was written");
-  EXPECT_ERROR(at::_foreach_mul_({x.slice(0, 0, 3), x.slice(0, 1, 4)}, 2.0),
-               "after the viewed tensor was written");
-}
-
-TEST(Foreach, ATensorListedTwiceIsWrittenTwice) {
-  const auto run = [](const Tensors& t) {
-    at::_foreach_mul_({t[0], t[0]}, 2.0);
-    at::_foreach_add_({t[0], t[1], t[0]}, at::ArrayRef<at::Scalar>({1.0, 2.0, 3.0}));
-    at::_foreach_add_({t[0], t[1]}, {t[1], t[0]});
-    at::_foreach_addcmul_({t[0], t[0]}, {t[1], t[1]}, {t[1], t[0]}, at::tensor({2.0, 3.0}));
-    at::_foreach_mul_({t[0], t[0].t()}, {t[1], t[1]});
-  };
-  const Tensors plain{values({3, 3}), values({3, 3}, 1)};
-  run(plain);
-  RunOnMesh({3}, {"x"}, [&](const DeviceMesh& mesh) {
-    const ReplicationScope of_the_factors;
-    for (const auto& first : kPlacementsInLists) {
-      for (const auto& second : kPlacementsInLists) {
-        const Tensors t{distribute_tensor(values({3, 3}), mesh, {first}).tensor().detach(),
-                        distribute_tensor(values({3, 3}, 1), mesh, {second}).tensor().detach()};
-        run(t);
-        EXPECT_CLOSE(t[0], plain[0]) << to_string(first) << to_string(second);
-        EXPECT_CLOSE(t[1], plain[1]) << to_string(first) << to_string(second);
-        EXPECT_EQ(DistributedTensor(t[0]).placements(), Placements{first});
-      }
-    }
-  });
 }
 
 TEST_ON_MESH(Foreach, AWriteToWhatBackwardNeedsIsAnError, {3}, {"x"}) {

@@ -25,22 +25,6 @@ namespace tessera::testing {
 
 namespace {
 
-/// What coordinate `i` of `n` holds of integers that are partial: unlike terms, none of them
-/// the value everywhere.
-at::Tensor term(const at::Tensor& value, ReduceOp op, std::int64_t i, std::int64_t n) {
-  const auto shift = value.add(i).remainder(n);  // each of 0 to n - 1 once among the coordinates
-  switch (op) {
-    case ReduceOp::kMax:
-      return value - shift;
-    case ReduceOp::kMin:
-      return value + shift;
-    case ReduceOp::kAvg:
-      return value + shift * 2 - (n - 1);
-    default:
-      return i == 0 ? value + shift - n * (n - 1) / 2 : shift;
-  }
-}
-
 at::Tensor combine(const at::Tensor& terms, ReduceOp op) {
   switch (op) {
     case ReduceOp::kMax:
@@ -63,8 +47,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// The local tensor at a coordinate: terms of its part of `whole`, which holds integers. The terms
-/// are integers too, no two of one element alike, and replicas hold the same.
+/// The local tensor at a coordinate: terms of its part of `whole`. Replicas hold the same.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {

@@ -305,25 +305,24 @@ TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
   EXPECT_EQUAL(gradient, at::full({4, 2}, 6.0, at::kDouble));
 }
 
-TEST(GradientPlacements, MustHavePartsOfTheSizeThatIsHandedOut) {
+TEST(GradientPlacements, MustSplitTheTensorAsThePartsDo) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DistributedTensor columns =
         distribute_tensor(values({4, 4}), rank.mesh({2}, {"x"}), {Shard{1}});
     columns.to_local(Placements{Shard{0}});
   });
   EXPECT_CONTAINS(errors,
-                  "to_local: gradients of a [4, 2] part cannot be [Shard(0)] of [4, 4]; name "
-                  "placements with parts of that size");
+                  "to_local: gradients of parts of [4, 4] as [Shard(1)] cannot be "
+                  "[Shard(0)]; name placements that split the tensor in the same way");
   RunOnMesh({2, 2}, {"a", "b"}, [](const DeviceMesh& mesh) {
     const DistributedTensor whole =
         distribute_tensor(values({5, 4}), mesh, {Replicate{}, Replicate{}});
     EXPECT_ERROR(whole.full_tensor(Placements{Shard{0}, Replicate{}}), "full_tensor: ", "[5, 4]");
     EXPECT_ERROR(DistributedTensor::from_local(values({5, 4}), mesh, {Replicate{}, Replicate{}}, {},
                                                Placements{Replicate{}, Shard{1}}),
-                 "from_local: gradients of a [5, 4] part cannot be [Replicate(), Shard(1)]");
-    // Uneven: equal on some ranks alone.
+                 "from_local: gradients of parts of [5, 4]", "cannot be [Replicate(), Shard(1)]");
     const DistributedTensor rows = distribute_tensor(values({5, 4}), mesh, {Shard{0}, Replicate{}});
-    EXPECT_ERROR(rows.to_local(Placements{Replicate{}, Shard{0}}), "to_local: gradients of a ");
+    EXPECT_ERROR(rows.to_local(Placements{Replicate{}, Shard{0}}), "to_local: gradients of parts");
   });
 }
 

@@ -122,9 +122,8 @@ struct LocalExecution {
   std::vector<Inplace> inplace;
 
   /// Tensors whose layouts are chosen together. An empty list `groups` stands for a single group of
-  /// all tensors. A list operator (_foreach_add_) has one group for each position of its lists.
-  /// Inputs and outputs in no group are replicated. The rule need not know the sizes of such
-  /// outputs (for example of the seeds that attention returns).
+  /// all tensors. Inputs and outputs in no group are replicated. The rule need not know the sizes
+  /// of such outputs (for example of the seeds that attention returns).
   struct TensorGroup {
     std::vector<int> inputs;
     std::vector<int> outputs;
