@@ -227,19 +227,6 @@ Table pointwise_table() {
            "bitwise_{left,right}_shift_.{Tensor,Tensor_Scalar} "
            "bitwise_{left,right}_shift.Scalar_Tensor",
            pointwise()},
-          {"special_{entr,ndtri,log_ndtr,erfcx,i0e,i1,i1e,airy_ai,spherical_bessel_j0}{,.out} "
-           "special_bessel_{j0,j1,y0,y1}{,.out} special_modified_bessel_{i0,i1,k0,k1}{,.out} "
-           "special_scaled_modified_bessel_{k0,k1}{,.out} "
-           "special_{xlog1py,zeta}{,.out,.self_scalar,.other_scalar} "
-           "special_{xlog1py,zeta}.{self_scalar,other_scalar}_out",
-           pointwise()},
-          {"special_{,shifted_}chebyshev_polynomial_{t,u,v,w}{,.out,.n_scalar,.x_scalar} "
-           "special_{,shifted_}chebyshev_polynomial_{t,u,v,w}.{n_scalar,x_scalar}_out "
-           "special_hermite_polynomial_{h,he}{,.out,.n_scalar,.x_scalar} "
-           "special_hermite_polynomial_{h,he}.{n_scalar,x_scalar}_out "
-           "special_{laguerre_polynomial_l,legendre_polynomial_p}{,.out,.n_scalar,.x_scalar} "
-           "special_{laguerre_polynomial_l,legendre_polynomial_p}.{n_scalar,x_scalar}_out",
-           pointwise()},
           // Pointwise operators with two results, and the backwards of such operators.
           {"frexp.Tensor log_sigmoid_forward", pointwise("", 2)},
           {"_prelu_kernel_backward", pointwise("0", 2)},
@@ -317,28 +304,6 @@ RuleFunction::Body foreach (std::string_view linear = "", bool reads = true) {
   return [=](const OpCall& call) { return foreach_rule(call, linear, reads); };
 }
 
-/// Returns the rule of an operator that reduces each tensor of a list to a scalar. The scalar of a
-/// sharded tensor is Partial, so nothing is sent until a result is read. If `reduction_of` returns
-/// nullopt, the tensors are replicated.
-RuleFunction::Body foreach_reduction(std::optional<ReduceOp> (*reduction_of)(const OpCall&)) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const std::optional<ReduceOp> reduction = reduction_of(call);
-    ShardingRule rule = start(call);
-    for (TensorRef ref : call.tensor_list(0)) {
-      TensorFactors& input = input_of(rule, ref.index);
-      for (std::size_t dim = 0; dim < input.size(); ++dim) {
-        const std::int64_t size = meta_of(call, ref.index).sizes[dim];
-        input[dim] = {reduction ? add_reduced(rule, size, *reduction) : add_unsharded(rule, size)};
-        // Empty shards are allowed only for sums, because the maximum of an empty tensor throws.
-        rule.factors.back().allow_empty = reduction == ReduceOp::kSum;
-      }
-      rule.groups.push_back({{ref.index}, {static_cast<int>(rule.outputs.size())}});
-      rule.outputs.emplace_back();
-    }
-    return rule;
-  };
-}
-
 /// The norms of order 0, 1 and infinity need no root, so ranks' results can be reduced. Returns
 /// nullopt for others; gradient clipping calls the operator on local tensors.
 std::optional<ReduceOp> norm_reduction(const OpCall& call) {
@@ -350,6 +315,26 @@ std::optional<ReduceOp> norm_reduction(const OpCall& call) {
     return ReduceOp::kMax;
   }
   return std::nullopt;
+}
+
+/// The rule of _foreach_norm, which reduces each tensor of a list to a scalar. The scalar of a
+/// sharded tensor is Partial, so nothing is sent until a result is read. For an order without a
+/// reduction the tensors are replicated.
+std::optional<ShardingRule> foreach_norm_rule(const OpCall& call) {
+  const std::optional<ReduceOp> reduction = norm_reduction(call);
+  ShardingRule rule = start(call);
+  for (TensorRef ref : call.tensor_list(0)) {
+    TensorFactors& input = input_of(rule, ref.index);
+    for (std::size_t dim = 0; dim < input.size(); ++dim) {
+      const std::int64_t size = meta_of(call, ref.index).sizes[dim];
+      input[dim] = {reduction ? add_reduced(rule, size, *reduction) : add_unsharded(rule, size)};
+      // Empty shards are allowed only for sums, because the maximum of an empty tensor throws.
+      rule.factors.back().allow_empty = reduction == ReduceOp::kSum;
+    }
+    rule.groups.push_back({{ref.index}, {static_cast<int>(rule.outputs.size())}});
+    rule.outputs.emplace_back();
+  }
+  return rule;
 }
 
 }  // namespace
@@ -383,11 +368,7 @@ Table foreach_table() {
           {"_foreach_{pow,pow_}.{List,Scalar,ScalarList} _foreach_pow.ScalarAndTensor", foreach ()},
           {"_foreach_zero_", foreach ("0*", false)},
           {"_foreach_copy_", foreach ("1*", false)},
-          {"_foreach_norm.Scalar", foreach_reduction(norm_reduction), true},
-          {"_foreach_powsum.Scalar",
-           foreach_reduction([](const OpCall&) { return std::optional(ReduceOp::kSum); })},
-          {"_foreach_max",
-           foreach_reduction([](const OpCall&) { return std::optional(ReduceOp::kMax); })},
+          {"_foreach_norm.Scalar", foreach_norm_rule, true},
       }};
 }
 

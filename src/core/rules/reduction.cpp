@@ -19,16 +19,16 @@ struct Arguments {
   int dtype = -1;
 };
 
-/// The kind of a reduction. kNanSum: a sum that is not linear in its input (nansum, counts).
+/// The kind of a reduction. kCount: a sum that is not linear in its input (counts, norms).
 /// kUnsharded: cannot be computed from the shards' results, so reduced dimensions stay unsharded.
-enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
+enum class Kind { kSum, kCount, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
 /// Returns the reduction that combines the results of shards. For bools, "any" is a maximum and
 /// "all" a minimum.
 std::optional<ReduceOp> reduction_of(Kind kind) {
   switch (kind) {
     case Kind::kSum:
-    case Kind::kNanSum:
+    case Kind::kCount:
       return ReduceOp::kSum;
     case Kind::kProduct:
       return ReduceOp::kProduct;
@@ -111,17 +111,6 @@ RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs
   };
 }
 
-/// Returns the rule of any.dims or all.dims. In contrast to other operators, an empty list of
-/// dimensions reduces nothing.
-RuleFunction::Body reduction_of_dims(Kind kind) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    if (!call.is_none(1) && call.integers(1).empty()) {
-      return std::nullopt;
-    }
-    return reduction_rule(call, kind, {1, 2}, 1);
-  };
-}
-
 /// The rule of a mean: the sum of the shards' sums, divided by the global number of elements. In
 /// half precision, where the sum could overflow, it is the average of the means of equal shards.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
@@ -155,7 +144,7 @@ std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& argum
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
   if (order == 0 || order == 1) {
-    kind = Kind::kNanSum;  // sum of absolute values, or number of nonzeros
+    kind = Kind::kCount;  // sum of absolute values, or number of nonzeros
   }
   if (std::isinf(order)) {
     kind = order > 0 ? Kind::kMax : Kind::kMin;
@@ -175,40 +164,32 @@ RuleFunction::Body norm(Arguments arguments) {
 Table reduction_table() {
   using enum Kind;
   const Arguments all, all_cast{-1, -1, 1}, dims{1, 2, 3};
-  return {
-      "reduction",
-      {
-          {"sum", reduction(kSum, all_cast)},
-          {"sum{.dim_IntList,.IntList_out}", reduction(kSum, dims)},
-          {"nansum{,.out}", reduction(kNanSum, dims)},
-          {"mean mean.dim", mean_rule},
-          {"prod", reduction(kProduct, all_cast)},
-          {"prod{.dim_int,.int_out}", reduction(kProduct, dims)},
-          {"max{,.unary_out}", reduction(kMax, all)},
-          {"min{,.unary_out}", reduction(kMin, all)},
-          {"amax{,.out}", reduction(kMax, {1, 2})},
-          {"amin{,.out}", reduction(kMin, {1, 2})},
-          {"any{,.all_out}", reduction(kAny, all)},
-          {"any{.dim,.out}", reduction(kAny, {1, 2})},
-          {"any.dims", reduction_of_dims(kAny)},
-          {"all{,.all_out}", reduction(kAll, all)},
-          {"all{.dim,.out}", reduction(kAll, {1, 2})},
-          {"all.dims", reduction_of_dims(kAll)},
-          {"count_nonzero{,.dim_IntList}", reduction(kNanSum, {1})},
-          {"linalg__powsum", reduction(kNanSum, {2, 3})},
-          {"linalg_vector_norm{,.out}", norm({2, 3}), true},
-          {"norm.{Scalar,ScalarOpt_dtype}", norm({}), true},
-          {"norm{.ScalarOpt_dim,.ScalarOpt_dim_dtype,.out,.dtype_out}", norm({2, 3}), true},
-          {"logsumexp{,.out}", reduction(kUnsharded, {1, 2})},
-          {"{std,var}.correction", reduction(kUnsharded, {1, 3})},
-          {"{std_mean,var_mean}.correction", reduction(kUnsharded, {1, 3}, 2)},
-          {"max{.dim,.dim_max} min{.dim,.dim_min}", reduction(kUnsharded, {1, 2}, 2)},
-          {"{argmax,argmin}{,.out}", reduction(kUnsharded, {1, 2})},
-          {"aminmax", reduction(kUnsharded, {1, 2}, 2)},
-          {"median nanmedian", reduction(kUnsharded, all)},
-          {"{median,nanmedian}{.dim,.dim_values} mode{,.values}", reduction(kUnsharded, {1, 2}, 2)},
-          {"kthvalue{,.values}", reduction(kUnsharded, {2, 3}, 2)},
-      }};
+  return {"reduction",
+          {
+              {"sum", reduction(kSum, all_cast)},
+              {"sum{.dim_IntList,.IntList_out}", reduction(kSum, dims)},
+              {"mean mean.dim", mean_rule},
+              {"prod", reduction(kProduct, all_cast)},
+              {"prod{.dim_int,.int_out}", reduction(kProduct, dims)},
+              {"max{,.unary_out}", reduction(kMax, all)},
+              {"min{,.unary_out}", reduction(kMin, all)},
+              {"amax{,.out}", reduction(kMax, {1, 2})},
+              {"amin{,.out}", reduction(kMin, {1, 2})},
+              {"any{,.all_out}", reduction(kAny, all)},
+              {"any{.dim,.out}", reduction(kAny, {1, 2})},
+              {"all{,.all_out}", reduction(kAll, all)},
+              {"all{.dim,.out}", reduction(kAll, {1, 2})},
+              {"count_nonzero{,.dim_IntList}", reduction(kCount, {1})},
+              {"linalg__powsum", reduction(kCount, {2, 3})},
+              {"linalg_vector_norm{,.out}", norm({2, 3}), true},
+              {"norm.{Scalar,ScalarOpt_dtype}", norm({}), true},
+              {"norm{.ScalarOpt_dim,.ScalarOpt_dim_dtype,.out,.dtype_out}", norm({2, 3}), true},
+              {"logsumexp{,.out}", reduction(kUnsharded, {1, 2})},
+              {"{std,var}.correction", reduction(kUnsharded, {1, 3})},
+              {"{std_mean,var_mean}.correction", reduction(kUnsharded, {1, 3}, 2)},
+              {"max{.dim,.dim_max} min{.dim,.dim_min}", reduction(kUnsharded, {1, 2}, 2)},
+              {"{argmax,argmin}{,.out}", reduction(kUnsharded, {1, 2})},
+          }};
 }
 
 // The rules of operators whose results along one dimension depend on the whole dimension: softmax,
@@ -307,9 +288,7 @@ Table scan_table() {
               {"{_softmax,_log_softmax}_backward_data",
                along({.dim = 2, .linearity = Linearity::kLinear})},
               {"cumsum{,_,.out}", cumsum_rule},
-              {"cumprod{,_,.out} logcumsumexp{,.out}", along({})},
-              {"cummax cummin", along({.outputs = 2})},
-              {"cummaxmin_backward", along({.dim = 3})},
+              {"cumprod{,_,.out}", along({})},
               {"sort{,.values}", along({.outputs = 2})},
               {"sort{.stable,.values_stable}", along({.dim = 2, .outputs = 2})},
               {"argsort", along({})},
@@ -457,17 +436,14 @@ RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
 }  // namespace
 
 Table loss_table() {
-  return {
-      "loss",
-      {
-          {"nll_loss_forward nll_loss2d_forward", nll_forward},
-          {"nll_loss_backward nll_loss2d_backward", nll_backward},
-          {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss(2), true},
-          {"binary_cross_entropy", loss(3), true},
-          {"binary_cross_entropy_with_logits", loss(4), true},
-          {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss(3, true), true},
-          {"binary_cross_entropy_backward", loss(4, true), true},
-      }};
+  return {"loss",
+          {
+              {"nll_loss_forward nll_loss2d_forward", nll_forward},
+              {"nll_loss_backward nll_loss2d_backward", nll_backward},
+              {"mse_loss", loss(2), true},
+              {"binary_cross_entropy_with_logits", loss(4), true},
+              {"mse_loss_backward", loss(3, true), true},
+          }};
 }
 
 }  // namespace tessera::rules

@@ -236,7 +236,7 @@ std::optional<double> bytes_of_split(const BoundCall& bound) {
   }
   const TensorSpec& spec = *logits->spec();
   const at::Tensor& targets = bound.tensors[static_cast<std::size_t>(bound.call.tensor_index(1))];
-  if (!are_here(targets, reduced_spec(spec, {1}, /*keepdim=*/false).layout)) {
+  if (!are_here(targets, reduced_spec(spec, {1}).layout)) {
     return std::nullopt;
   }
   const double numbers = bound.call.number(3) > 0 ? 4 : 3;
@@ -246,7 +246,7 @@ std::optional<double> bytes_of_split(const BoundCall& bound) {
 std::vector<c10::IValue> run_split(std::span<const c10::IValue> arguments) {
   const at::Tensor& logits = arguments[0].toTensor();
   const DistributedTensorImpl& impl = impl_of(logits);
-  const ReducedSpec result = reduced_spec(*impl.spec(), {1}, /*keepdim=*/false);
+  const ReducedSpec result = reduced_spec(*impl.spec(), {1});
   const ShardingSpec rows{impl.spec()->sharding.mesh, result.layout};
   const at::Tensor targets = targets_of_rows(arguments[1].toTensor(), rows);
   const BelowAutograd guard;

@@ -92,13 +92,6 @@ Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim) {
   return completed(call.integers(arg), ndim);
 }
 
-Dims named_dims(const c10::IValue& argument, std::int64_t ndim) {
-  if (argument.isNone()) {
-    return all_dims(ndim);
-  }
-  return completed(argument.isInt() ? Dims{argument.toInt()} : argument.toIntVector(), ndim);
-}
-
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims) {
   std::vector<int> result;
   for (const auto dim : dims) {
@@ -150,26 +143,17 @@ double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double element
   return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
 }
 
-ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
-                         std::optional<ReduceOp> partial) {
+ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims) {
   const auto layout = spec.sharding.layout;
   ReducedSpec result;
   Layout::Dims digits;
   for (std::size_t dim = 0; dim < spec.sizes.size(); ++dim) {
-    const bool gone = contains(dims, static_cast<std::int64_t>(dim));
-    if (gone && !keepdim) {
-      continue;
-    }
-    result.sizes.push_back(gone ? 1 : spec.sizes[dim]);
-    digits.push_back(gone ? std::vector<Digit>{} : layout->dims()[dim]);
-  }
-  std::vector<PartialDim> partials;
-  if (partial) {
-    for (const int m : sharding_mesh_dims(layout, dims)) {
-      partials.push_back({m, *partial});
+    if (!contains(dims, static_cast<std::int64_t>(dim))) {
+      result.sizes.push_back(spec.sizes[dim]);
+      digits.push_back(layout->dims()[dim]);
     }
   }
-  result.layout = Layout::intern(layout->mesh_sizes(), std::move(digits), std::move(partials));
+  result.layout = Layout::intern(layout->mesh_sizes(), std::move(digits), {});
   return result;
 }
 

@@ -70,8 +70,6 @@ const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
 /// The dimensions that argument number `arg` lists, in ascending order. All dimensions if the
 /// argument is None or empty.
 Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
-/// The dimensions that an argument's value lists; the value is an int or a list.
-Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
 Dims all_dims(std::int64_t ndim);
 
 /// The mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`. For one
@@ -94,14 +92,13 @@ struct Reduction {
 /// without elements is not supported: it is gathered, so that libtorch throws its own error.
 std::optional<Reduction> reduction_of(const BoundCall& call, int dims);
 
-/// The sizes and layout of the result of a reduction over `dims`. With `partial`, the layout is
-/// Partial over the mesh dimensions that shard `dims`.
+/// The sizes and layout of the result of a reduction over `dims` without keepdim. The layout is
+/// Replicate over the mesh dimensions that shard `dims`.
 struct ReducedSpec {
   std::vector<std::int64_t> sizes;
   LayoutPtr layout = nullptr;
 };
-ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
-                         std::optional<ReduceOp> partial = {});
+ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims);
 
 /// Returns `tensor` with Replicate in place of Partial. Collective if `tensor` is Partial. Runs
 /// below autograd.

@@ -290,7 +290,7 @@ constexpr std::array kTraitRows{
 
     // Operators with special arguments or results.
     TraitRow{Trait::kViewsMemory, "as_strided*"},
-    TraitRow{Trait::kInfersSize, "view view_copy _unsafe_view reshape"},
+    TraitRow{Trait::kInfersSize, "view _unsafe_view reshape"},
     TraitRow{Trait::kUnsafeView, "_unsafe_view"},
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
@@ -304,9 +304,8 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kFailsByElement, "embedding.* gather.* index.* index_select.*"},
     TraitRow{Trait::kFailsByElement,
              "scatter.* scatter_.* scatter_add.* scatter_add_.* index_put.* index_put_.* "
-             "index_add.* index_add_.* index_copy.* index_copy_.*"},
-    TraitRow{Trait::kFailsByElement,
-             "nll_loss_forward.* nll_loss2d_forward.* binary_cross_entropy.*"},
+             "index_add.* index_add_.*"},
+    TraitRow{Trait::kFailsByElement, "nll_loss_forward.* nll_loss2d_forward.*"},
 };
 
 }  // namespace
