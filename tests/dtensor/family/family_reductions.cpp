@@ -10,7 +10,6 @@ namespace tessera::testing {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Family reductions() {
   Family f{"reductions", {}};
