@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "rules/rule_table.h"

@@ -246,20 +246,16 @@ RuleFunction::Body along(Along along) {
   };
 }
 
-/// Like along(), but the last `count` dimensions stay unsharded, and not those of an argument.
-RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const Sizes& sizes = call.tensor(0).sizes;
-    if (sizes.size() < count) {
-      return std::nullopt;
-    }
-    ShardingRule rule = unchanged(call);
-    for (std::size_t i = 1; i <= count; ++i) {
-      keep_unsharded(rule, rule.outputs[0][sizes.size() - i]);
-    }
-    add_linearity(rule, linearity, call.tensor_index(0));
-    return rule;
-  };
+/// The rule of tril and triu: the last two dimensions stay unsharded.
+std::optional<ShardingRule> triangle_rule(const OpCall& call) {
+  UnaryRule unary(call);
+  const TensorFactors factors = unary.input;
+  if (factors.size() < 2) {
+    return std::nullopt;
+  }
+  keep_unsharded(unary.rule, factors[factors.size() - 1]);
+  keep_unsharded(unary.rule, factors[factors.size() - 2]);
+  return std::move(unary).linear(factors);
 }
 
 /// The rule of cumsum(self, dim, dtype). A Partial self is not allowed if dtype casts it first.
@@ -296,7 +292,7 @@ Table scan_table() {
               {"topk{,.values}", topk_rule},
               {"flip", along({.linearity = Linearity::kMoves})},
               {"roll", along({.dim = 2, .linearity = Linearity::kMoves})},
-              {"{tril,triu}{,_,.out}", along_last(2, Linearity::kLinear)},
+              {"{tril,triu}{,_,.out}", triangle_rule},
           }};
 }
 

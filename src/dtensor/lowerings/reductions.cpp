@@ -4,10 +4,15 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/linalg__powsum.h>
 #include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "lowerings/lowering.h"
+#include "redistribute/redistribute.h"
+#include "tessera/dtensor/detail/make_distributed.h"
 
 namespace tessera::detail {
 
@@ -26,15 +31,46 @@ struct Norm {
 };
 constexpr Norm kVectorNorm{2, 3, 4}, kScalarNorm{}, kCastNorm{-1, -1, 2}, kDimNorm{2, 3, -1};
 
+Dims all_dims(const TensorSpec& spec) {
+  Dims dims(spec.sizes.size());
+  std::iota(dims.begin(), dims.end(), 0);
+  return dims;
+}
+
 template <const Norm& kNorm>
 std::optional<double> bytes_of_norm(const BoundCall& bound) {
-  const auto reduction = reduction_of(bound, kNorm.dims);
-  if (!reduction || !c10::isFloatingType(reduction->spec.dtype) ||
+  const auto* self = non_partial_argument(bound, 0);
+  if (self == nullptr || !c10::isFloatingType(self->spec()->dtype) ||
       (!bound.call.is_none(1) && std::isinf(bound.call.number(1)))) {
     return std::nullopt;
   }
-  const auto& [spec, dims] = *reduction;
+  const TensorSpec& spec = *self->spec();
+  Dims dims = kNorm.dims < 0 ? Dims{} : bound.call.integers(static_cast<std::size_t>(kNorm.dims));
+  for (auto& dim : dims) {
+    dim += dim < 0 ? std::ssize(spec.sizes) : 0;
+  }
+  if (dims.empty()) {
+    dims = all_dims(spec);
+  }
+  // A tensor without elements is gathered, so that libtorch throws its own error.
+  if (std::ranges::any_of(
+          dims, [&](auto dim) { return spec.sizes[static_cast<std::size_t>(dim)] == 0; })) {
+    return std::nullopt;
+  }
   return all_reduce_bytes(spec, dims, static_cast<double>(most_local_results(spec, dims)));
+}
+
+/// Returns `tensor` with Replicate in place of Partial. Collective if `tensor` is Partial. Runs
+/// below autograd.
+at::Tensor reduce_partial(const at::Tensor& tensor) {
+  const DistributedTensorImpl& impl = *as_distributed(tensor);
+  const auto& spec = impl.spec();
+  const auto target = gradient_layout(spec->sharding.layout);
+  if (target == spec->sharding.layout) {
+    return tensor;
+  }
+  return make_distributed(redistribute_local(impl.local(), spec, target),
+                          {spec->sharding.mesh, target}, spec->sizes);
 }
 
 template <const Norm& kNorm>
@@ -64,13 +100,12 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
     return std::nullopt;
   }
   const auto& spec = *self->spec();
-  Dims samples = all_dims(static_cast<std::int64_t>(spec.sizes.size()));
-  const std::size_t classes = samples.size() > 1 ? 1 : 0;
+  const std::int64_t classes = spec.sizes.size() > 1 ? 1 : 0;
   // The loss of a sample reads the score of one class, so the class dimension must not be sharded.
-  if (!sharding_mesh_dims(spec.sharding.layout, {static_cast<std::int64_t>(classes)}).empty()) {
+  if (!sharding_mesh_dims(spec.sharding.layout, {classes}).empty()) {
     return std::nullopt;
   }
-  return all_reduce_bytes(spec, samples, 2);
+  return all_reduce_bytes(spec, all_dims(spec), 2);
 }
 
 /// Arguments: (self, target, weight, reduction, ignore_index)
@@ -80,7 +115,8 @@ Results run_mean(Arguments arguments) {
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());
-  const auto total = reduce_partials_together({sum, weight});
+  // Stacked along a new dimension, which is not sharded, both need a single collective.
+  const auto total = reduce_partial(at::stack({sum, weight})).unbind();
   // unbind returns views, but the operator must return separate tensors: weight is cloned.
   return {total[0] / total[1], total[1].clone()};
 }
