@@ -49,12 +49,6 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
                            : named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
-/// Whether keepdim is set, so that reduced dimensions have size 1 in the result.
-bool keeps_dims(const OpCall& call, const Arguments& arguments) {
-  return arguments.keepdim >= 0 &&
-         call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
-}
-
 /// Adds the factor (einsum index letter) of a reduced dimension. For a maximum its shards must not
 /// be empty, because libtorch throws; other reductions of an empty shard have a value.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
@@ -83,7 +77,8 @@ ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& argu
   const int self = call.tensor_index(0);
   const Sizes& sizes = meta_of(call, self).sizes;
   const std::vector<bool> reduced = reduced_dims(call, arguments, meta_of(call, self).ndim());
-  const bool keepdim = keeps_dims(call, arguments);
+  const bool keepdim =
+      arguments.keepdim >= 0 && call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
   ShardingRule rule = start(call);
   TensorFactors result;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -204,15 +199,6 @@ enum class Linearity {
   kMoves,   ///< for all reductions, because elements only change places
 };
 
-void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
-  if (linearity == Linearity::kLinear) {
-    add_linear(rule, {self});
-  }
-  if (linearity == Linearity::kMoves) {
-    add_any_linear(rule, {self});
-  }
-}
-
 struct Along {
   int dim = 1;  ///< index of the argument with the dimension, or with a list of dimensions (empty:
                 ///< all dimensions)
@@ -241,7 +227,11 @@ RuleFunction::Body along(Along along) {
       input_of(rule, tensor) = factors;
     }
     rule.outputs.assign(along.outputs, factors);
-    add_linearity(rule, along.linearity, tensors[0]);
+    if (along.linearity == Linearity::kLinear) {
+      add_linear(rule, {tensors[0]});
+    } else if (along.linearity == Linearity::kMoves) {
+      add_any_linear(rule, {tensors[0]});
+    }
     return rule;
   };
 }
