@@ -1,7 +1,5 @@
 #include <ATen/ATen.h>
 
-#include <limits>
-
 #include "family_table.h"
 
 namespace tessera::testing {
@@ -9,7 +7,6 @@ namespace tessera::testing {
 // Reductions, norms, and what works along a dimension.
 
 namespace {
-
 
 Family reductions() {
   Family f{"reductions", {}};
