@@ -162,31 +162,27 @@ std::optional<ShardingRule> index_select_rule(const OpCall& call) {
   return rule;
 }
 
-/// Returns the rule of index_add(self, dim, index, source) or index_copy.
-RuleFunction::Body index_write(Write write) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const int self = call.tensor_index(0), index = call.tensor_index(2);
-    const int source = call.tensor_index(3);
-    if (!same_ndim(call, {self, source}) || meta_of(call, self).ndim() == 0) {
-      return std::nullopt;
-    }
-    const std::size_t dim = dim_of(call, 1, self);
-    ShardingRule rule = start(call);
-    const TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
-    keep_unsharded(rule, result[dim]);
-    input_of(rule, self) = result;
-    input_of(rule, source) = result;
-    const std::int64_t count = meta_of(call, source).sizes[dim];
-    const int along = write == Write::kAdd ? add_reduced(rule, count, ReduceOp::kSum)
-                                           : add_unsharded(rule, count);
-    input_of(rule, source)[dim] = {along};
-    // A 0-d index tensor is a single index and has no dimension.
-    if (meta_of(call, index).ndim() == 1) {
-      input_of(rule, index)[0] = {along};
-    }
-    add_written(rule, self, source, write);
-    return rule;
-  };
+/// The rule of index_add(self, dim, index, source).
+std::optional<ShardingRule> index_add_rule(const OpCall& call) {
+  const int self = call.tensor_index(0), index = call.tensor_index(2);
+  const int source = call.tensor_index(3);
+  if (!same_ndim(call, {self, source}) || meta_of(call, self).ndim() == 0) {
+    return std::nullopt;
+  }
+  const std::size_t dim = dim_of(call, 1, self);
+  ShardingRule rule = start(call);
+  const TensorFactors result = add_factors(rule, meta_of(call, self).sizes);
+  keep_unsharded(rule, result[dim]);
+  input_of(rule, self) = result;
+  input_of(rule, source) = result;
+  const int along = add_reduced(rule, meta_of(call, source).sizes[dim], ReduceOp::kSum);
+  input_of(rule, source)[dim] = {along};
+  // A 0-d index tensor is a single index and has no dimension.
+  if (meta_of(call, index).ndim() == 1) {
+    input_of(rule, index)[0] = {along};
+  }
+  add_written(rule, self, source, Write::kAdd);
+  return rule;
 }
 
 // The rules of self[indices], NumPy's advanced indexing.
@@ -201,67 +197,31 @@ struct AdvancedIndex {
   TensorFactors result;       ///< factors of self[indices]
 };
 
-/// Whether boolean masks are allowed as indices. Their number of selected elements depends on data.
-enum class Masks { kRefused, kTaken };
-
-/// Returns the number of dimensions of self that each index covers: one, or as many as a mask has.
-/// nullopt if self has fewer dimensions, if masks are not allowed, and for masks together with
-/// indices of several dimensions. A tensor with 1-byte elements is a mask: libtorch accepts bool
-/// and uint8 as masks, and rejects int8.
-std::optional<std::vector<int>> index_widths(const OpCall& call, const std::vector<TensorRef>& refs,
-                                             Masks masks) {
-  std::vector<int> widths;
-  int total = 0;
-  bool masked = false, tables = false;
-  for (const TensorRef ref : refs) {
-    const bool mask = ref.index >= 0 && meta_of(call, ref.index).itemsize == 1;
-    masked = masked || mask;
-    tables = tables || (ref.index >= 0 && !mask && meta_of(call, ref.index).ndim() > 1);
-    widths.push_back(mask ? meta_of(call, ref.index).ndim() : 1);
-    total += widths.back();
-  }
-  if (masked && (tables || masks == Masks::kRefused)) {
-    return std::nullopt;
-  }
-  if (total > call.tensor(0).ndim()) {
-    return std::nullopt;
-  }
-  return widths;
-}
-
 /// Adds the factors (einsum index letters) of self[indices]. Indexed dimensions stay unsharded,
-/// because an index may be any of their positions.
-std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call,
-                                       Masks masks = Masks::kRefused) {
+/// because an index may be any of their positions. nullopt for masks, whose number of selected
+/// elements depends on data: libtorch accepts tensors of bool and uint8 as masks, and rejects int8.
+std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call) {
   const int self = call.tensor_index(0);
   const std::vector<TensorRef> refs = call.tensor_list(1);
   const TensorFactors own = add_factors(rule, meta_of(call, self).sizes);
-  const std::optional<std::vector<int>> widths = index_widths(call, refs, masks);
-  if (!widths) {
+  if (refs.size() > own.size()) {
     return std::nullopt;
   }
   AdvancedIndex index;
   index.indexed.resize(own.size());
-  std::size_t dim = 0;
-  bool masked = false;
-  for (std::size_t i = 0; i < refs.size(); ++i) {
-    const auto end = dim + static_cast<std::size_t>((*widths)[i]);
+  for (std::size_t dim = 0; dim < refs.size(); ++dim) {
     // An index of None stands for ":"; the whole dimension is selected and may be sharded.
-    if (refs[i].index < 0) {
-      dim = end;
+    if (refs[dim].index < 0) {
       continue;
     }
-    masked = masked || meta_of(call, refs[i].index).itemsize == 1;
-    index.indices.push_back(refs[i].index);
-    for (; dim < end; ++dim) {
-      index.indexed[dim] = true;
-      keep_unsharded(rule, own[dim]);
+    if (meta_of(call, refs[dim].index).itemsize == 1) {
+      return std::nullopt;
     }
+    index.indices.push_back(refs[dim].index);
+    index.indexed[dim] = true;
+    keep_unsharded(rule, own[dim]);
   }
-  // Masks are replicated. The result has one dimension of unknown size for them.
-  std::optional<TensorFactors> broadcast =
-      masked ? TensorFactors{{add_unsharded(rule, ShardingRule::kUnknown)}}
-             : add_broadcast(rule, call, index.indices);
+  std::optional<TensorFactors> broadcast = add_broadcast(rule, call, index.indices);
   if (!broadcast || index.indices.empty()) {
     return std::nullopt;
   }
@@ -301,7 +261,7 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   const int self = call.tensor_index(0), values = call.tensor_index(2);
   const bool add = call.boolean_or(3, false);
   ShardingRule rule = start(call);
-  const std::optional<AdvancedIndex> index = add_index(rule, call, Masks::kTaken);
+  const std::optional<AdvancedIndex> index = add_index(rule, call);
   if (!index) {
     return std::nullopt;
   }
@@ -328,8 +288,7 @@ Table indexing_table() {
               {"index.Tensor _unsafe_index.Tensor", index_rule},
               {"index_put{,_} _unsafe_index_put _index_put_impl_", index_put_rule},
               {"index_select", index_select_rule},
-              {"index_add{,_}", index_write(kAdd)},
-              {"index_copy{,_}", index_write(kReplace)},
+              {"index_add{,_}", index_add_rule},
               {"gather", gather_rule},
               {"{scatter,scatter_}.src", scatter(kReplace, true)},
               {"{scatter,scatter_}.value", scatter(kReplace, false)},
@@ -457,12 +416,9 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
   // Shards must not be empty, because split.Tensor returns a single tensor for an empty tensor.
   rule.factors[static_cast<std::size_t>(along)].allow_empty = false;
   rule.outputs.resize(static_cast<std::size_t>(count), rule.outputs[0]);
-  const bool copies = base_name(call.op).ends_with("copy");
   const bool unsafe = base_name(call.op).starts_with("unsafe");
   rule.local_call = {
-      .op = copies   ? "aten::split_copy.Tensor"
-            : unsafe ? "aten::unsafe_split.Tensor"
-                     : "aten::split.Tensor",
+      .op = unsafe ? "aten::unsafe_split.Tensor" : "aten::split.Tensor",
       .args = {call.args[0], call.tensor(0).sizes[dim] / count, static_cast<std::int64_t>(dim)},
       .when_split = {along}};
   rule.size_arguments = {{.arg = 1, .output = 0, .dim = static_cast<int>(dim)}};
@@ -473,11 +429,10 @@ ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t cou
 ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t size,
                            std::int64_t part) {
   ShardingRule rule = part_of_equals(call, dim, call.tensor(0).sizes[dim] / size);
-  rule.local_call = {
-      .op = base_name(call.op).ends_with("copy") ? "aten::slice_copy.Tensor" : "aten::slice.Tensor",
-      .args = {call.args[0], static_cast<std::int64_t>(dim), part * size, (part + 1) * size,
-               std::int64_t{1}},
-      .when_split = rule.outputs[0][dim]};
+  rule.local_call = {.op = "aten::slice.Tensor",
+                     .args = {call.args[0], static_cast<std::int64_t>(dim), part * size,
+                              (part + 1) * size, std::int64_t{1}},
+                     .when_split = rule.outputs[0][dim]};
   const auto output_dim = static_cast<int>(dim);
   rule.size_arguments = {{.arg = 2, .output = 0, .dim = output_dim, .times = part},
                          {.arg = 3, .output = 0, .dim = output_dim, .times = part + 1}};
@@ -585,12 +540,11 @@ Table joining_table() {
           {
               {"cat{,.out}", cat_rule},
               {"stack _stack", stack_rule},
-              {"split.Tensor {split_copy,unsafe_split}.Tensor", along_dim(2, split_rule)},
-              {"{split_with_sizes,split_with_sizes_copy,unsafe_split_with_sizes}",
-               along_dim(2, split_with_sizes_rule)},
-              {"{unbind,unbind_copy}.int", along_dim(1, unbind_rule)},
-              {"{select,select_copy}.int", along_dim(1, select_rule)},
-              {"{slice,slice_copy}.Tensor", along_dim(1, slice_rule)},
+              {"{split,unsafe_split}.Tensor", along_dim(2, split_rule)},
+              {"split_with_sizes unsafe_split_with_sizes", along_dim(2, split_with_sizes_rule)},
+              {"unbind.int", along_dim(1, unbind_rule)},
+              {"select.int", along_dim(1, select_rule)},
+              {"slice.Tensor", along_dim(1, slice_rule)},
               {"constant_pad_nd", constant_pad_rule, true},
           }};
 }

@@ -128,20 +128,6 @@ RuleFunction::Body einsum(std::string_view text) {
   return [parsed = Einsum(text)](const OpCall& call) { return einsum_rule(call, parsed); };
 }
 
-/// The rule of addmv(self, mat, vec). For a matrix without elements libtorch's kernel returns
-/// `self` without expanding it; so shards must not be empty if `self` broadcasts.
-std::optional<ShardingRule> addmv_rule(const OpCall& call) {
-  std::optional<ShardingRule> rule = einsum_rule(call, Einsum("+,mk,k->m"));
-  if (!rule || call.tensor(0).sizes == Sizes{call.tensor(1).size(0)}) {
-    return rule;
-  }
-  if (call.tensor(1).numel() == 0) {
-    return std::nullopt;
-  }
-  forbid_empty_shards(*rule);
-  return rule;
-}
-
 /// The rule of linear(input (..., k), weight (n, k), bias (n) or None).
 std::optional<ShardingRule> linear_rule(const OpCall& call) {
   // The einsum equation has an index letter for each leading dimension; eight letters are enough.
@@ -208,13 +194,10 @@ Table matmul_table() {
               {"mm{,.out}", einsum("mk,kn->mn")},
               {"bmm{,.out}", einsum("bmk,bkn->bmn")},
               {"mv{,.out}", einsum("mk,k->m")},
-              {"dot{,.out} vdot{,.out}", einsum("k,k->")},
+              {"dot{,.out}", einsum("k,k->")},
               {"ger{,.out}", einsum("m,n->mn")},
               {"addmm{,_,.out}", einsum("+,mk,kn->mn")},
-              {"addmv{,_,.out}", addmv_rule},
-              {"addr{,_,.out}", einsum("+,m,n->mn")},
               {"baddbmm{,_,.out}", einsum("+,bmk,bkn->bmn")},
-              {"addbmm{,_,.out}", einsum("+,bmk,bkn->mn")},
               {"linear", linear_rule},
               {"matmul", matmul_rule},
           }};

@@ -1,6 +1,5 @@
 #include <cstddef>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "rules/rule_table.h"
@@ -129,19 +128,17 @@ Table normalisation_table() {
 namespace {
 
 /// The factors (einsum index letters) of a convolution: input (batch, in channels, space...),
-/// weight (out channels, in channels, window...), result (batch, out channels, space...). In a
-/// transposed convolution the channels of the weight are swapped. Space and window stay unsharded,
-/// and so do channels if there are several groups.
+/// weight (out channels, in channels, window...), result (batch, out channels, space...). Space and
+/// window stay unsharded, and so do channels if there are several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
 
   ConvolutionFactors(ShardingRule& rule, const TensorMeta& input_meta,
-                     const TensorMeta& weight_meta, bool transposed, std::int64_t groups)
+                     const TensorMeta& weight_meta, std::int64_t groups)
       : batch{add_reduced(rule, input_meta.size(0), ReduceOp::kSum)},
         in{add_reduced(rule, input_meta.size(1), ReduceOp::kSum)},
-        out{add_reduced(rule, weight_meta.size(transposed ? 1 : 0) * (transposed ? groups : 1),
-                        ReduceOp::kSum)},
+        out{add_reduced(rule, weight_meta.size(0), ReduceOp::kSum)},
         input{batch, in},
         weight{out, in},
         result{batch, out} {
@@ -153,30 +150,25 @@ struct ConvolutionFactors {
       keep_unsharded(rule, out);
       weight.assign(2, {});
     }
-    // The weight of a transposed convolution has sizes (in, out / groups, window...).
-    if (transposed) {
-      std::swap(weight[0], weight[1]);
-    }
     input.resize(input_meta.sizes.size());
     weight.resize(weight_meta.sizes.size());
   }
 };
 
-/// Whether the convolution has a rule. For 0 input channels libtorch computes other sizes of the
-/// result.
-bool is_supported(const TensorMeta& input, const TensorMeta& weight) {
-  return input.ndim() == weight.ndim() && input.ndim() >= 3 && input.size(1) != 0;
+/// Whether the convolution has a rule; a transposed one has none. For 0 input channels libtorch
+/// computes other sizes of the result.
+bool is_supported(const TensorMeta& input, const TensorMeta& weight, bool transposed) {
+  return !transposed && input.ndim() == weight.ndim() && input.ndim() >= 3 && input.size(1) != 0;
 }
 
 /// The rule of convolution(input, weight, bias, stride, padding, dilation, transposed, ...).
 std::optional<ShardingRule> convolution_rule(const OpCall& call) {
-  if (!is_supported(call.tensor(0), call.tensor(1))) {
+  if (!is_supported(call.tensor(0), call.tensor(1), call.boolean_or(6, false))) {
     return std::nullopt;
   }
   const int input = call.tensor_index(0), weight = call.tensor_index(1);
   ShardingRule rule = start(call);
-  ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.boolean_or(6, false),
-                             call.integer(8));
+  ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.integer(8));
   // The result has the batch dimension, so its factor (einsum index letter) needs no reduction.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
@@ -205,12 +197,11 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 /// were sharded, each rank would compute the whole gradient of the bias, and the sum over ranks
 /// would be wrong. So they stay unsharded if that gradient is requested.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
-  if (!is_supported(call.tensor(1), call.tensor(2))) {
+  if (!is_supported(call.tensor(1), call.tensor(2), call.boolean_or(7, false))) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
-  const ConvolutionFactors factors(rule, call.tensor(1), call.tensor(2), call.boolean_or(7, false),
-                                   call.integer(9));
+  const ConvolutionFactors factors(rule, call.tensor(1), call.tensor(2), call.integer(9));
   const Sizes mask = call.integers(10);
   if (mask.size() != 3 || mask[2] != 0) {
     keep_unsharded(rule, factors.in);
@@ -282,17 +273,17 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
 }
 
 /// The rule of embedding_dense_backward(grad, indices, num_weights, padding_idx,
-/// scale_grad_by_freq). The gradient is a sum over all shards of the indices. With
-/// scale_grad_by_freq, which counts all indices, they stay unsharded.
+/// scale_grad_by_freq). The gradient is a sum over all shards of the indices. nullopt with
+/// scale_grad_by_freq, which counts all indices.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   const int grad = call.tensor_index(0), indices = call.tensor_index(1);
-  const bool scaled = call.boolean_or(4, false);
-  if (meta_of(call, grad).ndim() != meta_of(call, indices).ndim() + 1) {
+  if (meta_of(call, grad).ndim() != meta_of(call, indices).ndim() + 1 ||
+      call.boolean_or(4, false)) {
     return std::nullopt;
   }
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
-    const int factor = scaled ? add_unsharded(rule, size) : add_reduced(rule, size, ReduceOp::kSum);
+    const int factor = add_reduced(rule, size, ReduceOp::kSum);
     // So far only the indices have factors (einsum index letters), one for each dimension, so
     // factor i belongs to dimension i.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};

@@ -227,19 +227,6 @@ Table pointwise_table() {
            "bitwise_{left,right}_shift_.{Tensor,Tensor_Scalar} "
            "bitwise_{left,right}_shift.Scalar_Tensor",
            pointwise()},
-          {"special_{entr,ndtri,log_ndtr,erfcx,i0e,i1,i1e,airy_ai,spherical_bessel_j0}{,.out} "
-           "special_bessel_{j0,j1,y0,y1}{,.out} special_modified_bessel_{i0,i1,k0,k1}{,.out} "
-           "special_scaled_modified_bessel_{k0,k1}{,.out} "
-           "special_{xlog1py,zeta}{,.out,.self_scalar,.other_scalar} "
-           "special_{xlog1py,zeta}.{self_scalar,other_scalar}_out",
-           pointwise()},
-          {"special_{,shifted_}chebyshev_polynomial_{t,u,v,w}{,.out,.n_scalar,.x_scalar} "
-           "special_{,shifted_}chebyshev_polynomial_{t,u,v,w}.{n_scalar,x_scalar}_out "
-           "special_hermite_polynomial_{h,he}{,.out,.n_scalar,.x_scalar} "
-           "special_hermite_polynomial_{h,he}.{n_scalar,x_scalar}_out "
-           "special_{laguerre_polynomial_l,legendre_polynomial_p}{,.out,.n_scalar,.x_scalar} "
-           "special_{laguerre_polynomial_l,legendre_polynomial_p}.{n_scalar,x_scalar}_out",
-           pointwise()},
           // Pointwise operators with two results, and the backwards of such operators.
           {"frexp.Tensor log_sigmoid_forward", pointwise("", 2)},
           {"_prelu_kernel_backward", pointwise("0", 2)},

@@ -19,16 +19,16 @@ struct Arguments {
   int dtype = -1;
 };
 
-/// The kind of a reduction. kNanSum: a sum that is not linear in its input (nansum, counts).
+/// The kind of a reduction. kCount: a sum that is not linear in its input (counts, norms).
 /// kUnsharded: cannot be computed from the shards' results, so reduced dimensions stay unsharded.
-enum class Kind { kSum, kNanSum, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
+enum class Kind { kSum, kCount, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
 /// Returns the reduction that combines the results of shards. For bools, "any" is a maximum and
 /// "all" a minimum.
 std::optional<ReduceOp> reduction_of(Kind kind) {
   switch (kind) {
     case Kind::kSum:
-    case Kind::kNanSum:
+    case Kind::kCount:
       return ReduceOp::kSum;
     case Kind::kProduct:
       return ReduceOp::kProduct;
@@ -47,12 +47,6 @@ std::optional<ReduceOp> reduction_of(Kind kind) {
 std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, int ndim) {
   return arguments.dim < 0 ? std::vector<bool>(static_cast<std::size_t>(ndim), true)
                            : named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
-}
-
-/// Whether keepdim is set, so that reduced dimensions have size 1 in the result.
-bool keeps_dims(const OpCall& call, const Arguments& arguments) {
-  return arguments.keepdim >= 0 &&
-         call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
 }
 
 /// Adds the factor (einsum index letter) of a reduced dimension. For a maximum its shards must not
@@ -83,7 +77,8 @@ ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& argu
   const int self = call.tensor_index(0);
   const Sizes& sizes = meta_of(call, self).sizes;
   const std::vector<bool> reduced = reduced_dims(call, arguments, meta_of(call, self).ndim());
-  const bool keepdim = keeps_dims(call, arguments);
+  const bool keepdim =
+      arguments.keepdim >= 0 && call.boolean_or(static_cast<std::size_t>(arguments.keepdim), false);
   ShardingRule rule = start(call);
   TensorFactors result;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -108,17 +103,6 @@ ShardingRule reduction_rule(const OpCall& call, Kind kind, const Arguments& argu
 RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs = 1) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     return reduction_rule(call, kind, arguments, outputs);
-  };
-}
-
-/// Returns the rule of any.dims or all.dims. In contrast to other operators, an empty list of
-/// dimensions reduces nothing.
-RuleFunction::Body reduction_of_dims(Kind kind) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    if (!call.is_none(1) && call.integers(1).empty()) {
-      return std::nullopt;
-    }
-    return reduction_rule(call, kind, {1, 2}, 1);
   };
 }
 
@@ -155,7 +139,7 @@ std::optional<ShardingRule> norm_rule(const OpCall& call, const Arguments& argum
   const double order = call.is_none(1) ? 2.0 : call.number(1);
   Kind kind = Kind::kUnsharded;
   if (order == 0 || order == 1) {
-    kind = Kind::kNanSum;  // sum of absolute values, or number of nonzeros
+    kind = Kind::kCount;  // sum of absolute values, or number of nonzeros
   }
   if (std::isinf(order)) {
     kind = order > 0 ? Kind::kMax : Kind::kMin;
@@ -175,40 +159,32 @@ RuleFunction::Body norm(Arguments arguments) {
 Table reduction_table() {
   using enum Kind;
   const Arguments all, all_cast{-1, -1, 1}, dims{1, 2, 3};
-  return {
-      "reduction",
-      {
-          {"sum", reduction(kSum, all_cast)},
-          {"sum{.dim_IntList,.IntList_out}", reduction(kSum, dims)},
-          {"nansum{,.out}", reduction(kNanSum, dims)},
-          {"mean mean.dim", mean_rule},
-          {"prod", reduction(kProduct, all_cast)},
-          {"prod{.dim_int,.int_out}", reduction(kProduct, dims)},
-          {"max{,.unary_out}", reduction(kMax, all)},
-          {"min{,.unary_out}", reduction(kMin, all)},
-          {"amax{,.out}", reduction(kMax, {1, 2})},
-          {"amin{,.out}", reduction(kMin, {1, 2})},
-          {"any{,.all_out}", reduction(kAny, all)},
-          {"any{.dim,.out}", reduction(kAny, {1, 2})},
-          {"any.dims", reduction_of_dims(kAny)},
-          {"all{,.all_out}", reduction(kAll, all)},
-          {"all{.dim,.out}", reduction(kAll, {1, 2})},
-          {"all.dims", reduction_of_dims(kAll)},
-          {"count_nonzero{,.dim_IntList}", reduction(kNanSum, {1})},
-          {"linalg__powsum", reduction(kNanSum, {2, 3})},
-          {"linalg_vector_norm{,.out}", norm({2, 3}), true},
-          {"norm.{Scalar,ScalarOpt_dtype}", norm({}), true},
-          {"norm{.ScalarOpt_dim,.ScalarOpt_dim_dtype,.out,.dtype_out}", norm({2, 3}), true},
-          {"logsumexp{,.out}", reduction(kUnsharded, {1, 2})},
-          {"{std,var}.correction", reduction(kUnsharded, {1, 3})},
-          {"{std_mean,var_mean}.correction", reduction(kUnsharded, {1, 3}, 2)},
-          {"max{.dim,.dim_max} min{.dim,.dim_min}", reduction(kUnsharded, {1, 2}, 2)},
-          {"{argmax,argmin}{,.out}", reduction(kUnsharded, {1, 2})},
-          {"aminmax", reduction(kUnsharded, {1, 2}, 2)},
-          {"median nanmedian", reduction(kUnsharded, all)},
-          {"{median,nanmedian}{.dim,.dim_values} mode{,.values}", reduction(kUnsharded, {1, 2}, 2)},
-          {"kthvalue{,.values}", reduction(kUnsharded, {2, 3}, 2)},
-      }};
+  return {"reduction",
+          {
+              {"sum", reduction(kSum, all_cast)},
+              {"sum{.dim_IntList,.IntList_out}", reduction(kSum, dims)},
+              {"mean mean.dim", mean_rule},
+              {"prod", reduction(kProduct, all_cast)},
+              {"prod{.dim_int,.int_out}", reduction(kProduct, dims)},
+              {"max{,.unary_out}", reduction(kMax, all)},
+              {"min{,.unary_out}", reduction(kMin, all)},
+              {"amax{,.out}", reduction(kMax, {1, 2})},
+              {"amin{,.out}", reduction(kMin, {1, 2})},
+              {"any{,.all_out}", reduction(kAny, all)},
+              {"any{.dim,.out}", reduction(kAny, {1, 2})},
+              {"all{,.all_out}", reduction(kAll, all)},
+              {"all{.dim,.out}", reduction(kAll, {1, 2})},
+              {"count_nonzero{,.dim_IntList}", reduction(kCount, {1})},
+              {"linalg__powsum", reduction(kCount, {2, 3})},
+              {"linalg_vector_norm{,.out}", norm({2, 3}), true},
+              {"norm.{Scalar,ScalarOpt_dtype}", norm({}), true},
+              {"norm{.ScalarOpt_dim,.ScalarOpt_dim_dtype,.out,.dtype_out}", norm({2, 3}), true},
+              {"logsumexp{,.out}", reduction(kUnsharded, {1, 2})},
+              {"{std,var}.correction", reduction(kUnsharded, {1, 3})},
+              {"{std_mean,var_mean}.correction", reduction(kUnsharded, {1, 3}, 2)},
+              {"max{.dim,.dim_max} min{.dim,.dim_min}", reduction(kUnsharded, {1, 2}, 2)},
+              {"{argmax,argmin}{,.out}", reduction(kUnsharded, {1, 2})},
+          }};
 }
 
 // The rules of operators whose results along one dimension depend on the whole dimension: softmax,
@@ -222,15 +198,6 @@ enum class Linearity {
   kLinear,  ///< for sums and averages
   kMoves,   ///< for all reductions, because elements only change places
 };
-
-void add_linearity(ShardingRule& rule, Linearity linearity, int self) {
-  if (linearity == Linearity::kLinear) {
-    add_linear(rule, {self});
-  }
-  if (linearity == Linearity::kMoves) {
-    add_any_linear(rule, {self});
-  }
-}
 
 struct Along {
   int dim = 1;  ///< index of the argument with the dimension, or with a list of dimensions (empty:
@@ -260,25 +227,25 @@ RuleFunction::Body along(Along along) {
       input_of(rule, tensor) = factors;
     }
     rule.outputs.assign(along.outputs, factors);
-    add_linearity(rule, along.linearity, tensors[0]);
+    if (along.linearity == Linearity::kLinear) {
+      add_linear(rule, {tensors[0]});
+    } else if (along.linearity == Linearity::kMoves) {
+      add_any_linear(rule, {tensors[0]});
+    }
     return rule;
   };
 }
 
-/// Like along(), but the last `count` dimensions stay unsharded, and not those of an argument.
-RuleFunction::Body along_last(std::size_t count, Linearity linearity) {
-  return [=](const OpCall& call) -> std::optional<ShardingRule> {
-    const Sizes& sizes = call.tensor(0).sizes;
-    if (sizes.size() < count) {
-      return std::nullopt;
-    }
-    ShardingRule rule = unchanged(call);
-    for (std::size_t i = 1; i <= count; ++i) {
-      keep_unsharded(rule, rule.outputs[0][sizes.size() - i]);
-    }
-    add_linearity(rule, linearity, call.tensor_index(0));
-    return rule;
-  };
+/// The rule of tril and triu: the last two dimensions stay unsharded.
+std::optional<ShardingRule> triangle_rule(const OpCall& call) {
+  UnaryRule unary(call);
+  const TensorFactors factors = unary.input;
+  if (factors.size() < 2) {
+    return std::nullopt;
+  }
+  keep_unsharded(unary.rule, factors[factors.size() - 1]);
+  keep_unsharded(unary.rule, factors[factors.size() - 2]);
+  return std::move(unary).linear(factors);
 }
 
 /// The rule of cumsum(self, dim, dtype). A Partial self is not allowed if dtype casts it first.
@@ -307,9 +274,7 @@ Table scan_table() {
               {"{_softmax,_log_softmax}_backward_data",
                along({.dim = 2, .linearity = Linearity::kLinear})},
               {"cumsum{,_,.out}", cumsum_rule},
-              {"cumprod{,_,.out} logcumsumexp{,.out}", along({})},
-              {"cummax cummin", along({.outputs = 2})},
-              {"cummaxmin_backward", along({.dim = 3})},
+              {"cumprod{,_,.out}", along({})},
               {"sort{,.values}", along({.outputs = 2})},
               {"sort{.stable,.values_stable}", along({.dim = 2, .outputs = 2})},
               {"argsort", along({})},
@@ -317,7 +282,7 @@ Table scan_table() {
               {"topk{,.values}", topk_rule},
               {"flip", along({.linearity = Linearity::kMoves})},
               {"roll", along({.dim = 2, .linearity = Linearity::kMoves})},
-              {"{tril,triu}{,_,.out}", along_last(2, Linearity::kLinear)},
+              {"{tril,triu}{,_,.out}", triangle_rule},
           }};
 }
 
@@ -457,17 +422,14 @@ RuleFunction::Body loss(std::size_t reduction_arg, bool is_backward = false) {
 }  // namespace
 
 Table loss_table() {
-  return {
-      "loss",
-      {
-          {"nll_loss_forward nll_loss2d_forward", nll_forward},
-          {"nll_loss_backward nll_loss2d_backward", nll_backward},
-          {"mse_loss smooth_l1_loss huber_loss soft_margin_loss", loss(2), true},
-          {"binary_cross_entropy", loss(3), true},
-          {"binary_cross_entropy_with_logits", loss(4), true},
-          {"{mse_loss,smooth_l1_loss,huber_loss,soft_margin_loss}_backward", loss(3, true), true},
-          {"binary_cross_entropy_backward", loss(4, true), true},
-      }};
+  return {"loss",
+          {
+              {"nll_loss_forward nll_loss2d_forward", nll_forward},
+              {"nll_loss_backward nll_loss2d_backward", nll_backward},
+              {"mse_loss", loss(2), true},
+              {"binary_cross_entropy_with_logits", loss(4), true},
+              {"mse_loss_backward", loss(3, true), true},
+          }};
 }
 
 }  // namespace tessera::rules

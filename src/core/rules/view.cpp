@@ -76,10 +76,8 @@ std::optional<ShardingRule> squeeze_rule(const OpCall& call) {
       output.push_back(view.input[dim]);
     }
   }
-  const char* local = is_inplace(call.op)                    ? "aten::squeeze_.dims"
-                      : base_name(call.op).ends_with("copy") ? "aten::squeeze_copy.dims"
-                                                             : "aten::squeeze.dims";
-  view.rule.local_call = {local, {call.args[0], squeezed}};
+  view.rule.local_call = {is_inplace(call.op) ? "aten::squeeze_.dims" : "aten::squeeze.dims",
+                          {call.args[0], squeezed}};
   return std::move(view).moved(output);
 }
 
@@ -139,56 +137,6 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// The rule of unfold(self, dim, size, step). The result's last dimension is the window.
-std::optional<ShardingRule> unfold_rule(const OpCall& call) {
-  UnaryRule view(call);
-  const std::int64_t size = call.integer(2), step = call.integer(3);
-  TensorFactors output = view.input;
-  if (!output.empty()) {
-    const auto dim =
-        static_cast<std::size_t>(wrap_dim(call, call.integer(1), call.tensor(0).ndim()));
-    keep_unsharded(view.rule, view.input[dim]);
-    output[dim] = {add_unsharded(view.rule, (call.tensor(0).sizes[dim] - size) / step + 1)};
-  }
-  output.push_back({add_unsharded(view.rule, size)});
-  return std::move(view).moved(output);
-}
-
-/// Returns the length of a diagonal of a matrix of `rows` rows and `columns` columns.
-std::int64_t diagonal_size(std::int64_t rows, std::int64_t columns, std::int64_t offset) {
-  const std::int64_t size =
-      offset >= 0 ? std::min(rows, columns - offset) : std::min(rows + offset, columns);
-  return std::max<std::int64_t>(size, 0);
-}
-
-/// The factors of a tensor without the dimensions `rows` and `columns`, which stay unsharded.
-TensorFactors without_matrix(ShardingRule& rule, const TensorFactors& tensor, int rows,
-                             int columns) {
-  TensorFactors rest;
-  for (int dim = 0; dim < std::ssize(tensor); ++dim) {
-    const Factors& factors = tensor[static_cast<std::size_t>(dim)];
-    if (dim == rows || dim == columns) {
-      keep_unsharded(rule, factors);
-    } else {
-      rest.push_back(factors);
-    }
-  }
-  return rest;
-}
-
-/// The rule of diagonal(self, offset, dim1, dim2). The result's last dimension is the diagonal.
-std::optional<ShardingRule> diagonal_rule(const OpCall& call) {
-  UnaryRule view(call);
-  const int ndim = call.tensor(0).ndim();
-  const int rows = wrap_dim(call, call.integer_or(2, 0), ndim);
-  const int columns = wrap_dim(call, call.integer_or(3, 1), ndim);
-  TensorFactors output = without_matrix(view.rule, view.input, rows, columns);
-  output.push_back({add_unsharded(
-      view.rule, diagonal_size(call.tensor(0).size(rows), call.tensor(0).size(columns),
-                               call.integer_or(1, 0)))});
-  return std::move(view).moved(output);
-}
-
 /// Only sums may stay pending, because complex numbers have no maximum.
 std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
   UnaryRule view(call);
@@ -206,21 +154,6 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
   keep_unsharded(view.rule, output.back());
   output.pop_back();
   return std::move(view).linear(std::move(output));
-}
-
-/// The rule of view.dtype(self, dtype), which reinterprets bits, so self must not be Partial.
-std::optional<ShardingRule> view_dtype_rule(const OpCall& call) {
-  UnaryRule view(call);
-  const std::int64_t from = call.tensor(0).itemsize, to = call.dtype(1).itemsize;
-  TensorFactors output = view.input;
-  if (from != to) {
-    if (output.empty()) {
-      return std::nullopt;
-    }
-    keep_unsharded(view.rule, output.back());
-    output.back() = {add_unsharded(view.rule, call.tensor(0).sizes.back() * from / to)};
-  }
-  return std::move(view).finish(std::move(output));
 }
 
 // The rules of reshape and view: finds the sub-dimensions that the two shapes share.
@@ -384,20 +317,17 @@ std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
 Table view_table() {
   return {"view",
           {
-              {"view view_copy _unsafe_view reshape", reshape_rule},
+              {"view _unsafe_view reshape", reshape_rule},
               {"_reshape_alias", reshape_alias_rule},
-              {"{view,view_copy}.dtype", view_dtype_rule},
-              {"permute{,_copy}", permute_rule},
-              {"{transpose,transpose_copy}.int transpose_", transpose_rule},
-              {"t{,_,_copy}", t_rule},
-              {"{squeeze,squeeze_,squeeze_copy}{,.dim,.dims}", squeeze_rule},
-              {"unsqueeze{,_,_copy}", unsqueeze_rule},
-              {"expand{,_copy}", expand_rule},
+              {"permute", permute_rule},
+              {"transpose.int transpose_", transpose_rule},
+              {"t{,_}", t_rule},
+              {"{squeeze,squeeze_}{,.dim,.dims}", squeeze_rule},
+              {"unsqueeze{,_}", unsqueeze_rule},
+              {"expand", expand_rule},
               {"repeat", repeat_rule},
-              {"unfold{,_copy}", unfold_rule},
-              {"diagonal{,_copy}", diagonal_rule},
-              {"view_as_real{,_copy}", view_as_real_rule},
-              {"view_as_complex{,_copy}", view_as_complex_rule},
+              {"view_as_real", view_as_real_rule},
+              {"view_as_complex", view_as_complex_rule},
           }};
 }
 
@@ -406,16 +336,6 @@ Table view_table() {
 // positions stays unsharded.
 
 namespace {
-
-/// Completes the rule of an operator (grad, sizes, ...), which is linear in the gradient.
-ShardingRule linear_in_gradient(const OpCall& call, ShardingRule rule, const TensorFactors& grad,
-                                const TensorFactors& result) {
-  input_of(rule, call.tensor_index(0)) = grad;
-  rule.outputs.push_back(result);
-  rule.size_arguments.push_back({1, 0});
-  add_linear(rule, {call.tensor_index(0)});
-  return rule;
-}
 
 /// Returns the rule of select_backward(grad, sizes, dim, ...) or slice_backward: zeros with the
 /// gradient written to the selected positions.
@@ -429,9 +349,12 @@ RuleFunction::Body place_gradient(bool keeps_dim) {
         static_cast<std::size_t>(wrap_dim(call, call.integer(2), static_cast<int>(sizes.size())));
     ShardingRule rule = start(call);
     const TensorFactors result = add_factors(rule, sizes);
-    const TensorFactors grad = part_along(
+    input_of(rule, call.tensor_index(0)) = part_along(
         rule, result, dim, keeps_dim ? std::optional(call.tensor(0).sizes[dim]) : std::nullopt);
-    return linear_in_gradient(call, std::move(rule), grad, result);
+    rule.outputs.push_back(result);
+    rule.size_arguments.push_back({1, 0});
+    add_linear(rule, {call.tensor_index(0)});
+    return rule;
   };
 }
 
@@ -461,39 +384,6 @@ RuleFunction::Body place_source(bool keeps_dim) {
   };
 }
 
-/// The rule of unfold_backward(grad, sizes, dim, ...). The last dimension of grad is the position
-/// within a window.
-std::optional<ShardingRule> unfold_backward_rule(const OpCall& call) {
-  const Sizes sizes = call.integers(1);
-  if (sizes.empty()) {
-    return std::nullopt;
-  }
-  const auto dim =
-      static_cast<std::size_t>(wrap_dim(call, call.integer(2), static_cast<int>(sizes.size())));
-  ShardingRule rule = start(call);
-  const TensorFactors result = add_factors(rule, sizes);
-  TensorFactors grad = result;
-  keep_unsharded(rule, result[dim]);
-  // Neither the dimension of windows in grad nor the position within a window is a dimension of the
-  // result.
-  grad[dim].clear();
-  grad.emplace_back();
-  return linear_in_gradient(call, std::move(rule), grad, result);
-}
-
-/// The rule of diagonal_backward(grad, sizes, ...). The last dimension of grad is the diagonal.
-std::optional<ShardingRule> diagonal_backward_rule(const OpCall& call) {
-  const Sizes sizes = call.integers(1);
-  const auto ndim = static_cast<int>(sizes.size());
-  ShardingRule rule = start(call);
-  const TensorFactors result = add_factors(rule, sizes);
-  const int rows = wrap_dim(call, call.integer(3), ndim);
-  const int columns = wrap_dim(call, call.integer(4), ndim);
-  TensorFactors grad = without_matrix(rule, result, rows, columns);
-  grad.emplace_back();
-  return linear_in_gradient(call, std::move(rule), grad, result);
-}
-
 }  // namespace
 
 Table view_gradient_table() {
@@ -501,8 +391,6 @@ Table view_gradient_table() {
           {
               {"select_backward", place_gradient(false)},
               {"slice_backward", place_gradient(true)},
-              {"unfold_backward", unfold_backward_rule},
-              {"diagonal_backward", diagonal_backward_rule},
               {"select_scatter", place_source(false)},
               {"slice_scatter", place_source(true)},
           }};

@@ -227,6 +227,12 @@ bool are_here(const at::Tensor& targets, LayoutPtr rows) {
   return layout == rows || layout->is_replicated();
 }
 
+/// The layout of one number for each row of the logits.
+LayoutPtr layout_of_rows(const TensorSpec& logits) {
+  const LayoutPtr layout = logits.sharding.layout;
+  return Layout::intern(layout->mesh_sizes(), {layout->dims()[0]}, {});
+}
+
 /// Bytes that one rank sends with a sharded vocabulary: a maximum for each row, then two or three
 /// sums.
 std::optional<double> bytes_of_split(const BoundCall& bound) {
@@ -236,7 +242,7 @@ std::optional<double> bytes_of_split(const BoundCall& bound) {
   }
   const TensorSpec& spec = *logits->spec();
   const at::Tensor& targets = bound.tensors[static_cast<std::size_t>(bound.call.tensor_index(1))];
-  if (!are_here(targets, reduced_spec(spec, {1}, /*keepdim=*/false).layout)) {
+  if (!are_here(targets, layout_of_rows(spec))) {
     return std::nullopt;
   }
   const double numbers = bound.call.number(3) > 0 ? 4 : 3;
@@ -245,16 +251,15 @@ std::optional<double> bytes_of_split(const BoundCall& bound) {
 
 std::vector<c10::IValue> run_split(std::span<const c10::IValue> arguments) {
   const at::Tensor& logits = arguments[0].toTensor();
-  const DistributedTensorImpl& impl = impl_of(logits);
-  const ReducedSpec result = reduced_spec(*impl.spec(), {1}, /*keepdim=*/false);
-  const ShardingSpec rows{impl.spec()->sharding.mesh, result.layout};
+  const DistributedTensorImpl& impl = *as_distributed(logits);
+  const ShardingSpec rows{impl.spec()->sharding.mesh, layout_of_rows(*impl.spec())};
   const at::Tensor targets = targets_of_rows(arguments[1].toTensor(), rows);
   const BelowAutograd guard;
   const RowLosses own =
       checked_row_losses(impl.local(), local_tensor(targets), vocabulary_shard(logits, 1),
                          {arguments[2].toInt(), arguments[3].toDouble(), arguments[4].toDouble()});
-  return {make_distributed(own.losses, rows, result.sizes),
-          make_distributed(own.log_sum_exp, rows, result.sizes)};
+  return {make_distributed(own.losses, rows, {logits.size(0)}),
+          make_distributed(own.log_sum_exp, rows, {logits.size(0)})};
 }
 
 const AddedLowerings kCrossEntropyLowerings{

@@ -58,55 +58,20 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// Helpers of the lowerings: sizes of local parts, and the layout of a reduction's result.
+// Helpers of the lowerings: sizes of local parts, and bytes of an all-reduce.
 
 using Dims = std::vector<std::int64_t>;
 
 /// The DistributedTensorImpl of argument `arg`. nullptr if the argument is None, plain, or Partial,
 /// which no lowering supports.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
-const DistributedTensorImpl& impl_of(const at::Tensor& tensor);
-
-/// The dimensions that argument number `arg` lists, in ascending order. All dimensions if the
-/// argument is None or empty.
-Dims named_dims(const OpCall& call, std::size_t arg, std::int64_t ndim);
-/// The dimensions that an argument's value lists; the value is an int or a list.
-Dims named_dims(const c10::IValue& argument, std::int64_t ndim);
-Dims all_dims(std::int64_t ndim);
 
 /// The mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`. For one
 /// tensor dimension, they are in the order in which they shard it.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
-/// The number of ranks in a group over `mesh_dims`.
-std::int64_t group_size(LayoutPtr layout, const std::vector<int>& mesh_dims);
-
 /// The number of results of a reduction over `dims` on the rank with the most results.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);
 /// The bytes that one rank sends to all-reduce `elements` over the ranks that shard `dims`.
 double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double elements);
-
-struct Reduction {
-  const TensorSpec& spec;
-  Dims dims;
-};
-/// The reduction of argument 0 over the dimensions that argument number `dims` lists, or over all
-/// dimensions if `dims` is negative. nullopt if no lowering supports the reduction. A tensor
-/// without elements is not supported: it is gathered, so that libtorch throws its own error.
-std::optional<Reduction> reduction_of(const BoundCall& call, int dims);
-
-/// The sizes and layout of the result of a reduction over `dims`. With `partial`, the layout is
-/// Partial over the mesh dimensions that shard `dims`.
-struct ReducedSpec {
-  std::vector<std::int64_t> sizes;
-  LayoutPtr layout = nullptr;
-};
-ReducedSpec reduced_spec(const TensorSpec& spec, const Dims& dims, bool keepdim,
-                         std::optional<ReduceOp> partial = {});
-
-/// Returns `tensor` with Replicate in place of Partial. Collective if `tensor` is Partial. Runs
-/// below autograd.
-at::Tensor reduce_partial(const at::Tensor& tensor);
-/// Like reduce_partial(), for several tensors of one shape and layout, with a single collective.
-std::vector<at::Tensor> reduce_partials_together(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail

@@ -301,9 +301,8 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kFailsByElement, "embedding.* gather.* index.* index_select.*"},
     TraitRow{Trait::kFailsByElement,
              "scatter.* scatter_.* scatter_add.* scatter_add_.* index_put.* index_put_.* "
-             "index_add.* index_add_.* index_copy.* index_copy_.*"},
-    TraitRow{Trait::kFailsByElement,
-             "nll_loss_forward.* nll_loss2d_forward.* binary_cross_entropy.*"},
+             "index_add.* index_add_.*"},
+    TraitRow{Trait::kFailsByElement, "nll_loss_forward.* nll_loss2d_forward.*"},
 };
 
 }  // namespace

@@ -94,7 +94,7 @@ std::vector<RuleCase> view_cases() {
       {{0, 4}, {2, 0, 2}},    {{1}, {}},
       {{}, {1, 1}},           {{7, 5}, {7, 5}},
   };
-  for (const char* op : {"view", "_unsafe_view", "view_copy"}) {
+  for (const char* op : {"view", "_unsafe_view"}) {
     for (const auto& [from, to] : shapes) {
       cases.push_back(row(op, reals(from), to));
     }
@@ -115,11 +115,7 @@ std::vector<RuleCase> view_cases() {
       row("expand", reals({7, 5}), Ints{7, 5}),
       row("expand", reals({}), Ints{3}),
       row("repeat", reals({3, 5}), Ints{2, 1, 3}),
-      row("unfold", reals({7, 5}), 0, 3, 2),
-      row("diagonal", reals({4, 7, 5}), 1, 0, -1),
       row("view_as_real", at::complex(reals({7, 5}), units({7, 5}))),
-      row("view.dtype", reals({7, 6}), int64_t{4}),
-      row("view.dtype", reals({7, 6}), int64_t{6}),
       row("select.int", reals({7, 5}), 0, 3),
       row("select.int", reals({7, 5}), -1, -2),
       row("slice.Tensor", reals({7, 5}), 0, 1, 4),
@@ -150,7 +146,6 @@ std::vector<RuleCase> view_cases() {
 
 std::vector<RuleCase> indexing_cases() {
   const at::Tensor none;
-  const auto some = mask({7, 5});
   return {
       row("index.Tensor", reals({7, 5}), index_list({indices({4}, 7)})),
       row("index.Tensor", reals({7, 5}), index_list({none, indices({2, 3}, 5)})),
@@ -163,14 +158,10 @@ std::vector<RuleCase> indexing_cases() {
       row("index_put_", reals({7, 5}), index_list({indices({4}, 7)}), reals({4, 5}), true),
       row("index_put_", reals({7, 5}), index_list({indices({4}, 7)}), reals({}), false),
       row("_index_put_impl_", reals({7, 5}), index_list({indices({4}, 7)}), reals({4, 5}), true),
-      row("index_put", reals({7, 5}), index_list({none, mask({5})}), reals({7, 1}), true),
-      row("_index_put_impl_", reals({7, 5}), index_list({some}), reals({}), true),
-      row("index_put", reals({7, 5, 4}), index_list({some}), reals({4}), false),
       row("index_select", reals({7, 5}), 0, indices({6}, 7)),
       row("index_select", reals({7, 5}), -1, indices({3}, 5)),
       row("index_add", reals({7, 5}), 0, indices({6}, 7), reals({6, 5})),
       row("index_add_", reals({7, 5}), -1, indices({6}, 5), reals({7, 6})),
-      row("index_copy", reals({7, 5}), 0, indices({4}, 7), reals({4, 5})),
       row("gather", reals({7, 5}), 0, indices({4, 5}, 7)),
       row("gather", reals({7, 5}), -1, indices({7, 8}, 5)),
       row("gather", reals({7, 5}), 1, indices({3, 8}, 5)),
@@ -186,37 +177,33 @@ std::vector<RuleCase> indexing_cases() {
       row("select_backward", reals({5}), Ints{7, 5}, 0, 3),
       row("select_backward", reals({7}), Ints{7, 5}, -1, 3),
       row("slice_backward", reals({3, 5}), Ints{7, 5}, 0, 1, 4, 1),
-      row("unfold_backward", reals({3, 5, 3}), Ints{7, 5}, 0, 3, 2),
-      row("diagonal_backward", reals({4, 4}), Ints{4, 7, 5}, 1, 1, 2),
       row("select_scatter", reals({7, 5}), reals({7}), 1, 2),
       row("slice_scatter", reals({7, 5}), reals({3, 5}), 0, 1, 4),
       row("embedding", reals({7, 5}), indices({2, 3}, 7)),
       row("embedding", reals({7, 5}), indices({9}, 7), 2),
       row("embedding_dense_backward", reals({2, 3, 5}), indices({2, 3}, 7), 7, -1, false),
       row("embedding_dense_backward", reals({9, 5}), indices({9}, 7), 7, 2, false),
-      row("embedding_dense_backward", reals({9, 5}), indices({9}, 7), 7, 2, true),
   };
 }
 
 std::vector<RuleCase> reduction_cases() {
   const double infinity = std::numeric_limits<double>::infinity();
   std::vector<RuleCase> cases;
-  for (const char* op : {"sum", "mean", "prod", "max", "min", "any", "all", "median", "argmax",
-                         "argmin", "nansum", "nanmedian", "count_nonzero", "norm.Scalar"}) {
+  for (const char* op : {"sum", "mean", "prod", "max", "min", "any", "all", "argmax", "argmin",
+                         "count_nonzero", "norm.Scalar"}) {
     cases.push_back(row(op, reals({7, 5})));
     cases.push_back(row(op, reals({6, 4})));
     cases.push_back(row(op, reals({})));
   }
-  for (const char* op : {"sum.dim_IntList", "mean.dim", "amax", "amin", "logsumexp", "any.dims",
-                         "all.dims", "nansum"}) {
+  for (const char* op : {"sum.dim_IntList", "mean.dim", "amax", "amin", "logsumexp"}) {
     for (bool keepdim : {false, true}) {
       cases.push_back(row(op, reals({7, 5, 3}), Ints{0}, keepdim));
       cases.push_back(row(op, reals({7, 5, 3}), Ints{-1}, keepdim));
       cases.push_back(row(op, reals({7, 5, 3}), Ints{1, -1}, keepdim));
     }
   }
-  for (const char* op : {"prod.dim_int", "any.dim", "all.dim", "argmax", "argmin", "max.dim",
-                         "min.dim", "median.dim", "mode"}) {
+  for (const char* op :
+       {"prod.dim_int", "any.dim", "all.dim", "argmax", "argmin", "max.dim", "min.dim"}) {
     cases.push_back(row(op, reals({7, 5, 3}), 0, false));
     cases.push_back(row(op, reals({7, 5, 3}), -1, true));
   }
@@ -224,8 +211,7 @@ std::vector<RuleCase> reduction_cases() {
     cases.push_back(row(op, reals({7, 5, 3}), 1, false));
     cases.push_back(row(op, reals({7, 5, 3}), -1, false));
   }
-  for (const char* op :
-       {"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "cumsum_"}) {
+  for (const char* op : {"cumsum", "cumprod", "sort", "cumsum_"}) {
     cases.push_back(row(op, reals({7, 5, 3}), 1));
     cases.push_back(row(op, reals({7, 5, 3}), -1));
     cases.push_back(row(op, reals({7, 5, 3}), 0));
@@ -242,8 +228,6 @@ std::vector<RuleCase> reduction_cases() {
       row("std.correction", reals({7, 5}), Ints{1}, 1, true),
       row("var.correction", reals({7, 5}), Ints{0}, 0, false),
       row("var_mean.correction", reals({7, 5}), c10::IValue(), 1, false),
-      row("kthvalue", reals({7, 5}), 2, -1, true),
-      row("aminmax", reals({7, 5}), 0, true),
       row("linalg__powsum", reals({7, 5}), 2.0, Ints{0}, false),
       row("_softmax_backward_data", reals({7, 5}), units({7, 5}), -1, int64_t{7}),
       row("_log_softmax_backward_data", reals({7, 5}), units({7, 5}), 0, int64_t{7}),
@@ -268,21 +252,19 @@ std::vector<RuleCase> reduction_cases() {
 
 std::vector<RuleCase> pointwise_cases() {
   std::vector<RuleCase> cases;
-  for (const char* op : {"abs",        "neg",         "exp",          "log",
-                         "sqrt",       "rsqrt",       "sin",          "cos",
-                         "tanh",       "sigmoid",     "relu",         "silu",
-                         "gelu",       "reciprocal",  "square",       "floor",
-                         "ceil",       "round",       "trunc",        "sign",
-                         "erf",        "expm1",       "log1p",        "atan",
-                         "asinh",      "sinh",        "hardtanh",     "hardsigmoid",
-                         "hardswish",  "softplus",    "elu",          "leaky_relu",
-                         "selu",       "mish",        "logit",        "isnan",
-                         "isfinite",   "logical_not", "frac",         "digamma",
-                         "lgamma",     "nan_to_num",  "clone",        "detach",
-                         "alias",      "lift_fresh",  "positive",     "rad2deg",
-                         "zeros_like", "ones_like",   "exp2",         "softshrink",
-                         "hardshrink", "relu6",       "special_entr", "log_sigmoid_forward",
-                         "sinc",       "i0",          "erfinv",       "bitwise_not"}) {
+  for (const char* op :
+       {"abs",        "neg",        "exp",         "log",        "sqrt",
+        "rsqrt",      "sin",        "cos",         "tanh",       "sigmoid",
+        "relu",       "silu",       "gelu",        "reciprocal", "square",
+        "floor",      "ceil",       "round",       "trunc",      "sign",
+        "erf",        "expm1",      "log1p",       "atan",       "asinh",
+        "sinh",       "hardtanh",   "hardsigmoid", "hardswish",  "softplus",
+        "elu",        "leaky_relu", "selu",        "mish",       "logit",
+        "isnan",      "isfinite",   "logical_not", "frac",       "digamma",
+        "lgamma",     "nan_to_num", "clone",       "detach",     "alias",
+        "lift_fresh", "positive",   "rad2deg",     "zeros_like", "ones_like",
+        "exp2",       "softshrink", "hardshrink",  "relu6",      "log_sigmoid_forward",
+        "sinc",       "i0",         "erfinv",      "bitwise_not"}) {
     const bool integer = std::string(op) == "bitwise_not";
     cases.push_back(row(op, integer ? indices({7, 5}, 9) : units({7, 5})));
   }
@@ -394,10 +376,7 @@ std::vector<RuleCase> matmul_cases() {
       row("addmm", reals({7, 6}), reals({7, 5}), reals({5, 6})),
       row("addmm", reals({7, 1}), reals({7, 5}), reals({5, 6})),
       row("addmm_", reals({7, 6}), reals({7, 5}), reals({5, 6})),
-      row("addmv", reals({7}), reals({7, 5}), reals({5})),
-      row("addr", reals({7, 5}), reals({7}), reals({5})),
       row("baddbmm", reals({3, 7, 2}), reals({3, 7, 5}), reals({3, 5, 2})),
-      row("addbmm", reals({7, 2}), reals({3, 7, 5}), reals({3, 5, 2})),
       row("linear", reals({2, 7, 5}), reals({6, 5}), reals({6})),
       row("linear", reals({7, 5}), reals({6, 5})),
       row("matmul", reals({2, 7, 5}), reals({5, 6})),
@@ -410,20 +389,11 @@ std::vector<RuleCase> matmul_cases() {
 std::vector<RuleCase> loss_cases() {
   std::vector<RuleCase> cases;
   for (std::int64_t reduction : {0, 1, 2}) {
-    for (const char* op : {"mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"}) {
-      cases.push_back(row(op, reals({7, 5}), units({7, 5}), reduction));
-    }
-    cases.push_back(
-        row("binary_cross_entropy", units({7, 5}), units({7, 5}), units({5}), reduction));
+    cases.push_back(row("mse_loss", reals({7, 5}), units({7, 5}), reduction));
     cases.push_back(row("binary_cross_entropy_with_logits", reals({7, 5}), units({7, 5}),
                         c10::IValue(), units({5}), reduction));
     const auto grad = reduction == 0 ? reals({7, 5}) : reals({});
     cases.push_back(row("mse_loss_backward", grad, reals({7, 5}), units({7, 5}), reduction));
-    cases.push_back(
-        row("smooth_l1_loss_backward", grad, reals({7, 5}), units({7, 5}), reduction, 0.4));
-    cases.push_back(row("huber_loss_backward", grad, reals({7, 5}), units({7, 5}), reduction, 0.4));
-    cases.push_back(row("binary_cross_entropy_backward", grad, units({7, 5}), units({7, 5}),
-                        c10::IValue(), reduction));
     cases.push_back(
         row("nll_loss_forward", reals({7, 5}), indices({7}, 5), units({5}), reduction, 2));
     cases.push_back(
@@ -471,8 +441,6 @@ std::vector<RuleCase> convolution_cases() {
   return {
       row("convolution", reals({3, 4, 6}), reals({5, 4, 3}), reals({5}), one, one, one, false, none,
           1),
-      row("convolution", reals({3, 4, 6}), reals({4, 5, 3}), c10::IValue(), one, one, one, true,
-          none, 1),
       row("convolution", reals({3, 4, 5, 6}), reals({6, 2, 3, 3}), reals({6}), Ints{2, 1},
           Ints{1, 0}, Ints{1, 1}, false, Ints{0, 0}, 2),
       row("convolution_backward", reals({3, 5, 6}), reals({3, 4, 6}), reals({5, 4, 3}), Ints{5},

@@ -130,8 +130,6 @@ Family views() {
         {"S0 | S0 | - | S0 | -", "P | P | - | R | -"});
   f.add("slice of a split dimension", {{{8, 6}}}, [](auto& t) { return t[0].slice(0, 1, 5); },
         {"S0 | R | all_gather 96 | R | -"});
-  f.add("diagonal", {{{4, 6, 6}}}, [](auto& t) { return t[0].diagonal(0, 1, 2); },
-        {"S0 | S0 | - | S0 | -"});
   f.add("view_as_complex, view_as_real", {{{8, 6, 2}}},
         [](auto& t) { return at::view_as_real(at::view_as_complex(t[0])); },
         {"S0 | S0 | - | S0 | -", "S1 | S1 | - | S1 | -"});

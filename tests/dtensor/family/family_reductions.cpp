@@ -1,7 +1,5 @@
 #include <ATen/ATen.h>
 
-#include <limits>
-
 #include "family_table.h"
 
 namespace tessera::testing {
@@ -9,8 +7,6 @@ namespace tessera::testing {
 // Reductions, norms, and what works along a dimension.
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Family reductions() {
   Family f{"reductions", {}};
@@ -29,8 +25,6 @@ Family reductions() {
   f.add("amax(0)", {{{8, 6}}}, [](auto& t) { return t[0].amax(0); },
         {"S0 | Pmax | - | S0 | 2 all_reduce 96", "S1 | S0 | - | S1 | -",
          "S0,S1 | Pmax,S0 | - | S0,S1 | 2 all_reduce 48"});
-  f.add("amax(0), empty shards", {{{6, 5}}}, [](auto& t) { return t[0].amax(0); },
-        {"S0 | Pmax | - | S0 | 2 all_reduce 80"});
   f.add("max", {{{8, 6}}}, [](auto& t) { return t[0].max(); },
         {"S0 | Pmax | -", "S0,S1 | Pmax,Pmax | -"});
   f.add("any(0)", {{{8, 6}, Operand::kMask}}, [](auto& t) { return t[0].any(0); },
@@ -52,9 +46,6 @@ Family norms() {
   f.add("vector_norm(2, -1)", {{{8, 6}}},
         [](auto& t) { return at::linalg_vector_norm(t[0], 2, at::IntArrayRef{-1}); },
         {"S0 | S0 | - | S0 | -", "S1 | R | all_reduce 64 | S1 | -"});
-  f.add("vector_norm(inf), empty shards", {{{6, 5}}},
-        [](auto& t) { return at::linalg_vector_norm(t[0], kInfinity); },
-        {"S0 | Pmax | - | S0 | 2 all_reduce 16"});
   f.add("vector_norm(3, 0)", {{{8, 6}}},
         [](auto& t) { return at::linalg_vector_norm(t[0], 3, at::IntArrayRef{0}); },
         {"S1 | S0 | - | S1 | -", "S0 | R | all_reduce 48 | S0 | -"});

@@ -280,9 +280,9 @@ INSTANTIATE_TEST_SUITE_P(KnownDefects, Operators, ::testing::ValuesIn(cases()),
 
 TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
   const StrictScope strict;  // which allows reading one value
-  const at::Tensor split = distribute_tensor(at::arange(6, at::kDouble), mesh, {Shard{0}});
-  EXPECT_EQ(split.sum().item<double>(), 15);
-  EXPECT_EQ(split.max().item<double>(), 5);
+  const at::Tensor split = distribute_tensor(at::arange(7, at::kDouble), mesh, {Shard{0}});
+  EXPECT_EQ(split.sum().item<double>(), 21);
+  EXPECT_EQ(split.max().item<double>(), 6);
   const at::Tensor pending = distribute_tensor(at::full({}, 3.0), mesh, {Partial{}});
   EXPECT_EQ(pending.item<double>(), 3);
   EXPECT_TRUE(pending.is_nonzero());

@@ -35,7 +35,6 @@ at::Tensor on(const DeviceMesh& mesh, const at::Tensor& tensor, const Placement&
 }
 
 std::vector<Case> cases() {
-  const auto probabilities = values({4, 2}).abs();
   return {
       {"embedding", "embedding", indices(10),
        [](auto& i, auto& mesh) {
@@ -64,11 +63,6 @@ std::vector<Case> cases() {
        [](auto& i, auto& mesh) {
          const auto logits = on(mesh, values({4, 10}), Shard{0}).requires_grad_();
          return at::cross_entropy_loss(logits, i.select(1, 1), {}, at::Reduction::Sum);
-       }},
-      {"binary_cross_entropy", "binary_cross_entropy",
-       probabilities.index_put({at::tensor(kBadRank), at::tensor(0)}, at::tensor(1.5, at::kDouble)),
-       [](auto& p, auto& mesh) {
-         return at::binary_cross_entropy(p, on(mesh, at::ones({4, 2}, at::kDouble), Shard{0}));
        }},
   };
 }
