@@ -176,22 +176,22 @@ TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
 // The time-out is long: that the test ends shows that no rank waits for it.
 TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
   for (const bool met : {false, true}) {
-    const auto errors = ErrorsOfRanks(
-        3,
-        [&](Rank& rank) {
-          Communicator& group = *group_of_all(*rank.world());
-          gather(group, "unit 'a'");
-          if (met) {
-            group.agree_on_calls();
-          }
-          if (rank.rank() == 1) {
-            throw std::runtime_error("the cause");
-          }
-          EXPECT_THROWN(PeerError, group.agree_on_calls(), "agreement on the calls in group 'all'",
-                        "rank 1 gave up", "look for its error");
-          group.agree_on_calls();
-        },
-        {.world = {.timeout = std::chrono::minutes(10)}});
+    const auto errors = ErrorsOfRanks(3,
+                                      [&](Rank& rank) {
+                                        Communicator& group = *group_of_all(*rank.world());
+                                        gather(group, "unit 'a'");
+                                        if (met) {
+                                          group.agree_on_calls();
+                                        }
+                                        if (rank.rank() == 1) {
+                                          throw std::runtime_error("the cause");
+                                        }
+                                        EXPECT_THROWN(PeerError, group.agree_on_calls(),
+                                                      "agreement on the calls in group 'all'",
+                                                      "rank 1 gave up", "look for its error");
+                                        group.agree_on_calls();
+                                      },
+                                      {.world = {.timeout = std::chrono::minutes(10)}});
     EXPECT_EQ(errors[1], "the cause");
     EXPECT_THAT(errors[0], HasSubstr("failed earlier"));
     EXPECT_THAT(errors[2], HasSubstr("failed earlier"));
