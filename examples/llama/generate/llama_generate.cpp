@@ -157,34 +157,6 @@ std::string check_positions(const Config& config, std::int64_t longest, std::int
       longest + max_tokens, most);
 }
 
-/// Converts texts to tokens according to a model's files.
-class PromptEncoder {
- public:
-  /// `folder`: the model's folder. `file`: the tokenizer's file, or "" for the tokenizer in the
-  /// model's folder.
-  PromptEncoder(const std::string& folder, const std::string& file, const Config& config)
-      : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
-        special_(read_special_tokens(folder, config)),
-        begin_(text_begin(*tokenizer_, special_)) {}
-
-  const data::TokenizerPtr& tokenizer() const { return tokenizer_; }
-  /// Returns the tokens that end a generated text.
-  const Tokens& end_tokens() const { return special_.end; }
-  /// Returns the tokens of a text, without begin tokens.
-  Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
-  /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
-  Tokens with_begin_tokens(const Tokens& tokens) const {
-    Tokens all = begin_;
-    all.insert(all.end(), tokens.begin(), tokens.end());
-    return all;
-  }
-
- private:
-  data::TokenizerPtr tokenizer_;
-  SpecialTokens special_;
-  Tokens begin_;
-};
-
 /// Throws Error on every rank if the texts of a rank differ from the texts of rank 0. Collective.
 void check_same_texts(comm::World& world, const std::vector<Tokens>& texts) {
   const std::vector<std::string> all =
@@ -205,7 +177,6 @@ double seconds_since(Clock::time_point start) {
 /// Prompts as one batch, padded on the left, so that all prompts end at the same position.
 struct Batch {
   explicit Batch(const std::vector<Tokens>& prompts) {
-    TESSERA_CHECK(!prompts.empty(), "no prompt is given; pass at least one");
     for (const Tokens& prompt : prompts) {
       TESSERA_CHECK(!prompt.empty(), "the prompt is empty; pass at least one character");
       longest = std::max(longest, std::ssize(prompt));
@@ -327,26 +298,6 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
 
 // ---- Perplexity.
 
-/// The windows of tokens in which the perplexity of a text is computed.
-struct TextWindows {
-  std::int64_t size = 0, stride = 0;  ///< size and stride of a window, in tokens
-};
-
-/// The windows that --seq and --stride request, or the defaults for the model. Throws Error for
-/// values that the model or the text cannot use.
-TextWindows perplexity_windows(const GenerateOptions& options, const Config& config) {
-  constexpr std::int64_t kDefault = 2048;
-  const std::int64_t most = config.max_positions;
-  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
-                " positions that the model is made for; take fewer");
-  const std::int64_t by_default = most == 0 ? kDefault : std::min(most, kDefault);
-  const std::int64_t size = options.seq > 0 ? options.seq : by_default;
-  const std::int64_t stride = options.stride > 0 ? options.stride : size;
-  TESSERA_CHECK(stride <= size, "--stride ", stride, " is more than --seq, which is ", size,
-                ": tokens between two windows would be left out");
-  return {size, stride};
-}
-
 /// How well a model predicts a text.
 struct TextLoss {
   std::int64_t tokens = 0;  ///< number of predicted tokens
@@ -387,23 +338,6 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
 
 // ---- The run.
 
-/// Creates the mesh ("tp") of a run. Throws Error unless --tp equals the number of ranks that the
-/// launcher has started.
-DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& world) {
-  TESSERA_CHECK(o.tp == world->size(), "--tp ", o.tp, " is ", o.tp, o.tp == 1 ? " rank" : " ranks",
-                ", but ", world->size(), world->size() == 1 ? " is" : " are", " running; start ",
-                o.tp, " (tessera-run --nproc ", o.tp, ") or change --tp");
-  return init_device_mesh(world, {o.tp}, {"tp"});
-}
-
-/// Freezes the weights, because generation has no backward. Runs one forward with gradients before,
-/// in whose autograd graph the parallel styles detect gaps of the tensor-parallel plan.
-void check_plan_and_freeze(Llama& model, const c10::Device& device) {
-  const c10::AutoGradMode gradients(true);
-  model(at::zeros({1, 1}, at::TensorOptions(c10::kLong).device(device)));
-  nn::freeze(model, {"**"});
-}
-
 /// Loads the weights of options.model in the type options.dtype. Each rank loads only its own
 /// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
 /// that are split over the vocabulary, for the loss. Otherwise each rank gets all logits.
@@ -424,7 +358,13 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   checkpoint::load_hugging_face(*model, *mesh.world(), options.model);
   nn::check_initialized(*model);
   model->eval();
-  check_plan_and_freeze(*model, options.device);
+  {
+    // One forward with gradients, in whose autograd graph the parallel styles detect gaps of the
+    // tensor-parallel plan.
+    const c10::AutoGradMode gradients(true);
+    (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
+  }
+  nn::freeze(*model, {"**"});  // generation has no backward
   return model;
 }
 
@@ -432,10 +372,17 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
 struct Run {
   const GenerateOptions& options;
   Config config;
-  PromptEncoder encoder;
+  data::TokenizerPtr tokenizer;
+  SpecialTokens special;
   DeviceMesh mesh;
 
   bool prints() const { return mesh.local_rank() == 0; }
+  /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
+  Tokens with_begin_tokens(const Tokens& tokens) const {
+    Tokens all = text_begin(*tokenizer, special);
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    return all;
+  }
 };
 
 /// Prints a line with one write, because several ranks may share the stream.
@@ -459,11 +406,11 @@ struct Prompts {
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
   for (const auto& [text, is_whole] : prompt_texts(run.options)) {
-    const Tokens tokens = run.encoder.encode(text);
-    prompts.inputs.push_back(is_whole ? tokens : run.encoder.with_begin_tokens(tokens));
+    const Tokens tokens = run.tokenizer->encode(text);
+    prompts.inputs.push_back(is_whole ? tokens : run.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
-      prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer());
+      prompts.texts.emplace_back(text, tokens, run.tokenizer);
     }
   }
   check_same_texts(*run.mesh.world(), prompts.inputs);
@@ -485,7 +432,7 @@ void continue_prompts(const Run& run) {
     return writer.push(index, token);
   };
   const GenerationTimes times =
-      generate_texts(*model, prompts.inputs, sampling, run.encoder.end_tokens(), sink,
+      generate_texts(*model, prompts.inputs, sampling, run.special.end, sink,
                      run.mesh.size() > 1 ? &run.mesh.group() : nullptr);
   writer.finish();
   note(run, fmt::format("prompt: {} tokens, {:.1f} tokens/s; decoding: {} tokens, {:.1f} tokens/s",
@@ -495,12 +442,20 @@ void continue_prompts(const Run& run) {
 
 void measure_perplexity(const Run& run) {
   const GenerateOptions& options = run.options;
-  const TextWindows windows = perplexity_windows(options, run.config);
+  constexpr std::int64_t kDefaultWindow = 2048;
+  const std::int64_t most = run.config.max_positions;
+  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
+                " positions that the model is made for; take fewer");
+  const std::int64_t by_default = most == 0 ? kDefaultWindow : std::min(most, kDefaultWindow);
+  const std::int64_t window = options.seq > 0 ? options.seq : by_default;
+  const std::int64_t stride = options.stride > 0 ? options.stride : window;
+  TESSERA_CHECK(stride <= window, "--stride ", stride, " is more than --seq ", window,
+                ": tokens between two windows would be left out");
   const Tokens text =
-      run.encoder.with_begin_tokens(run.encoder.encode(data::read_text(options.perplexity)));
+      run.with_begin_tokens(run.tokenizer->encode(data::read_text(options.perplexity)));
   check_same_texts(*run.mesh.world(), {text});
-  const auto model = load_model(options, run.config, windows.size, run.mesh, /*split_logits=*/true);
-  const TextLoss loss = text_loss(*model, text, windows.size, windows.stride);
+  const auto model = load_model(options, run.config, window, run.mesh, /*split_logits=*/true);
+  const TextLoss loss = text_loss(*model, text, window, stride);
   const double perplexity = std::exp(loss.mean);
   TESSERA_CHECK(std::isfinite(perplexity), "the perplexity of '", options.perplexity,
                 "' is no number, as its mean loss is ", loss.mean,
@@ -520,10 +475,16 @@ int run_generate(std::vector<std::string> arguments) {
       {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
   Config config = read_config(std::filesystem::path(options.model) / "config.json");
   check_same_start(*scope.world(), options.shared, config);
-  const Run run{options,
-                config,
-                {options.model, options.tokenizer, config},
-                make_generation_mesh(options, scope.world())};
+  const data::TokenizerPtr tokenizer =
+      open_tokenizer(options.tokenizer, options.model, config, /*new_to_text=*/false);
+  const SpecialTokens special = read_special_tokens(options.model, config);
+  const int ranks = scope.world()->size();
+  TESSERA_CHECK(options.tp == ranks, "--tp ", options.tp, " is ", options.tp,
+                options.tp == 1 ? " rank" : " ranks", ", but ", ranks, ranks == 1 ? " is" : " are",
+                " running; start ", options.tp, " (tessera-run --nproc ", options.tp,
+                ") or change --tp");
+  const Run run{options, config, tokenizer, special,
+                init_device_mesh(scope.world(), {options.tp}, {"tp"})};
   if (const std::string copies = describe_key_value_copies(config, options.tp); !copies.empty()) {
     note(run, copies);
   }

@@ -24,16 +24,6 @@ using namespace tessera;
 
 namespace {
 
-/// Returns the FSDP options of the flags. With ZeRO-3, FSDP frees the gathered parameters after
-/// forward and gathers the parameters again for backward. With ZeRO-2, the parameters stay gathered
-/// until backward.
-fsdp::Options fsdp_options(const TrainOptions& o) {
-  return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
-                        .reduce_dtype = scalar_type(o.reduce_dtype)},
-          .offload_policy = o.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
-          .reshard_after_forward = o.zero == 3};
-}
-
 ActivationMemory activation_memory(const std::string& ac) {
   if (ac.starts_with("full")) {
     return ActivationMemory::kInputs;
@@ -115,14 +105,6 @@ void convert_to_fp8(Llama& model, const TrainOptions& o) {
                 o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
 }
 
-/// Throws Error if this machine has a GPU without fp8 support. Planning a run needs no GPU.
-void check_gpu_of_fp8(const TrainOptions& o) {
-  const int capability = o.device == "cuda" ? observe::compute_capability() : 0;
-  TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
-                "capability ", capability / 10, ".", capability % 10,
-                ", and products in 8 bits need 8.9 or more; leave it out");
-}
-
 /// Adds adapters and freezes parameters. Called before parallelize(), which shards an adapter like
 /// its weight.
 void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
@@ -149,12 +131,18 @@ void check_sequence(const TrainOptions& options, const Config& config) {
                 " tokens a step; take fewer");
 }
 
+/// With ZeRO-3, FSDP frees the gathered parameters after forward and gathers the parameters again
+/// for backward. With ZeRO-2, the parameters stay gathered until backward.
 ParallelOptions parallel_options(const TrainOptions& options) {
   return {.sequence_parallel = options.sp,
           .loss_parallel = options.loss_parallel,
           .regather = options.sp_regather,
           .reshard_last = options.reshard_last,
-          .fsdp = fsdp_options(options),
+          .fsdp = {.mp_policy = {.param_dtype = scalar_type(options.param_dtype),
+                                 .reduce_dtype = scalar_type(options.reduce_dtype)},
+                   .offload_policy =
+                       options.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
+                   .reshard_after_forward = options.zero == 3},
           .activations = activation_memory(options.ac),
           .recomputed_blocks = recomputed_blocks(options.ac)};
 }
@@ -204,30 +192,6 @@ void check_model(const TrainOptions& options) {
 
 namespace {
 
-/// Creates the parallelized model with memory for this rank's shards, whose values are not yet set.
-std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const DeviceMesh& mesh) {
-  std::shared_ptr<Llama> model = make_meta_model(options, config);
-  ParallelOptions parallel = parallel_options(options);
-  if (options.fp8) {
-    check_gpu_of_fp8(options);
-  }
-  parallelize(*model, mesh, parallel);
-  // Memory is allocated only for this rank's shards.
-  nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));
-  return model;
-}
-
-/// Creates the run's model for one rank, not parallelized, on the meta device, with parameters of
-/// the type in which the parallelized model computes.
-std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config) {
-  std::shared_ptr<Llama> model = make_meta_model(options, config);
-  for (const auto& [name, slot] : model->named_slots()) {
-    slot->swap(slot->get().detach().to(scalar_type(options.param_dtype)));
-  }
-  return model;
-}
-
 /// The maximum size of the logits of one chunk of the loss. Chunks of some thousand tokens keep a
 /// GPU busy; the logits of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
 constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
@@ -245,21 +209,18 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
-/// Returns the document boundaries in a batch. They are computed before the model's forward, so
-/// that the model does not wait for the device to read positions.
-nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
-  return rows.host_positions.defined()
-             ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
-             : nullptr;
-}
-
 /// Returns the loss of `rows`, computed in chunks of tokens if --loss-chunks or the size of the
 /// logits requires it. Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
   const at::Tensor targets = rows.targets.flatten();
-  const nn::DocumentsPtr documents = documents_of(options, rows);
+  // The document boundaries are computed before the model's forward, so that the model does not
+  // wait for the device to read positions.
+  const nn::DocumentsPtr documents =
+      rows.host_positions.defined()
+          ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(options.device))
+          : nullptr;
   const tensor_parallel::LinearCrossEntropyOptions head{
       .loss = loss, .chunks = options.loss_chunks.value_or(0), .chunk_bytes = kChunkBytes};
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
@@ -329,22 +290,9 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
       std::make_shared<optim::Muon>(split.matrices, options), adamw(o, split.rest)});
 }
 
-/// Creates the optimizer that --optimizer and its further flags describe.
 std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Llama& model) {
   std::unique_ptr<optim::Optimizer> base = base_optimizer(o, model);
-  if (!o.ema) {
-    return base;
-  }
-  return std::make_unique<optim::Ema>(std::move(base), *o.ema);
-}
-
-/// Returns the learning-rate schedule that --schedule and its further flags describe.
-optim::LrSchedule make_schedule(const TrainOptions& o) {
-  return optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
-                            .warmup = o.warmup,
-                            .steps = o.steps,
-                            .decay_ratio = o.decay_ratio,
-                            .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0});
+  return o.ema ? std::make_unique<optim::Ema>(std::move(base), *o.ema) : std::move(base);
 }
 
 }  // namespace
@@ -424,12 +372,6 @@ double attention_of(const Config& config, std::int64_t sequence, std::int64_t fi
 }  // namespace
 
 observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
-  if (o.freeze.empty() && o.lora_rank == 0) {
-    const ParameterCount count = count_parameters(config);
-    return observe::model_flops(count.total, config.tie_word_embeddings ? 0 : count.embedding,
-                                config.num_hidden_layers,
-                                config.num_attention_heads * config.head_dim, o.seq);
-  }
   const std::shared_ptr<Llama> model = make_meta_model(o, config);
   const std::int64_t first = first_trained(*model);
   const double products = products_of(*model, first);
@@ -439,28 +381,33 @@ observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
 
 namespace {
 
-/// Sets the weights even if a checkpoint replaces them later, because an optimizer requires
-/// initialized parameters.
-void fill_model(Llama& model, const TrainOptions& options, comm::World& world, bool loads) {
-  if (options.model.empty() || loads) {
-    nn::init_weights(model, options.seed);
+/// Creates the parallelized model and sets its weights. Called by the constructor of LlamaRun after
+/// options, world, mesh and config are set.
+std::shared_ptr<Llama> make_model(const LlamaRun& run, bool loads) {
+  const TrainOptions& o = run.options;
+  std::shared_ptr<Llama> model = make_meta_model(o, run.config);
+  // The capability is 0 without a GPU, which planning a run does not need.
+  const int capability = o.fp8 && o.device == "cuda" ? observe::compute_capability() : 0;
+  TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
+                "capability ", capability / 10, ".", capability % 10,
+                ", and products in 8 bits need 8.9 or more; leave it out");
+  parallelize(*model, run.mesh, parallel_options(o));
+  // Memory is allocated only for this rank's shards.
+  nn::to_empty(*model, o.offload ? c10::Device(c10::kCPU) : c10::Device(o.device));
+  // The weights are set even if a checkpoint replaces them later, because an optimizer requires
+  // initialized parameters.
+  if (o.model.empty() || loads) {
+    nn::init_weights(*model, o.seed);
   } else {
-    nn::init_buffers(model);
-    checkpoint::load_hugging_face(model, world, options.model);
+    nn::init_buffers(*model);
+    checkpoint::load_hugging_face(*model, *run.world, o.model);
     // Initializes the LoRA adapters, which the model's folder does not contain.
-    nn::init_unfilled(model, options.seed);
+    nn::init_unfilled(*model, o.seed);
   }
-  nn::check_initialized(model);
-}
-
-/// Creates the model and fills its values. Called by the constructor of LlamaRun after options,
-/// world, mesh and config are set.
-std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
-  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
-  fill_model(*model, run.options, *run.world, loads);
+  nn::check_initialized(*model);
   // Buffers (the rotary tables) stay on the compute device, even with --offload.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
-    slot->swap(slot->get().to(c10::Device(run.options.device)));
+    slot->swap(slot->get().to(c10::Device(o.device)));
   }
   return model;
 }
@@ -471,7 +418,11 @@ training::StepOptions step_options(const TrainOptions& o, const TrainingData& da
           .mean_of_micro_batches = !(data.loader && data.loader->ignores_targets()),
           .sync_each_micro_batch = o.zero != 2,
           .max_norm = o.clip,
-          .schedule = make_schedule(o),
+          .schedule = optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
+                                         .warmup = o.warmup,
+                                         .steps = o.steps,
+                                         .decay_ratio = o.decay_ratio,
+                                         .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0}),
           .advice_not_finite = "lower --lr or --clip, or look at the data of this step",
           .advice_out_of_memory = "take a smaller --batch, --ac full or more ranks"};
 }
@@ -488,7 +439,7 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
       data(open_training_data(options, config)),
       rows(data::rows_of_rank(options.batch, options.accumulate, batch_ranks.local_rank(),
                               batch_ranks.size())),
-      model(make_filled_model(*this, loads)),
+      model(make_model(*this, loads)),
       optimizer(make_optimizer(options, *model)),
       state{*model, *optimizer, optim::GradScaler({.enabled = options.param_dtype == "fp16"})},
       step_options_(step_options(options, data)),
@@ -561,7 +512,12 @@ std::string verify(LlamaRun& run) {
     of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, run.batch_ranks);
     of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, run.data_ranks);
   }
-  const std::shared_ptr<Llama> reference = make_reference(run.options, run.config);
+  // The model for one rank is on the meta device, with parameters of the type in which the
+  // parallelized model computes.
+  const std::shared_ptr<Llama> reference = make_meta_model(run.options, run.config);
+  for (const auto& [name, slot] : reference->named_slots()) {
+    slot->swap(slot->get().detach().to(scalar_type(run.options.param_dtype)));
+  }
   const observe::VerifyReport report = observe::verify(
       *run.model, *reference, run.mesh,
       [&](Llama& model) {

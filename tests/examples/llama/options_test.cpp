@@ -222,7 +222,6 @@ TEST(TrainOptions, ValuesAreTakenAsTheyAre) {
       ParseFlags({"--checkpoint", "run", "--resume", "auto", "--initial-load", "x"}).initial_load,
       "x");
   EXPECT_TRUE(ParseFlags({"--verify"}).verify);
-  EXPECT_FALSE(planned(ParseFlags({"--verify"})).verify);
 }
 
 TEST(TrainOptions, ThePeakIsANumberOrMeasured) {
