@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <numeric>
 #include <regex>
-#include <string_view>
 #include <utility>
 #include <variant>
 
