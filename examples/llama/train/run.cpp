@@ -22,24 +22,6 @@ namespace llama {
 
 using namespace tessera;
 
-namespace {
-
-ActivationMemory activation_memory(const std::string& ac) {
-  if (ac.starts_with("full")) {
-    return ActivationMemory::kInputs;
-  }
-  return ac.starts_with("selective") ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
-}
-
-/// The number of blocks in an --ac such as "selective:12"; nullopt for all blocks.
-std::optional<std::int64_t> recomputed_blocks(const std::string& ac) {
-  const std::size_t colon = ac.find(':');
-  return colon == std::string::npos ? std::nullopt
-                                    : std::make_optional(std::stoll(ac.substr(colon + 1)));
-}
-
-}  // namespace
-
 void choose_kernels(const TrainOptions& o) {
   nn::allow_math_attention(o.allow_math_attention);
   if (o.deterministic) {
@@ -134,6 +116,13 @@ void check_sequence(const TrainOptions& options, const Config& config) {
 /// With ZeRO-3, FSDP frees the gathered parameters after forward and gathers the parameters again
 /// for backward. With ZeRO-2, the parameters stay gathered until backward.
 ParallelOptions parallel_options(const TrainOptions& options) {
+  const std::string& ac = options.ac;
+  const bool full = ac.starts_with("full"), selective = ac.starts_with("selective");
+  // The number of blocks in an --ac such as "selective:12"; nullopt for all blocks.
+  std::optional<std::int64_t> blocks;
+  if (const std::size_t colon = ac.find(':'); colon != std::string::npos) {
+    blocks = std::stoll(ac.substr(colon + 1));
+  }
   return {.sequence_parallel = options.sp,
           .loss_parallel = options.loss_parallel,
           .regather = options.sp_regather,
@@ -143,8 +132,10 @@ ParallelOptions parallel_options(const TrainOptions& options) {
                    .offload_policy =
                        options.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
                    .reshard_after_forward = options.zero == 3},
-          .activations = activation_memory(options.ac),
-          .recomputed_blocks = recomputed_blocks(options.ac)};
+          .activations = full        ? ActivationMemory::kInputs
+                         : selective ? ActivationMemory::kMatmuls
+                                     : ActivationMemory::kAll,
+          .recomputed_blocks = blocks};
 }
 
 /// Creates the model on the meta device, not yet parallelized, with adapters and frozen parameters
@@ -243,17 +234,12 @@ std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
   if (!o.decay_matrices_only) {
     return {{slots, options}};
   }
-  optim::Group<Options> matrices{{}, options}, others{{}, options};
-  others.options.weight_decay = 0;
+  std::vector<optim::Group<Options>> groups{{{}, options}, {{}, options}};
+  groups[1].options.weight_decay = 0;
   for (const nn::SlotPtr& slot : slots) {
-    (slot->persistent().dim() >= 2 ? matrices : others).parameters.push_back(slot);
+    groups[slot->persistent().dim() >= 2 ? 0 : 1].parameters.push_back(slot);
   }
-  std::vector<optim::Group<Options>> groups;
-  for (auto& group : {matrices, others}) {
-    if (!group.parameters.empty()) {
-      groups.push_back(group);
-    }
-  }
+  std::erase_if(groups, [](const auto& group) { return group.parameters.empty(); });
   return groups;
 }
 
@@ -482,22 +468,6 @@ observe::StepMetrics LlamaRun::step() {
   return meter_.end(state, result, options.lr * result.lr_factor);
 }
 
-namespace {
-
-observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions& o) {
-  observe::VerifyOptions options{.batch_dims = batch_mesh(mesh).shape().names(),
-                                 .splits_samples = o.cp > 1};
-  if (o.cp > 1) {
-    options.batch_dims.emplace_back("cp");
-  }
-  if (o.reduce_dtype == "bf16") {
-    options.coarsest = c10::kBFloat16;
-  }
-  return options;
-}
-
-}  // namespace
-
 /// Both models, on the mesh and on one rank, compute the training loss: the mean of the losses over
 /// all ranks must equal the loss on one rank.
 std::string verify(LlamaRun& run) {
@@ -518,26 +488,26 @@ std::string verify(LlamaRun& run) {
   for (const auto& [name, slot] : reference->named_slots()) {
     slot->swap(slot->get().detach().to(scalar_type(run.options.param_dtype)));
   }
+  observe::VerifyOptions options{.batch_dims = batch_mesh(run.mesh).shape().names(),
+                                 .splits_samples = run.options.cp > 1};
+  if (run.options.cp > 1) {
+    options.batch_dims.emplace_back("cp");
+  }
+  if (run.options.reduce_dtype == "bf16") {
+    options.coarsest = c10::kBFloat16;
+  }
   const observe::VerifyReport report = observe::verify(
       *run.model, *reference, run.mesh,
       [&](Llama& model) {
         const bool on_mesh = &model == run.model.get();
         return loss_of_rows(model, run.options, on_mesh ? own : whole, on_mesh ? of_own : of_whole);
       },
-      verify_options(run.mesh, run.options));
+      options);
   report.check();
   return report.text();
 }
 
 namespace {
-
-/// Returns the options with the device "cpu", because a fake world computes on a CPU even when a
-/// GPU run is planned.
-TrainOptions on_cpu(TrainOptions options) {
-  options.device = "cpu";
-  options.backend = "gloo";
-  return options;
-}
 
 /// Returns a number that is equal for context-parallel ranks with equal work. The first and the
 /// last rank differ from all others: both make fewer calls, and the first rank adds the most
@@ -552,7 +522,11 @@ std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_
 }  // namespace
 
 planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
-  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false);
+  // A fake world computes on a CPU even when a GPU run is planned.
+  TrainOptions on_cpu = options;
+  on_cpu.device = "cpu";
+  on_cpu.backend = "gloo";
+  const auto run = std::make_shared<LlamaRun>(std::move(on_cpu), world, /*loads=*/false);
   return {.model = run->model, .mesh = run->mesh, .step = [run] {
             const StrictScope strict;
             run->step();
