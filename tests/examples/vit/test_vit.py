@@ -1,8 +1,6 @@
 """vit_train is PyTorch's training of the same model, on every mesh; it resumes, exports and plans."""
 import json
-import pathlib
 import shutil
-import tempfile
 
 import programs
 import torch
@@ -80,13 +78,8 @@ def load(folder):
     return model
 
 
-class VitRuns(programs.WithSharedFolder):
+class VitRuns(programs.WithSharedFolder, programs.WithFolder):
     """Runs of a class that are alike are made once."""
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-
     @staticmethod
     def command(folder, dp, tp, batch, steps, flags, changes):
         return programs.on_ranks(dp * tp, [
