@@ -172,13 +172,6 @@ struct ContextParts {
   const nn::ContextParallelPtr& context_parallel;
 };
 
-/// The positions of tokens within documents, and the documents. If `documents` is nullptr, the
-/// documents are derived from the positions.
-struct InDocuments {
-  const at::Tensor& positions;  ///< positions (batch, sequence)
-  const nn::DocumentsPtr& documents;
-};
-
 namespace {
 
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
@@ -247,9 +240,11 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
 }
 
+/// `positions`: positions of the tokens within documents, (batch, sequence). If `documents` is
+/// nullptr, the documents are derived from the positions.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
-                         const InDocuments& places, const KvCache* cache) {
-  const at::Tensor& positions = places.positions;
+                         const at::Tensor& positions, const nn::DocumentsPtr& documents,
+                         const KvCache* cache) {
   const nn::ContextParallelPtr& split = parts.context_parallel;
   const std::int64_t ranks = split ? split->mesh().size() : 1;
   TESSERA_CHECK(cache == nullptr && positions.size(0) == tokens.size(0) &&
@@ -262,8 +257,8 @@ Context document_context(const ContextParts& parts, const at::Tensor& tokens,
            .cos = parts.cos.index_select(0, rows),
            .sin = parts.sin.index_select(0, rows),
            .context_parallel = split,
-           .documents = places.documents != nullptr
-                            ? places.documents
+           .documents = documents != nullptr
+                            ? documents
                             : std::make_shared<const nn::Documents>(positions, parts.cos.device())},
           nullptr};
 }
@@ -427,9 +422,9 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
       by_cache ? "; make it with more positions" : "; build it with a larger max_sequence");
   const ContextParts parts{config_, *cos_, *sin_, context_parallel_};
   at::Tensor hidden =
-      (*model_)(tokens.flatten(),
-                positions.defined() ? document_context(parts, tokens, {positions, documents}, cache)
-                                    : context_of(parts, tokens, cache));
+      (*model_)(tokens.flatten(), positions.defined()
+                                      ? document_context(parts, tokens, positions, documents, cache)
+                                      : context_of(parts, tokens, cache));
   if (cache == nullptr) {
     return hidden;
   }

@@ -55,11 +55,19 @@ class ConfigReader {
 
   std::int64_t positive(const char* key) const {
     TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing; a model's config.json needs it");
-    return checked_positive(key, json_.at(key));
+    return positive_or(key, 0);
   }
 
+  /// Sizes must be below 2^31, so that the product of two sizes fits into 64 bits.
   std::int64_t positive_or(const char* key, std::int64_t otherwise) const {
-    return has(key) ? checked_positive(key, json_.at(key)) : otherwise;
+    if (!has(key)) {
+      return otherwise;
+    }
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
+                      value.get<std::int64_t>() < (std::int64_t{1} << 31),
+                  origin_, ": \"", key, "\" is ", value.dump(), "; it must be a positive integer");
+    return value.get<std::int64_t>();
   }
 
   double number(const char* key) const {
@@ -127,14 +135,6 @@ class ConfigReader {
   const std::string& origin() const { return origin_; }
 
  private:
-  // Sizes must be below 2^31, so that the product of two sizes fits into 64 bits.
-  std::int64_t checked_positive(const char* key, const nlohmann::json& value) const {
-    TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
-                      value.get<std::int64_t>() < (std::int64_t{1} << 31),
-                  origin_, ": \"", key, "\" is ", value.dump(), "; it must be a positive integer");
-    return value.get<std::int64_t>();
-  }
-
   const nlohmann::json& json_;
   const std::string& origin_;
 };
@@ -528,10 +528,8 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Lla
 
 std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special) {
-  std::vector<std::int64_t> end;
-  if (tokenizer != nullptr) {
-    end = tokenizer->end_tokens();
-  }
+  std::vector<std::int64_t> end =
+      tokenizer != nullptr ? tokenizer->end_tokens() : std::vector<std::int64_t>{};
   if (end.empty() && !special.end.empty()) {
     end = {special.end.front()};
   }

@@ -44,34 +44,11 @@ using namespace llama;
 // ---- The texts of a batch.
 
 /// A prompt and the text that is generated after it.
-class GrowingText {
- public:
-  /// `tokens`: the prompt's tokens.
-  GrowingText(std::string prompt, const Tokens& tokens, const data::TokenizerPtr& tokenizer)
-      : prompt_(std::move(prompt)), decoder_(tokenizer, tokens) {}
-
-  /// Adds a token. Returns the text that may now be shown.
-  std::string push(std::int64_t token) {
-    tokens_.push_back(token);
-    return show(decoder_.push(token));
-  }
-  /// Returns the withheld bytes of an incomplete character. To be called after the last token.
-  std::string finish() { return show(decoder_.finish()); }
-
-  const std::string& prompt() const { return prompt_; }
-  /// All text returned so far.
-  const std::string& text() const { return text_; }
-  const Tokens& tokens() const { return tokens_; }
-
- private:
-  std::string show(std::string piece) {
-    text_ += piece;
-    return piece;
-  }
-
-  std::string prompt_, text_;
-  Tokens tokens_;
-  data::StreamDecoder decoder_;
+struct GrowingText {
+  std::string prompt;
+  data::StreamDecoder decoder;
+  std::string text = {};  ///< all text that may be shown so far
+  Tokens tokens = {};
 };
 
 /// Writes generated texts: a single text while it is generated, but several texts, or JSON, after
@@ -82,14 +59,16 @@ class TextWriter {
   TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens)
       : out_(out), texts_(std::move(texts)), json_(json), max_tokens_(max_tokens) {
     if (streams()) {
-      out_ << texts_.front().prompt() << std::flush;
+      out_ << texts_.front().prompt << std::flush;
     }
   }
 
   /// Adds a token. Returns whether the text continues: whether the output stream is good.
   bool push(std::size_t index, std::int64_t token) {
     GrowingText& text = texts_[index];
-    const std::string piece = text.push(token);
+    text.tokens.push_back(token);
+    const std::string piece = text.decoder.push(token);
+    text.text += piece;
     if (streams()) {
       out_ << piece << std::flush;
     }
@@ -99,14 +78,15 @@ class TextWriter {
   void finish() {
     for (std::size_t i = 0; i < texts_.size(); ++i) {
       GrowingText& text = texts_[i];
-      const std::string rest = text.finish();
+      const std::string rest = text.decoder.finish();  // the bytes of an incomplete character
+      text.text += rest;
       if (json_) {
         out_ << json_of(text) << '\n';
       } else if (streams()) {
         out_ << rest << '\n';
       } else {
         out_ << "--- " << i + 1 << " of " << texts_.size() << " ---\n"
-             << text.prompt() << text.text() << '\n';
+             << text.prompt << text.text << '\n';
       }
     }
     out_ << std::flush;
@@ -116,10 +96,10 @@ class TextWriter {
   bool streams() const { return texts_.size() == 1 && !json_; }
 
   std::string json_of(const GrowingText& text) const {
-    const bool full = std::ssize(text.tokens()) == max_tokens_;
-    const nlohmann::ordered_json json = {{"prompt", text.prompt()},
-                                         {"text", text.text()},
-                                         {"tokens", text.tokens()},
+    const bool full = std::ssize(text.tokens) == max_tokens_;
+    const nlohmann::ordered_json json = {{"prompt", text.prompt},
+                                         {"text", text.text},
+                                         {"tokens", text.tokens},
                                          {"finish", full ? "length" : "end"}};
     // Invalid UTF-8 is replaced, because tokens may be single bytes.
     return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -410,7 +390,7 @@ Prompts read_prompts(const Run& run) {
     prompts.inputs.push_back(is_whole ? tokens : run.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
-      prompts.texts.emplace_back(text, tokens, run.tokenizer);
+      prompts.texts.push_back({text, data::StreamDecoder(run.tokenizer, tokens)});
     }
   }
   check_same_texts(*run.mesh.world(), prompts.inputs);

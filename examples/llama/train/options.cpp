@@ -88,11 +88,6 @@ std::string check_ac(const std::string& text) {
                    "recomputes the first N blocks only";
 }
 
-CLI::Validator degree_or_rest() {
-  const CLI::Validator degree = number_between(1, kMaxDegree);
-  return {[degree](std::string& text) { return text == "-1" ? "" : degree(text); }, ""};
-}
-
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
@@ -111,6 +106,11 @@ const Use kHeldOut{[](const O& o) { return !o.eval_text.empty() || !o.eval_token
 std::vector<Section> make_table() {
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
   const Check degree = by(number_between(1, kMaxDegree)), share = by(number_between(0.0, 1.0));
+  const CLI::Validator degree_or_rest(
+      [check = number_between(1, kMaxDegree)](std::string& text) {
+        return text == "-1" ? "" : check(text);
+      },
+      "");
   const Check dropout = by(number_between(0.0, 0.999)), decay = by(number_between(0.0, 0.999999));
   const Check types = one_of({"fp32", "bf16", "fp16"}), wide_types = one_of({"fp32", "bf16"});
   // clang-format off
@@ -248,7 +248,7 @@ std::vector<Section> make_table() {
       {"parallelism",
        {{"dp", &O::dp, "N", "1",
          "FSDP degree; -1: the ranks that the other degrees leave",
-         by(degree_or_rest()), {}, Form::kOne, true},
+         by(degree_or_rest), {}, Form::kOne, true},
         {"tp", &O::tp, "N", "1",
          "Tensor-parallel degree", degree, {}, Form::kOne, true},
         {"cp", &O::cp, "N", "1",
@@ -341,21 +341,18 @@ const std::vector<Section>& table() {
   return sections;
 }
 
-std::string help_of(const Flag& flag) {
-  return flag.help +
-         (*flag.standard == '\0' ? std::string() : std::string(" (") + flag.standard + ")");
-}
-
 void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
   const std::string name = std::string("--") + flag.name;
+  const std::string standard =
+      *flag.standard == '\0' ? "" : std::string(" (") + flag.standard + ")";
+  const std::string help = flag.help + standard;
   std::visit(
       [&](auto member) {
         if constexpr (std::is_same_v<decltype(member), bool O::*>) {
           const std::string negated = std::string(",!--no-") + flag.name;
-          add_switch(app, flag.form == Form::kNegated ? name + negated : name, o.*member,
-                     help_of(flag));
+          add_switch(app, flag.form == Form::kNegated ? name + negated : name, o.*member, help);
         } else {
-          CLI::Option& option = *app.add_option(name, o.*member, help_of(flag));
+          CLI::Option& option = *app.add_option(name, o.*member, help);
           option.option_text(flag.value);
           if (flag.form == Form::kRepeated) {
             option.allow_extra_args(false);  // a glob must not consume later arguments
@@ -632,17 +629,6 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   }
 }
 
-/// Returns the names and values of all flags that the run uses, given or not, for the run's report.
-std::vector<std::pair<std::string, std::string>> list(const std::vector<ResolvedFlag>& flags) {
-  std::vector<std::pair<std::string, std::string>> rows;
-  for (const ResolvedFlag& flag : flags) {
-    if (flag.note.empty() && !flag.values.empty()) {
-      rows.emplace_back("--" + flag.name, CLI::detail::join(flag.values, ","));
-    }
-  }
-  return rows;
-}
-
 /// Parses the command line. `first`: the flags that --help shows.
 void parse(CLI::App& app, std::vector<std::string> arguments, const FlagNames& first) {
   parse_command_line(app, std::move(arguments),
@@ -675,7 +661,11 @@ void finish(CLI::App& app, TrainOptions& o) {
   check_outputs(o);
   std::vector<ResolvedFlag> flags = resolve_flags(app);
   leave_out(flags, unused);
-  o.listing = list(flags);
+  for (const ResolvedFlag& flag : flags) {
+    if (flag.note.empty() && !flag.values.empty()) {
+      o.listing.emplace_back("--" + flag.name, CLI::detail::join(flag.values, ","));
+    }
+  }
   o.shared = shared_by_ranks(flags);
   leave_out(flags, placed);
   o.resolved = to_toml(flags);
