@@ -310,13 +310,13 @@ void declare(CLI::App& app, PlanFlags& flags) {
 }
 
 void check(const PlanFlags& flags, const TrainOptions& options) {
-  TESSERA_CHECK(options.device == "cpu" || !flags.gpu.empty(),
-                "--device cuda plans for a GPU, but none is named; pass --gpu h200, for example");
-  TESSERA_CHECK(options.ac != "auto" || !flags.gpu.empty(),
-                "--ac auto needs a machine, whose memory decides what fits; pass --gpu h200, for "
-                "example");
-  TESSERA_CHECK(!options.memory || !flags.gpu.empty(),
-                "--memory is given without --gpu, which names the machine that the plan is for");
+  const char* needs = flags.search               ? "--search"
+                      : options.device == "cuda" ? "--device cuda"
+                      : options.ac == "auto"     ? "--ac auto"
+                      : options.memory           ? "--memory"
+                                                 : nullptr;
+  TESSERA_CHECK(needs == nullptr || !flags.gpu.empty(), needs,
+                " needs a machine, whose memory decides what fits; pass --gpu h200, for example");
   TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
                 "--search is given with ", "--ac ", options.ac,
                 ", but chooses the number of blocks itself; leave --ac out");
@@ -324,9 +324,6 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,
                 "--search needs the number of ranks; pass --gpus N");
-  TESSERA_CHECK(!flags.search || !flags.gpu.empty(),
-                "--search needs a machine, whose memory decides what fits; pass --gpu h200, for "
-                "example");
   std::vector<NamedFile> files = options.inputs;
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
   files.push_back({"--json", flags.json});

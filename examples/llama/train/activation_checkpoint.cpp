@@ -3,6 +3,7 @@
 // process.
 
 #include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
@@ -49,27 +50,6 @@ std::int64_t own_room(const TrainOptions& o) {
                                    kReservedPerPlanned);
 }
 
-/// A new temporary folder, which the destructor removes.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string path = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
-    TESSERA_CHECK(::mkdtemp(path.data()) != nullptr, "can't make a folder ", path,
-                  " for the plan of --ac auto; set TMPDIR to a folder that may be written");
-    path_ = path;
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 /// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
 /// signal ended the program.
 int run_logged(std::vector<std::string> command, const std::string& log) {
@@ -113,10 +93,16 @@ std::string error_in(const std::string& log) {
 /// Returns llama_plan's JSON for this run, on devices with `room` bytes. The plan is for an
 /// arbitrary GPU type, because the speed of the GPU does not change which plans fit.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
-  const ScratchFolder scratch;
-  const std::filesystem::path flags = scratch.path() / "run.toml",
-                              json = scratch.path() / "plan.json",
-                              log = scratch.path() / "plan.log";
+  std::string name = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
+  TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't make a folder ", name,
+                " for the plan of --ac auto; set TMPDIR to a folder that may be written");
+  const std::filesystem::path folder(name);
+  const auto remove = c10::make_scope_exit([&folder] {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+  });
+  const std::filesystem::path flags = folder / "run.toml", json = folder / "plan.json",
+                              log = folder / "plan.log";
   std::ofstream(flags) << o.resolved;
   const std::filesystem::path program =  // in the folder of this program
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("llama_plan");

@@ -60,19 +60,15 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Whether the file `config` was written by a run with equal flags.
-bool has_flags(const std::filesystem::path& config, const std::string& text) {
-  constexpr std::uint64_t kMostBytes = 1 << 20;
-  return std::filesystem::exists(config) &&
-         flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
-}
-
 /// Claims a folder for a new run. With --resume auto (`may_begin_again`), the folder may be that of
 /// a run that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
-  const bool begins_again = may_begin_again && has_flags(config, text);
+  constexpr std::uint64_t kMostBytes = 1 << 20;
+  const bool begins_again =
+      may_begin_again && std::filesystem::exists(config) &&
+      flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
   std::string found;  // the name of a file that an earlier run has written to the folder
   for (const char* name : {"run.json", "metrics.jsonl", "config.toml"}) {
     if (!begins_again && std::filesystem::exists(folder / name)) {

@@ -77,28 +77,6 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
   return batch;
 }
 
-/// Converts linear layers to fp8. The head and adapters stay unchanged: the head is usually not
-/// converted, and adapters are added later.
-void convert_to_fp8(Llama& model, const TrainOptions& o) {
-  const std::vector<std::string> converted =
-      nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
-  TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
-                "it takes: both sizes must be multiples of ", 16 * o.tp,
-                o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
-}
-
-/// Adds adapters and freezes parameters. Called before parallelize(), which shards an adapter like
-/// its weight.
-void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
-  if (o.lora_rank > 0) {
-    nn::apply_lora(model, lora_options(o));
-  }
-  nn::freeze(model, o.freeze);
-  const auto is_trained = [](const auto& entry) { return entry.second->get().requires_grad(); };
-  TESSERA_CHECK(o.steps == 0 || std::ranges::any_of(model.named_slots(), is_trained),
-                "--freeze leaves no parameter to train; leave some out of its patterns");
-}
-
 /// Throws Error for an excessive --seq, before memory is allocated. A model may be trained with
 /// sequences longer than its positions, as in `transformers`.
 void check_sequence(const TrainOptions& options, const Config& config) {
@@ -139,19 +117,30 @@ ParallelOptions parallel_options(const TrainOptions& options) {
 }
 
 /// Creates the model on the meta device, not yet parallelized, with adapters and frozen parameters
-/// according to the flags.
-std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
+/// according to the flags: parallelize() shards an adapter like its weight.
+std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& config) {
   std::shared_ptr<Llama> model;
   {
     // The model is created on the meta device, because a rank may not have memory for the whole
     // model.
     const nn::MetaDevice meta;
-    model = std::make_shared<Llama>(config, options.seq, options.dropout);
+    model = std::make_shared<Llama>(config, o.seq, o.dropout);
   }
-  if (options.fp8) {
-    convert_to_fp8(*model, options);
+  if (o.fp8) {
+    // The head is usually not converted, and adapters, which are added later, are not either.
+    const std::vector<std::string> converted =
+        nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
+    TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
+                  "it takes: both sizes must be multiples of ", 16 * o.tp,
+                  o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
   }
-  add_adapters_and_freeze(*model, options);
+  if (o.lora_rank > 0) {
+    nn::apply_lora(*model, lora_options(o));
+  }
+  nn::freeze(*model, o.freeze);
+  const auto is_trained = [](const auto& entry) { return entry.second->get().requires_grad(); };
+  TESSERA_CHECK(o.steps == 0 || std::ranges::any_of(model->named_slots(), is_trained),
+                "--freeze leaves no parameter to train; leave some out of its patterns");
   return model;
 }
 
