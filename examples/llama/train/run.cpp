@@ -77,20 +77,6 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
   return batch;
 }
 
-/// Throws Error for an excessive --seq, before memory is allocated. A model may be trained with
-/// sequences longer than its positions, as in `transformers`.
-void check_sequence(const TrainOptions& options, const Config& config) {
-  constexpr std::int64_t kMostTokens = 1'000'000;
-  const std::int64_t most = std::max(config.max_positions, kMostTokens);
-  TESSERA_CHECK(options.seq <= most, "--seq ", options.seq, " is more than ", most,
-                " tokens, far beyond the ", config.max_positions,
-                " positions that the model is made for; take fewer");
-  constexpr std::int64_t kMostOfAStep = std::int64_t{1} << 40;
-  TESSERA_CHECK(options.batch <= kMostOfAStep / options.seq, "--batch ", options.batch,
-                " of --seq ", options.seq, " is more than ", kMostOfAStep,
-                " tokens a step; take fewer");
-}
-
 /// With ZeRO-3, FSDP frees the gathered parameters after forward and gathers the parameters again
 /// for backward. With ZeRO-2, the parameters stay gathered until backward.
 ParallelOptions parallel_options(const TrainOptions& options) {
@@ -154,7 +140,14 @@ Config model_config(const TrainOptions& o) {
   if (o.layers > 0) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }
-  check_sequence(o, config);
+  // An excessive --seq is refused before memory is allocated. A model may be trained with sequences
+  // longer than its positions, as in `transformers`.
+  constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
+  const std::int64_t most = std::max(config.max_positions, kMostTokens);
+  TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than ", most, " tokens, far beyond the ",
+                config.max_positions, " positions that the model is made for; take fewer");
+  TESSERA_CHECK(o.batch <= kMostOfAStep / o.seq, "--batch ", o.batch, " of --seq ", o.seq,
+                " is more than ", kMostOfAStep, " tokens a step; take fewer");
   TESSERA_CHECK(o.steps == 0 || config.attention_dropout == 0, file.string(),
                 ": \"attention_dropout\" is ", config.attention_dropout,
                 ", but attention dropout is not implemented in training; set it to 0, and pass "
@@ -496,20 +489,6 @@ std::string verify(LlamaRun& run) {
   return report.text();
 }
 
-namespace {
-
-/// Returns a number that is equal for context-parallel ranks with equal work. The first and the
-/// last rank differ from all others: both make fewer calls, and the first rank adds the most
-/// gradients. With a sliding window, all ranks differ.
-std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
-  if (window > 0) {
-    return rank;
-  }
-  return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
-}
-
-}  // namespace
-
 planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
   // A fake world computes on a CPU even when a GPU run is planned.
   TrainOptions on_cpu = options;
@@ -529,8 +508,12 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
     std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
     if (o.cp > 1) {
-      // The dimension "cp" is the one before the last one, "tp".
-      sizes.push_back(part_of_sequence(coordinate[coordinate.size() - 2], o.cp, window));
+      // The dimension "cp" is the one before the last one, "tp". Of its ranks, the first and the
+      // last one differ from all others: both make fewer calls, and the first one adds the most
+      // gradients. With a sliding window, all ranks differ.
+      const std::int64_t rank = coordinate[coordinate.size() - 2];
+      const bool differs = window > 0 || rank == 0;
+      sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);
     }
     return sizes;
   };
