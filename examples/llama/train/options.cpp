@@ -687,7 +687,9 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
   return o;
 }
 
-/// A planned run reads only a model's configuration.
+namespace {
+
+/// Returns the flags of a planned run, which reads only a model's configuration and writes nothing.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
   o.planned = true;
@@ -702,6 +704,8 @@ TrainOptions planned(TrainOptions o) {
   o.steps = std::max<std::int64_t>(o.steps, 1);
   return o;
 }
+
+}  // namespace
 
 TrainOptions parse_train_options(std::vector<std::string> arguments) {
   TrainOptions o;
