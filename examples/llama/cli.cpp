@@ -2,23 +2,17 @@
 
 #include "examples/llama/cli.h"
 
-#include <fcntl.h>
 #include <fnmatch.h>
 #include <glob.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <toml++/toml.h>
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <istream>
@@ -85,6 +79,8 @@ void refuse_two_values(const CLI::App& app) {
   }
 }
 
+void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
+
 /// Applies the settings that the flags of all programs have in common.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
@@ -96,6 +92,18 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   }
   // Unknown flags are handled later, because CLI11's error message suggests no similar name.
   app.allow_extras();
+}
+
+/// Throws Error for an unknown flag name. `what`: the name, and where the name was given. The error
+/// message suggests the most similar name; of equally similar names, the first declared.
+[[noreturn]] void fail_unknown(const std::string& what, std::string_view name,
+                               const CLI::App& app) {
+  FlagNames names;
+  for (const CLI::Option* option : app.get_options()) {
+    names.insert(names.end(), option->get_lnames().begin(), option->get_lnames().end());
+  }
+  tessera::fail("unknown ", what, "; did you mean --", nearest(name, names), "? (",
+                app.get_help_all_ptr() == nullptr ? "--help" : "--help-all", " lists all)");
 }
 
 /// Hides all flags except `first` from --help, by removing their group: CLI11 does not print flags
@@ -140,16 +148,6 @@ CLI::Validator number_above_0_to(double most) {
   return number_check("above 0, up to " + number_text(most), [=](double value) {
     return value >= std::numeric_limits<double>::min() && value <= most;
   });
-}
-
-// The error message suggests the most similar name; of equally similar names, the first declared.
-void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app) {
-  FlagNames names;
-  for (const CLI::Option* option : app.get_options()) {
-    names.insert(names.end(), option->get_lnames().begin(), option->get_lnames().end());
-  }
-  tessera::fail("unknown ", what, "; did you mean --", nearest(name, names), "? (",
-                app.get_help_all_ptr() == nullptr ? "--help" : "--help-all", " lists all)");
 }
 
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
@@ -420,8 +418,6 @@ std::string toml_line(const ResolvedFlag& flag) {
   return flag.note.empty() ? entry + "\n" : "# " + entry + "  (" + flag.note + ")\n";
 }
 
-}  // namespace
-
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.set_config("--config-file", "",
                  "These flags in a TOML file, by name, in the sections of --help or in none; "
@@ -429,6 +425,8 @@ void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternativ
       ->option_text("FILE.toml");
   app.config_formatter(std::make_shared<TomlFile>(app, alternatives));
 }
+
+}  // namespace
 
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app) {
   std::vector<ResolvedFlag> flags;
@@ -525,47 +523,6 @@ void check_files_differ(const std::vector<NamedFile>& files) {
                     " and ", file.what, " are both ", path, "; give each its own path");
     }
   }
-}
-
-std::string program_path(const char* name) {
-  return (std::filesystem::read_symlink("/proc/self/exe").parent_path() / name).string();
-}
-
-int run_logged(std::vector<std::string> command, const std::string& log) {
-  std::vector<char*> arguments;
-  for (std::string& argument : command) {
-    arguments.push_back(argument.data());
-  }
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-  pid_t child = 0;
-  const int failed =
-      posix_spawn(&child, command.front().c_str(), &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  TESSERA_CHECK(failed == 0, "can't start ", command.front(),
-                "; build it in the folder of this program: cmake --build BUILD --target "
-                "llama_train llama_plan tessera-run");
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-}
-
-std::string error_in(const std::string& log) {
-  std::ifstream in(log);
-  std::string last;
-  for (std::string line; std::getline(in, line);) {
-    if (line.find("llama_train: ") != std::string::npos ||
-        line.find("llama_plan: ") != std::string::npos) {
-      return line;
-    }
-    last = line.empty() ? last : line;
-  }
-  return last.empty() ? "the program wrote nothing" : last;
 }
 
 }  // namespace llama

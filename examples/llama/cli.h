@@ -21,17 +21,17 @@ namespace llama {
 using FlagNames = std::vector<std::string>;
 
 /// Parses `arguments` (without the program's name) into the options declared on `app`. Adds
-/// `--config-file FILE.toml`, whose sections are the options' groups (CLI::Option::group).
-/// `alternatives`: flags that exclude each other. `first`: the flags that --help shows, while
-/// --help-all shows all; with {}, --help shows all. Throws tessera::Error, for example for an
-/// unknown name (with the most similar valid name) and for a second value of a flag that takes one.
+/// --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top level
+/// or in the table of the flag's group (CLI::Option::group): steps = 3 in [training]. `true` stands
+/// for a flag without a value, an array for a flag given several times. A flag on the command line
+/// overrides this flag, and its `alternatives` (flags that exclude each other), in the file.
+/// `first`: the flags that --help shows, while --help-all shows all; with {}, --help shows all.
+/// Throws tessera::Error, for example for an unknown name (with the most similar valid name), a key
+/// in the wrong section (with its correct section), and a second value of a flag that takes one.
 /// After --help was printed, CLI11's Success is thrown.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
-
-/// Throws Error for an unknown flag name. `what`: the name, and where the name was given.
-[[noreturn]] void fail_unknown(const std::string& what, std::string_view name, const CLI::App& app);
 
 /// Runs a program's body with its command-line arguments, and returns the body's exit code. A
 /// failure prints one line to stderr, "program: message", and returns 1.
@@ -53,14 +53,6 @@ CLI::Validator number_above_0();
 CLI::Validator number_above_0_to(double most);
 
 using tessera::nearest;
-
-/// Adds --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top
-/// level or in the table of the flag's group: steps = 3 in [training]. `true` stands for a flag
-/// without a value, an array for a flag given several times. A flag on the command line overrides
-/// this flag, and its `alternatives`, in the file. When parsing, throws tessera::Error with the
-/// file's name: for an unknown name, with the most similar valid name; for a key in the wrong
-/// section, with its correct section.
-void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
 
 /// A flag of a program after parsing, whether it was given or not.
 struct ResolvedFlag {
@@ -92,18 +84,6 @@ std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFla
 /// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no
 /// value become comments.
 std::string to_toml(const std::vector<ResolvedFlag>& flags);
-
-/// Returns the path of a program in the folder of the running program.
-std::string program_path(const char* name);
-
-/// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
-/// signal ended the program. Throws tessera::Error if the program cannot be started.
-int run_logged(std::vector<std::string> command, const std::string& log);
-
-/// Returns the line of a log that shows why a run of llama_train or llama_plan failed: the first
-/// error, because later errors are those of ranks that waited for the failed rank; without an
-/// error, the last line.
-std::string error_in(const std::string& log);
 
 /// A file or folder that a program reads or writes.
 struct NamedFile {

@@ -169,8 +169,12 @@ PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> fil
                        .files = std::move(files),
                        .field = o.field};
   const data::Tokenizer& tokenizer = *encoder.tokenizer;
-  const bool is_folder = std::filesystem::is_directory(o.tokenizer);
-  const SpecialTokens special = special_tokens_of(is_folder ? o.tokenizer : "");
+  SpecialTokens special;
+  // The tokenizer may be in the folder of a model.
+  if (const auto config = std::filesystem::path(o.tokenizer) / "config.json";
+      std::filesystem::exists(config)) {
+    special = read_special_tokens(o.tokenizer, read_config(config));
+  }
   if (o.bos) {
     encoder.begin = tokenizer.begin_tokens();
     if (encoder.begin.empty()) {

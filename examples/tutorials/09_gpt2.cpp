@@ -131,8 +131,7 @@ void run_rank() {
     optim::clip_grad_norm_(optimizer.parameters(), 1.0);
     optimizer.step();
     optimizer.zero_grad();
-    at::Tensor mean = loss.detach().clone();
-    mesh["dp"].group().all_reduce(mean, ReduceOp::kAvg)->wait();
+    const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
     if (world->rank() == 0) {
       std::cout << "step " << step << " loss " << mean.item<double>() << std::endl;
     }

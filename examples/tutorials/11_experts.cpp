@@ -188,10 +188,7 @@ void run_rank(std::int64_t experts, std::int64_t ep) {
     optim::clip_grad_norm_(optimizer.parameters(), 1.0);
     optimizer.step();
     optimizer.zero_grad();
-    const at::Tensor mean = loss.detach().clone();
-    if (mesh.size() > 1) {
-      mesh.group_of_all_ranks().all_reduce(mean, ReduceOp::kAvg)->wait();
-    }
+    const at::Tensor mean = training::mean_over(loss, mesh);
     if (world->rank() == 0) {
       std::cout << "step " << step << " loss " << mean.item<double>() << std::endl;
     }

@@ -79,11 +79,9 @@ void run_rank() {
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();
-    observe::MeanMetric mean;
-    mean.update(loss.item<double>());
-    mean.sync(*world);
+    const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
     if (world->rank() == 0) {
-      std::cout << "step " << step << " loss " << mean.compute() << std::endl;
+      std::cout << "step " << step << " loss " << mean.item<double>() << std::endl;
     }
   }
 }

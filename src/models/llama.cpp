@@ -25,12 +25,6 @@
 namespace tessera::models {
 namespace {
 
-/// Returns the unscaled rotary frequencies theta^(-2i / head_dim), a tensor of size (head_dim / 2).
-at::Tensor plain_frequencies(double theta, std::int64_t head_dim) {
-  return 1.0 /
-         at::pow(theta, at::arange(0, head_dim, 2, at::kFloat) / static_cast<double>(head_dim));
-}
-
 /// Divides the rotary frequencies with fewer than low_freq_factor rotations in the original
 /// context. Frequencies with more than high_freq_factor rotations are unchanged. Frequencies
 /// between the two limits are interpolated.
@@ -68,7 +62,9 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
 }
 
 at::Tensor frequencies(const Rope& rope, std::int64_t head_dim) {
-  at::Tensor plain = plain_frequencies(rope.theta, head_dim);
+  // theta^(-2i / head_dim), a tensor of size (head_dim / 2)
+  at::Tensor plain = 1.0 / at::pow(rope.theta, at::arange(0, head_dim, 2, at::kFloat) /
+                                                   static_cast<double>(head_dim));
   switch (rope.scaling.kind) {
     case RopeScaling::Kind::kNone:
       return plain;
@@ -176,13 +172,6 @@ struct ContextParts {
   const nn::ContextParallelPtr& context_parallel;
 };
 
-/// The positions of tokens within documents, and the documents. If `documents` is nullptr, the
-/// documents are derived from the positions.
-struct InDocuments {
-  const at::Tensor& positions;  ///< positions (batch, sequence)
-  const nn::DocumentsPtr& documents;
-};
-
 namespace {
 
 using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
@@ -222,23 +211,17 @@ at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t
   return causal.logical_and(is_token.unsqueeze(1)).logical_or(itself).unsqueeze(1);
 }
 
-/// Returns the inputs of the blocks under context parallelism: the rotary angles are those of this
-/// rank's positions in the whole sequence.
-Context split_context(const ContextParts& parts, const at::Tensor& tokens) {
-  const nn::ContextParallel& split = *parts.context_parallel;
-  const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split.mesh().size());
-  return {{.batch = tokens.size(0),
-           .cos = split.shard(cos, 0),
-           .sin = split.shard(sin, 0),
-           .context_parallel = parts.context_parallel},
-          nullptr};
-}
-
 /// Returns the inputs of the blocks for tokens (batch, sequence), which follow the tokens in the
 /// cache if `cache` is not nullptr. The causal mask covers only the tokens of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
-  if (parts.context_parallel) {
-    return split_context(parts, tokens);
+  if (const nn::ContextParallelPtr& split = parts.context_parallel) {
+    // The rotary angles are those of this rank's positions in the whole sequence.
+    const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split->mesh().size());
+    return {{.batch = tokens.size(0),
+             .cos = split->shard(cos, 0),
+             .sin = split->shard(sin, 0),
+             .context_parallel = split},
+            nullptr};
   }
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
   const std::int64_t sequence = tokens.size(1);
@@ -257,8 +240,11 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
 }
 
-void check_positions(const ContextParts& parts, const at::Tensor& tokens,
-                     const at::Tensor& positions, const KvCache* cache) {
+/// `positions`: positions of the tokens within documents, (batch, sequence). If `documents` is
+/// nullptr, the documents are derived from the positions.
+Context document_context(const ContextParts& parts, const at::Tensor& tokens,
+                         const at::Tensor& positions, const nn::DocumentsPtr& documents,
+                         const KvCache* cache) {
   const nn::ContextParallelPtr& split = parts.context_parallel;
   const std::int64_t ranks = split ? split->mesh().size() : 1;
   TESSERA_CHECK(cache == nullptr && positions.size(0) == tokens.size(0) &&
@@ -266,20 +252,13 @@ void check_positions(const ContextParts& parts, const at::Tensor& tokens,
                 "positions of sizes ", positions.sizes(), " were given with tokens of ",
                 tokens.sizes(), cache != nullptr ? " and a cache" : "",
                 "; give one for each token of the sequences, and no cache");
-}
-
-Context document_context(const ContextParts& parts, const at::Tensor& tokens,
-                         const InDocuments& places, const KvCache* cache) {
-  const at::Tensor& positions = places.positions;
-  check_positions(parts, tokens, positions, cache);
-  const nn::ContextParallelPtr& split = parts.context_parallel;
   const at::Tensor rows = (split ? split->shard(positions, 1) : positions).flatten();
   return {{.batch = positions.size(0),
            .cos = parts.cos.index_select(0, rows),
            .sin = parts.sin.index_select(0, rows),
            .context_parallel = split,
-           .documents = places.documents != nullptr
-                            ? places.documents
+           .documents = documents != nullptr
+                            ? documents
                             : std::make_shared<const nn::Documents>(positions, parts.cos.device())},
           nullptr};
 }
@@ -443,9 +422,9 @@ at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::T
       by_cache ? "; make it with more positions" : "; build it with a larger max_sequence");
   const ContextParts parts{config_, *cos_, *sin_, context_parallel_};
   at::Tensor hidden =
-      (*model_)(tokens.flatten(),
-                positions.defined() ? document_context(parts, tokens, {positions, documents}, cache)
-                                    : context_of(parts, tokens, cache));
+      (*model_)(tokens.flatten(), positions.defined()
+                                      ? document_context(parts, tokens, positions, documents, cache)
+                                      : context_of(parts, tokens, cache));
   if (cache == nullptr) {
     return hidden;
   }

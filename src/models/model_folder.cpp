@@ -55,11 +55,19 @@ class ConfigReader {
 
   std::int64_t positive(const char* key) const {
     TESSERA_CHECK(has(key), origin_, ": \"", key, "\" is missing; a model's config.json needs it");
-    return checked_positive(key, json_.at(key));
+    return positive_or(key, 0);
   }
 
+  /// Sizes must be below 2^31, so that the product of two sizes fits into 64 bits.
   std::int64_t positive_or(const char* key, std::int64_t otherwise) const {
-    return has(key) ? checked_positive(key, json_.at(key)) : otherwise;
+    if (!has(key)) {
+      return otherwise;
+    }
+    const nlohmann::json& value = json_.at(key);
+    TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
+                      value.get<std::int64_t>() < (std::int64_t{1} << 31),
+                  origin_, ": \"", key, "\" is ", value.dump(), "; it must be a positive integer");
+    return value.get<std::int64_t>();
   }
 
   double number(const char* key) const {
@@ -72,11 +80,6 @@ class ConfigReader {
 
   double number_or(const char* key, double otherwise) const {
     return has(key) ? number(key) : otherwise;
-  }
-
-  /// The number of a key; 0 ("none") if the key is missing or null.
-  double number_or_zero(const char* key) const {
-    return has(key) && json_.at(key) != 0 ? number(key) : 0;
   }
 
   std::string text(const char* key) const {
@@ -132,14 +135,6 @@ class ConfigReader {
   const std::string& origin() const { return origin_; }
 
  private:
-  // Sizes must be below 2^31, so that the product of two sizes fits into 64 bits.
-  std::int64_t checked_positive(const char* key, const nlohmann::json& value) const {
-    TESSERA_CHECK(value.is_number_integer() && value.get<std::int64_t>() > 0 &&
-                      value.get<std::int64_t>() < (std::int64_t{1} << 31),
-                  origin_, ": \"", key, "\" is ", value.dump(), "; it must be a positive integer");
-    return value.get<std::int64_t>();
-  }
-
   const nlohmann::json& json_;
   const std::string& origin_;
 };
@@ -336,14 +331,6 @@ std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& s
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
 
-void check_heads(const LlamaConfig& c, const std::string& origin) {
-  TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
-                ": num_attention_heads ", c.num_attention_heads,
-                " is not a multiple of num_key_value_heads ", c.num_key_value_heads);
-  TESSERA_CHECK(c.head_dim % 2 == 0, origin, ": head_dim is ", c.head_dim,
-                "; rotary embedding needs an even one");
-}
-
 }  // namespace
 
 LlamaConfig detail::parse_config(const std::string& text, const std::string& origin) {
@@ -383,7 +370,8 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   c.query_key_value_bias = biases || architecture.query_key_value_bias;
   c.attention_output_bias = biases;
   c.mlp_bias = reader.flag_or("mlp_bias", false);
-  c.attention_dropout = reader.number_or_zero("attention_dropout");
+  const char* dropout = "attention_dropout";
+  c.attention_dropout = reader.has(dropout) && reader.at(dropout) != 0 ? reader.number(dropout) : 0;
   TESSERA_CHECK(architecture.has_attention_bias || !biases, origin, ": \"attention_bias\" of a ",
                 architecture.type, " is not implemented; use a model without it");
   TESSERA_CHECK(architecture.has_mlp_bias || !c.mlp_bias, origin, ": \"mlp_bias\" of a ",
@@ -396,7 +384,11 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   // The text of config.json is stored, because exports write the text unchanged, including keys
   // that this function does not read.
   c.json = text;
-  check_heads(c, origin);
+  TESSERA_CHECK(c.num_attention_heads % c.num_key_value_heads == 0, origin,
+                ": num_attention_heads ", c.num_attention_heads,
+                " is not a multiple of num_key_value_heads ", c.num_key_value_heads);
+  TESSERA_CHECK(c.head_dim % 2 == 0, origin, ": head_dim is ", c.head_dim,
+                "; rotary embedding needs an even one");
   return c;
 }
 
@@ -449,8 +441,6 @@ ParameterCount count_parameters(const LlamaConfig& c) {
 
 namespace {
 
-constexpr std::int64_t kByteVocabulary = 256;
-
 /// A tokenizer with more tokens than the model. encode() throws Error for a text with a token that
 /// the model's embedding lacks.
 class LimitedTokenizer final : public data::Tokenizer {
@@ -501,7 +491,7 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
 data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem::path& folder,
                                   const LlamaConfig& config, bool new_to_text) {
   const std::string found = tokenizer_file(file, folder);
-  TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == kByteVocabulary,
+  TESSERA_CHECK(!found.empty() || new_to_text || config.vocab_size == 256,
                 "no tokenizer was passed, and no tokenizer.json or tokenizer.model is beside the "
                 "model, so that a text is read as bytes, but the model's vocabulary is ",
                 config.vocab_size, "; pass the tokenizer of the model or of the tokens");
@@ -536,20 +526,10 @@ SpecialTokens read_special_tokens(const std::filesystem::path& folder, const Lla
   return {begin, tokens("eos_token_id")};
 }
 
-SpecialTokens special_tokens_of(const std::filesystem::path& folder) {
-  const std::filesystem::path file = folder / "config.json";
-  if (folder.empty() || !std::filesystem::exists(file)) {
-    return {};
-  }
-  return read_special_tokens(folder, read_config(file));
-}
-
 std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special) {
-  std::vector<std::int64_t> end;
-  if (tokenizer != nullptr) {
-    end = tokenizer->end_tokens();
-  }
+  std::vector<std::int64_t> end =
+      tokenizer != nullptr ? tokenizer->end_tokens() : std::vector<std::int64_t>{};
   if (end.empty() && !special.end.empty()) {
     end = {special.end.front()};
   }

@@ -346,8 +346,8 @@ std::string remedy(const RunPlan& plan, MemoryKind kind) {
   }
 }
 
-}  // namespace
-
+/// Returns a line for each large part of the memory peak, largest first, with advice on how to
+/// reduce the part.
 std::vector<std::string> advice(const RunPlan& plan) {
   std::vector<std::pair<std::int64_t, MemoryKind>> parts;
   const observe::StepMemory& memory = plan.largest().memory;
@@ -366,6 +366,8 @@ std::vector<std::string> advice(const RunPlan& plan) {
   return lines;
 }
 
+/// One line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors can
+/// have of a h200."; "" without a machine.
 std::string verdict(const RunPlan& plan) {
   if (!plan.options.machine) {
     return "";
@@ -380,6 +382,8 @@ std::string verdict(const RunPlan& plan) {
   return fmt::format("It does not fit: {} is {} more than {}.", size_text(peak),
                      size_text(peak - room), of_device);
 }
+
+}  // namespace
 
 std::string to_json(const RunPlan& plan, const std::optional<Search>& search) {
   Json mesh;

@@ -25,18 +25,18 @@ constexpr std::array<std::int64_t, 3> kSplits{2, 4, 8};
 constexpr std::int64_t kLongSequence = 16384;
 
 std::int64_t most_tp(const SearchSpace& s) {
-  return s.fixed_tp ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
+  return s.fixed.contains("tp") ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
 /// Returns the possible meshes (dp and tp) for given `cp` and `accumulate` micro-batches. If
 /// `accumulate` is not s.first.accumulate, `accumulate` must divide each rank's samples.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
-  for (std::int64_t tp = s.fixed_tp ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
+  for (std::int64_t tp = s.fixed.contains("tp") ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
     const std::int64_t dp = s.ranks / (tp * cp * s.dp_replicate);
     const bool divides =
         dp * tp * cp * s.dp_replicate == s.ranks && (!s.allows_tp || s.allows_tp(tp));
-    const bool asked = !s.fixed_dp || dp == s.first.dp;
+    const bool asked = !s.fixed.contains("dp") || dp == s.first.dp;
     const bool has_rows = accumulate == s.first.accumulate ||
                           (dp > 0 && s.batch % (s.dp_replicate * dp * accumulate) == 0);
     if (divides && asked && has_rows) {
@@ -73,8 +73,8 @@ class MeshSearch {
     first_ = std::ssize(search_.found);
     for (std::size_t ac = 0; ac < kActivations.size(); ++ac) {
       for (std::size_t zero = 0; zero < kZero.size(); ++zero) {
-        if ((!s.fixed_ac || s.first.ac == kActivations[ac]) &&
-            (!s.fixed_zero || s.first.zero == kZero[zero])) {
+        if ((!s.fixed.contains("ac") || s.first.ac == kActivations[ac]) &&
+            (!s.fixed.contains("zero") || s.first.zero == kZero[zero])) {
           visit(ac, zero);
         }
       }
@@ -182,7 +182,7 @@ void mark_frontier(std::vector<FoundLayout>& found) {
 
 }  // namespace
 
-std::string name_of(const TrainingLayout& layout) {
+std::string detail::name_of(const TrainingLayout& layout) {
   return fmt::format(
       "dp {} × tp {}{}, ac {}, ZeRO-{}{}", layout.dp, layout.tp,
       layout.cp > 1 ? fmt::format(" × cp {}", layout.cp) : "", layout.ac, layout.zero,
@@ -207,12 +207,12 @@ class LayoutSearch {
   Search run() {
     const SearchSpace& s = search_.space;
     try_meshes(s.first.cp, s.first.accumulate);
-    if (!s.fixed_accumulate && !search_.found.empty()) {
+    if (!s.fixed.contains("accumulate") && !search_.found.empty()) {
       try_micro_batches();
     }
     const bool needs_splits = !fits() || s.sequence >= kLongSequence;
     for (const std::int64_t cp : kSplits) {
-      if (needs_splits && !s.fixed_cp && s.allows_cp && s.allows_cp(cp)) {
+      if (needs_splits && !s.fixed.contains("cp") && s.allows_cp && s.allows_cp(cp)) {
         try_meshes(cp, s.first.accumulate);
       }
     }
@@ -263,7 +263,7 @@ class LayoutSearch {
                   "given; give fewer of these, or another number of ranks");
     if (search_.found.empty()) {
       const auto& [layout, reason] = search_.refused.front();
-      fail(s.ranks, " ranks: no layout can be planned: ", name_of(layout), ": ", reason);
+      fail(s.ranks, " ranks: no layout can be planned: ", detail::name_of(layout), ": ", reason);
     }
   }
 

@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <iostream>
 #include <system_error>
 #include <utility>
@@ -70,15 +69,6 @@ using Json = nlohmann::json;
 
 namespace {
 
-void run_on_first_rank(comm::World& world, const std::function<void()>& work) {
-  const comm::CommunicatorPtr group = world.host_group(comm::ranks_of_world(world.size()), "start");
-  comm::run_or_fail_together(*group, c10::kCPU, [&] {
-    if (world.rank() == 0) {
-      work();
-    }
-  });
-}
-
 void unlock(int lock) {
   if (lock >= 0) {
     close(lock);
@@ -96,8 +86,9 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   if (!options_.folder.empty()) {
     try {
       // The folder is locked before it is read, because an ending run may still save a step.
-      run_on_first_rank(*world_, [this] {
-        if (std::filesystem::is_directory(options_.folder)) {
+      const auto group = world_->host_group(comm::ranks_of_world(world_->size()), "start");
+      comm::run_or_fail_together(*group, c10::kCPU, [this] {
+        if (world_->rank() == 0 && std::filesystem::is_directory(options_.folder)) {
           make_folder();
         }
       });

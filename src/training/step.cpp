@@ -176,14 +176,6 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-void read_figures(const at::Tensor& loss, const at::Tensor& norm, const DeviceMesh& data_mesh,
-                  StepResult& result) {
-  const at::Tensor figures =
-      at::stack({mean_over(loss, data_mesh).to(norm.device()), norm}).to(c10::kCPU);
-  result.loss = figures[0].item<double>();
-  result.grad_norm = figures[1].item<double>();
-}
-
 /// Checks the loss and the norm, and updates the parameters. On a CPU loss and norm are checked
 /// before the update, so a step that is not finite changes no parameter. If the norm is on a GPU,
 /// loss and norm are checked after the update, so that the host waits only once per step. AdamW's
@@ -193,7 +185,10 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
             StepResult& result) {
   bool is_checked = false;
   const auto check_figures = [&](const at::Tensor& norm) {
-    read_figures(loss, norm, data_mesh, result);
+    const at::Tensor figures =
+        at::stack({mean_over(loss, data_mesh).to(norm.device()), norm}).to(c10::kCPU);
+    result.loss = figures[0].item<double>();
+    result.grad_norm = figures[1].item<double>();
     check_finite(result, state.step + 1, options, parameters);
     is_checked = true;
   };

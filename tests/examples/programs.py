@@ -110,12 +110,19 @@ def read_metrics(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
-class InFolder(unittest.TestCase):
-    """Tests in a temporary folder that holds a small config and tokens to train it on."""
+class WithFolder(unittest.TestCase):
+    """Each test has a temporary folder."""
     def setUp(self):
+        super().setUp()
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
+
+
+class InFolder(WithFolder):
+    """Tests in a temporary folder that holds a small config and tokens to train it on."""
+    def setUp(self):
+        super().setUp()
         self.config = write_config(self.folder, SMALL)
         self.tokens = write_tokens(self.folder / "t.bin", text_tokens(5000, 256))
 

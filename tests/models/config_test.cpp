@@ -165,6 +165,7 @@ TEST(ParseConfig, RefusesWhatItCannotCompute) {
       {"rope_scaling", {{"type", "longrope"}, {"factor", 2.0}}, "rope scaling is of type"},
       {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, "max_position_embeddings"},
       {"rope_scaling", {{"rope_type", "linear"}}, "\"factor\" is missing"},
+      {"use_sliding_window", true, "\"use_sliding_window\" is true"},
       {"rope_scaling", {{"factor", 2}}, "a factor without a type of rope scaling"},
       {"rope_parameters",
        {{"full_attention", {{"rope_type", "yarn"}}}},

@@ -100,7 +100,7 @@ TEST(Estimate, IsThatOfTheWholeModelFromPlansOfFewLayers) {
   for (const TrainingLayout& layout :
        {TrainingLayout{.dp = 4, .tp = 1}, TrainingLayout{.dp = 2, .tp = 2},
         TrainingLayout{.dp = 1, .tp = 4}, TrainingLayout{.dp = 4, .tp = 1, .zero = 2}}) {
-    SCOPED_TRACE(planning::name_of(layout));
+    SCOPED_TRACE(planning::detail::name_of(layout));
     const planning::RankPlan whole = plan_first(layout, on_h100s());
     const planning::Estimate found =
         planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, on_h100s())(layout);

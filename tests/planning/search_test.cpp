@@ -83,13 +83,13 @@ planning::SearchSpace space(double memory) {
 TEST(Search, TheFastestThatFitsIsFirstAndFixedOptionsStay) {
   const planning::Search all = planning::search(space(1e6));
   EXPECT_EQ(all.found.size(), 24U);  // tp of 1, 2, 4, 8
-  EXPECT_EQ(planning::name_of(all.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
+  EXPECT_EQ(planning::detail::name_of(all.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
   planning::SearchSpace fixed = space(1e6);
   fixed.fixed_tp = fixed.fixed_ac = fixed.fixed_zero = true;
   fixed.first = {.tp = 2, .ac = "full", .zero = 2};
   const planning::Search found = planning::search(fixed);
   ASSERT_EQ(found.found.size(), 1U);
-  EXPECT_EQ(planning::name_of(found.best().layout), "dp 4 × tp 2, ac full, ZeRO-2");
+  EXPECT_EQ(planning::detail::name_of(found.best().layout), "dp 4 × tp 2, ac full, ZeRO-2");
 }
 
 TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkippedAndMicroBatchesAreTriedIfNothingFits) {
@@ -110,7 +110,7 @@ TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
   asked.blocks = 10;
   const planning::Search found = planning::search(asked);
   // Of 4000 and 2000 bytes with ZeRO-3, and of 100 more with ZeRO-2.
-  EXPECT_EQ(planning::name_of(found.best().layout), "dp 8 × tp 1, ac selective:5, ZeRO-2");
+  EXPECT_EQ(planning::detail::name_of(found.best().layout), "dp 8 × tp 1, ac selective:5, ZeRO-2");
   EXPECT_EQ(found.best().estimate.peak_bytes, 3100);
   EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 3001, 10), 5);
   EXPECT_EQ(planning::checkpointed_blocks(4000, 2000, 2999, 10), 6);

@@ -1,5 +1,6 @@
 // Training: steps on meshes, compared with one rank that uses libtorch's calls alone; evaluation,
-// stops, metrics and recordings; and the saved checkpoints of a run.
+// the meter and recordings; and what a Checkpointer refuses. Its other properties, stops and the
+// metrics' file are tested by runs of programs (tests/examples/checkpoint).
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
@@ -7,7 +8,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -367,19 +367,6 @@ TEST(StepTest, AnErrorOfLibtorchOnOneRankNamesTheStepAndTheRank) {
   EXPECT_FALSE(errors[0].empty());
 }
 
-TEST(SameOptions, NameWhatOneRankHasOtherwise) {
-  RunRanks(3, [](Rank& rank) {
-    using training::check_same_options;
-    check_same_options(*rank.world(), {{"--lr", "0.1"}, {"--steps", "3"}});
-    const std::string own = rank.rank() == 2 ? "0.2" : "0.1";
-    EXPECT_ERROR(check_same_options(*rank.world(), {{"--a", "x"}, {"--lr", own}}),
-                 "rank 2 has --lr 0.2, but rank 0 has --lr 0.1; start all ranks with the same");
-    const std::string resume = rank.rank() == 1 ? "auto" : "";
-    EXPECT_ERROR(check_same_options(*rank.world(), {{"--resume", resume}}),
-                 "rank 1 has --resume auto, but rank 0 has no --resume");
-  });
-}
-
 TEST(EvaluationTest, IsTheMeanOverBatchesAndRanksAndEndsWhenAskedToStop) {
   RunRanks(2, [](Rank& rank) {
     MlpRun run(rank, 2, 1);
@@ -426,13 +413,6 @@ TEST(EvaluationTest, UsesTheAveragesAndRestoresTheWeights) {
   });
 }
 
-TEST(StopTest, IsRequestedOnAllRanksByOne) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    EXPECT_FALSE(training::stop_requested(false, mesh));
-    EXPECT_TRUE(training::stop_requested(rank.rank() == 2, mesh));
-  });
-}
-
 TEST(StepMeterTest, CountsTheTrafficOfItsStepAlone) {
   RunRanks(2, [](Rank& rank) {
     MlpRun run(rank, 2, 1);
@@ -451,22 +431,6 @@ TEST(StepMeterTest, CountsTheTrafficOfItsStepAlone) {
               nlohmann::json::parse(observe::to_json(steps[2])).at("comm"));
     EXPECT_FALSE(steps[2].comm.empty());
   });
-}
-
-TEST(MetricLogTest, ACheckpointsStallIsRecordedWithTheNextStep) {
-  const TemporaryFolder folder;
-  RunRanks(2, [&](Rank& rank) {
-    training::MetricLog log({.metrics = folder / "metrics.jsonl", .steps = 2}, rank.world());
-    log.open(0);
-    log.write({.step = 1}, 0);
-    log.stalled(0.25);
-    log.write({.step = 2}, 0);
-  });
-  std::istringstream lines(ReadFile(folder / "metrics.jsonl"));
-  std::string first, second;
-  std::getline(std::getline(lines, first), second);
-  EXPECT_FALSE(nlohmann::json::parse(first).contains("checkpoint_stall_s"));
-  EXPECT_EQ(nlohmann::json::parse(second).at("checkpoint_stall_s"), 0.25);
 }
 
 TEST(RecordingTest, ProfilesTheModulesAndOperatorsOfTheLastStep) {
@@ -493,50 +457,6 @@ using training::Checkpointer;
 using training::CheckpointOptions;
 using training::Resume;
 
-/// Trains up to step `last`, with checkpoints where they are due. Returns the losses.
-std::vector<double> train(MlpRun& run, Checkpointer& checkpoints, std::int64_t last) {
-  std::vector<double> losses;
-  while (run.state->step < last) {
-    losses.push_back(run.step().loss);
-    checkpoints.after_step(*run.state);
-  }
-  return losses;
-}
-
-/// Compares a run of six steps with a run that is resumed after the third.
-void expect_same_resumed(int ranks, std::int64_t dp, std::int64_t tp, bool async) {
-  const TemporaryFolder folder;
-  RunRanks(ranks, [&](Rank& rank) {
-    MlpRun whole(rank, dp, tp), first(rank, dp, tp), second(rank, dp, tp);
-    CheckpointOptions options{.folder = folder / "run", .every = 3, .steps = 6, .async = async};
-    std::vector<double> expected;
-    for (int step = 0; step < 6; ++step) {
-      expected.push_back(whole.step().loss);
-    }
-    {
-      Checkpointer checkpoints(options, rank.world());
-      EXPECT_FALSE(checkpoints.loads());
-      train(first, checkpoints, 3);
-      EXPECT_EQ(checkpoints.finish(*first.state), nullptr);
-    }
-    options.resume = Resume::kNewest;
-    Checkpointer checkpoints(options, rank.world());
-    EXPECT_TRUE(checkpoints.resumes());
-    checkpoints.load(*second.state);
-    EXPECT_EQ(second.state->step, 3);
-    EXPECT_EQ(second.state->samples, 3 * kBatch);
-    const std::vector<double> losses = train(second, checkpoints, 6);
-    EXPECT_EQ(losses, std::vector<double>(expected.begin() + 3, expected.end()));
-    EXPECT_TRUE(second.weights().equal(whole.weights()));
-    EXPECT_EQ(checkpoints.finish(*second.state), nullptr);
-  });
-}
-
-TEST(CheckpointerTest, AResumedRunIsBitEqual) {
-  expect_same_resumed(4, 2, 2, /*async=*/true);
-  expect_same_resumed(3, 3, 1, /*async=*/false);
-}
-
 TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
   const TemporaryFolder folder;
   RunRanks(2, [&](Rank& rank) {
@@ -558,65 +478,6 @@ TEST(CheckpointerTest, RandomNumbersAndTheLossScaleContinue) {
     EXPECT_EQ(resumed.state->scaler.state(), run.state->scaler.state());
     EXPECT_EQ(random_state().seed, 5U);
     EXPECT_EQ(random_state().calls, 7U);
-  });
-}
-
-TEST(CheckpointerTest, SavesEverySoManyStepsAtTheLastAndWhenTheRunMustStop) {
-  const TemporaryFolder folder;
-  RunRanks(2, [&](Rank& rank) {
-    MlpRun run(rank, 2, 1), stopped(rank, 2, 1);
-    Checkpointer checkpoints({.folder = folder / "run", .every = 2, .steps = 5}, rank.world());
-    train(run, checkpoints, 5);
-    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
-    Checkpointer others({.folder = folder / "stopped", .every = 2, .steps = 5}, rank.world());
-    stopped.step();
-    EXPECT_FALSE(others.after_step(*stopped.state));
-    EXPECT_TRUE(others.after_step(*stopped.state, {}, /*stopped=*/true));
-    EXPECT_TRUE(std::filesystem::exists(folder / "stopped/step-00000001/manifest.json"));
-    EXPECT_EQ(others.finish(*stopped.state), nullptr);
-  });
-  for (const std::string step : {"step-00000002", "step-00000004", "step-00000005"}) {
-    EXPECT_TRUE(std::filesystem::exists(folder / "run" / step / "manifest.json")) << step;
-  }
-}
-
-TEST(CheckpointerTest, ARunBeginsOnlyWhereThereAreNoSteps) {
-  const TemporaryFolder folder;
-  RunRanks(2, [&](Rank& rank) {
-    MlpRun run(rank, 2, 1);
-    CheckpointOptions options{.folder = folder / "run", .steps = 1};
-    options.resume = Resume::kNewest;
-    EXPECT_ERROR(Checkpointer(options, rank.world()), "resume: '",
-                 "has no step that was saved whole");
-    options.resume = Resume::kAuto;
-    Checkpointer checkpoints(options, rank.world());
-    EXPECT_FALSE(checkpoints.loads());
-    train(run, checkpoints, 1);
-    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
-    options.resume = Resume::kNever;
-    EXPECT_ERROR(Checkpointer(options, rank.world()), "has steps of a run; pass resume");
-    options.names = {.program = "program", .dashes = "--"};
-    EXPECT_ERROR(Checkpointer(options, rank.world()), "--checkpoint: '", "pass --resume");
-  });
-}
-
-TEST(CheckpointerTest, AnotherRunsWeightsBeginARun) {
-  const TemporaryFolder folder;
-  RunRanks(2, [&](Rank& rank) {
-    MlpRun run(rank, 2, 1), other(rank, 2, 1);
-    Checkpointer checkpoints({.folder = folder / "run", .steps = 2}, rank.world());
-    train(run, checkpoints, 2);
-    EXPECT_EQ(checkpoints.finish(*run.state), nullptr);
-    Checkpointer begins(
-        {.steps = 2, .initial_load = folder / "run", .exclude = {"optimizer", "data"}},
-        rank.world());
-    EXPECT_TRUE(begins.loads());
-    EXPECT_FALSE(begins.resumes());
-    begins.load(*other.state);
-    EXPECT_EQ(begins.loaded_step(), 2);
-    EXPECT_EQ(other.state->step, 0);
-    EXPECT_EQ(other.state->samples, 0);
-    EXPECT_TRUE(other.weights().equal(run.weights()));
   });
 }
 

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "examples/llama/cli.h"
@@ -16,7 +15,7 @@ constexpr double kLeastTemperature = 1e-6;
 
 // The number in brackets in each help text is the default.
 
-void declare_texts(CLI::App& app, GenerateOptions& o) {
+void declare(CLI::App& app, GenerateOptions& o) {
   app.option_defaults()->group("model");
   app.add_option("--model", o.model, "Folder with config.json and *.safetensors")
       ->option_text("DIR");
@@ -33,21 +32,17 @@ void declare_texts(CLI::App& app, GenerateOptions& o) {
       ->allow_extra_args(false)
       ->option_text("FILE");
   app.add_flag("--json", o.json, "Print a JSON object a prompt");
-}
-
-void declare_sampling(CLI::App& app, SamplingOptions& o) {
+  SamplingOptions& sampling = o.sampling;
   app.option_defaults()->group("sampling");
-  app.add_option("--max-tokens", o.max_tokens, "Tokens to make (200)")->check(number_above_0());
-  app.add_option("--temperature", o.temperature, "0 is greedy (0.8)")
+  app.add_option("--max-tokens", sampling.max_tokens, "Tokens to make (200)")
+      ->check(number_above_0());
+  app.add_option("--temperature", sampling.temperature, "0 is greedy (0.8)")
       ->check(number_between(0, 1e6));
-  app.add_option("--top-k", o.top_k, "Only the k likeliest; 0 is all (0)")
+  app.add_option("--top-k", sampling.top_k, "Only the k likeliest; 0 is all (0)")
       ->check(number_of_at_least_0());
-  app.add_option("--top-p", o.top_p, "Smallest set of this probability, above 0 (1.0)")
+  app.add_option("--top-p", sampling.top_p, "Smallest set of this probability, above 0 (1.0)")
       ->check(number_above_0_to(1));
-  app.add_option("--seed", o.seed, "Seed of the draws (0)")->check(number_of_at_least_0());
-}
-
-void declare_perplexity(CLI::App& app, GenerateOptions& o) {
+  app.add_option("--seed", sampling.seed, "Seed of the draws (0)")->check(number_of_at_least_0());
   app.option_defaults()->group("perplexity");
   app.add_option("--perplexity", o.perplexity,
                  "Print the perplexity of a text instead of continuing one")
@@ -57,9 +52,6 @@ void declare_perplexity(CLI::App& app, GenerateOptions& o) {
       ->check(number_above_0());
   app.add_option("--stride", o.stride, "Tokens from one of these windows to the next (--seq)")
       ->check(number_above_0());
-}
-
-void declare_machine(CLI::App& app, GenerateOptions& o) {
   app.option_defaults()->group("parallelism");
   app.add_option("--tp", o.tp, "Tensor-parallel degree (1): so many ranks, under tessera-run")
       ->check(number_between(1, 1'000'000));
@@ -69,18 +61,9 @@ void declare_machine(CLI::App& app, GenerateOptions& o) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 }
 
-/// Throws Error for sampling flags with --perplexity, which samples no tokens.
-void check_used(const CLI::App& app, const GenerateOptions& o) {
-  constexpr std::array kOfTexts{"--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"};
-  for (const char* flag : kOfTexts) {
-    TESSERA_CHECK(o.perplexity.empty() || app.get_option(flag)->count() == 0, flag,
-                  " is given, but is for texts to continue, not for --perplexity; leave it out");
-  }
-}
-
 /// Required flags are checked here instead of by CLI11's required(), so that messages say what to
 /// pass.
-void check_consistent(const GenerateOptions& o) {
+void check_consistent(const CLI::App& app, const GenerateOptions& o) {
   TESSERA_CHECK(!o.model.empty(), "no model given; pass --model DIR");
   const bool measures = !o.perplexity.empty();
   const bool has_prompt = !o.prompt.empty() || !o.prompts.empty();
@@ -101,6 +84,10 @@ void check_consistent(const GenerateOptions& o) {
                 " is given, but is for --perplexity; leave it out");
   TESSERA_CHECK(o.stride == 0 || o.seq == 0 || o.stride <= o.seq, "--stride ", o.stride,
                 " is more than --seq ", o.seq, ": tokens between two windows would be left out");
+  for (const char* flag : {"--max-tokens", "--temperature", "--top-k", "--top-p", "--seed"}) {
+    TESSERA_CHECK(!measures || app.get_option(flag)->count() == 0, flag,
+                  " is given, but is for texts to continue, not for --perplexity; leave it out");
+  }
 }
 
 }  // namespace
@@ -111,16 +98,12 @@ GenerateOptions parse_generate_options(std::vector<std::string> arguments) {
       "Continues texts with a model in Hugging Face's form, or measures its perplexity. Start it "
       "under tessera-run for --tp.",
       "llama_generate");
-  declare_texts(app, o);
-  declare_sampling(app, o.sampling);
-  declare_perplexity(app, o);
-  declare_machine(app, o);
+  declare(app, o);
   parse_command_line(app, std::move(arguments), {{"prompt", "prompts", "perplexity"}});
   if (o.dtype.empty()) {
     o.dtype = o.device == "cuda" ? "bf16" : "fp32";
   }
-  check_consistent(o);
-  check_used(app, o);
+  check_consistent(app, o);
   o.shared = shared_by_ranks(resolve_flags(app));
   return o;
 }

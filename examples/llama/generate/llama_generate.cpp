@@ -44,34 +44,11 @@ using namespace llama;
 // ---- The texts of a batch.
 
 /// A prompt and the text that is generated after it.
-class GrowingText {
- public:
-  /// `tokens`: the prompt's tokens.
-  GrowingText(std::string prompt, const Tokens& tokens, const data::TokenizerPtr& tokenizer)
-      : prompt_(std::move(prompt)), decoder_(tokenizer, tokens) {}
-
-  /// Adds a token. Returns the text that may now be shown.
-  std::string push(std::int64_t token) {
-    tokens_.push_back(token);
-    return show(decoder_.push(token));
-  }
-  /// Returns the withheld bytes of an incomplete character. To be called after the last token.
-  std::string finish() { return show(decoder_.finish()); }
-
-  const std::string& prompt() const { return prompt_; }
-  /// All text returned so far.
-  const std::string& text() const { return text_; }
-  const Tokens& tokens() const { return tokens_; }
-
- private:
-  std::string show(std::string piece) {
-    text_ += piece;
-    return piece;
-  }
-
-  std::string prompt_, text_;
-  Tokens tokens_;
-  data::StreamDecoder decoder_;
+struct GrowingText {
+  std::string prompt;
+  data::StreamDecoder decoder;
+  std::string text = {};  ///< all text that may be shown so far
+  Tokens tokens = {};
 };
 
 /// Writes generated texts: a single text while it is generated, but several texts, or JSON, after
@@ -82,14 +59,16 @@ class TextWriter {
   TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens)
       : out_(out), texts_(std::move(texts)), json_(json), max_tokens_(max_tokens) {
     if (streams()) {
-      out_ << texts_.front().prompt() << std::flush;
+      out_ << texts_.front().prompt << std::flush;
     }
   }
 
   /// Adds a token. Returns whether the text continues: whether the output stream is good.
   bool push(std::size_t index, std::int64_t token) {
     GrowingText& text = texts_[index];
-    const std::string piece = text.push(token);
+    text.tokens.push_back(token);
+    const std::string piece = text.decoder.push(token);
+    text.text += piece;
     if (streams()) {
       out_ << piece << std::flush;
     }
@@ -99,14 +78,15 @@ class TextWriter {
   void finish() {
     for (std::size_t i = 0; i < texts_.size(); ++i) {
       GrowingText& text = texts_[i];
-      const std::string rest = text.finish();
+      const std::string rest = text.decoder.finish();  // the bytes of an incomplete character
+      text.text += rest;
       if (json_) {
         out_ << json_of(text) << '\n';
       } else if (streams()) {
         out_ << rest << '\n';
       } else {
         out_ << "--- " << i + 1 << " of " << texts_.size() << " ---\n"
-             << text.prompt() << text.text() << '\n';
+             << text.prompt << text.text << '\n';
       }
     }
     out_ << std::flush;
@@ -116,10 +96,10 @@ class TextWriter {
   bool streams() const { return texts_.size() == 1 && !json_; }
 
   std::string json_of(const GrowingText& text) const {
-    const bool full = std::ssize(text.tokens()) == max_tokens_;
-    const nlohmann::ordered_json json = {{"prompt", text.prompt()},
-                                         {"text", text.text()},
-                                         {"tokens", text.tokens()},
+    const bool full = std::ssize(text.tokens) == max_tokens_;
+    const nlohmann::ordered_json json = {{"prompt", text.prompt},
+                                         {"text", text.text},
+                                         {"tokens", text.tokens},
                                          {"finish", full ? "length" : "end"}};
     // Invalid UTF-8 is replaced, because tokens may be single bytes.
     return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -157,34 +137,6 @@ std::string check_positions(const Config& config, std::int64_t longest, std::int
       longest + max_tokens, most);
 }
 
-/// Converts texts to tokens according to a model's files.
-class PromptEncoder {
- public:
-  /// `folder`: the model's folder. `file`: the tokenizer's file, or "" for the tokenizer in the
-  /// model's folder.
-  PromptEncoder(const std::string& folder, const std::string& file, const Config& config)
-      : tokenizer_(open_tokenizer(file, folder, config, /*new_to_text=*/false)),
-        special_(read_special_tokens(folder, config)),
-        begin_(text_begin(*tokenizer_, special_)) {}
-
-  const data::TokenizerPtr& tokenizer() const { return tokenizer_; }
-  /// Returns the tokens that end a generated text.
-  const Tokens& end_tokens() const { return special_.end; }
-  /// Returns the tokens of a text, without begin tokens.
-  Tokens encode(const std::string& text) const { return tokenizer_->encode(text); }
-  /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
-  Tokens with_begin_tokens(const Tokens& tokens) const {
-    Tokens all = begin_;
-    all.insert(all.end(), tokens.begin(), tokens.end());
-    return all;
-  }
-
- private:
-  data::TokenizerPtr tokenizer_;
-  SpecialTokens special_;
-  Tokens begin_;
-};
-
 /// Throws Error on every rank if the texts of a rank differ from the texts of rank 0. Collective.
 void check_same_texts(comm::World& world, const std::vector<Tokens>& texts) {
   const std::vector<std::string> all =
@@ -205,7 +157,6 @@ double seconds_since(Clock::time_point start) {
 /// Prompts as one batch, padded on the left, so that all prompts end at the same position.
 struct Batch {
   explicit Batch(const std::vector<Tokens>& prompts) {
-    TESSERA_CHECK(!prompts.empty(), "no prompt is given; pass at least one");
     for (const Tokens& prompt : prompts) {
       TESSERA_CHECK(!prompt.empty(), "the prompt is empty; pass at least one character");
       longest = std::max(longest, std::ssize(prompt));
@@ -327,26 +278,6 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
 
 // ---- Perplexity.
 
-/// The windows of tokens in which the perplexity of a text is computed.
-struct TextWindows {
-  std::int64_t size = 0, stride = 0;  ///< size and stride of a window, in tokens
-};
-
-/// The windows that --seq and --stride request, or the defaults for the model. Throws Error for
-/// values that the model or the text cannot use.
-TextWindows perplexity_windows(const GenerateOptions& options, const Config& config) {
-  constexpr std::int64_t kDefault = 2048;
-  const std::int64_t most = config.max_positions;
-  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
-                " positions that the model is made for; take fewer");
-  const std::int64_t by_default = most == 0 ? kDefault : std::min(most, kDefault);
-  const std::int64_t size = options.seq > 0 ? options.seq : by_default;
-  const std::int64_t stride = options.stride > 0 ? options.stride : size;
-  TESSERA_CHECK(stride <= size, "--stride ", stride, " is more than --seq, which is ", size,
-                ": tokens between two windows would be left out");
-  return {size, stride};
-}
-
 /// How well a model predicts a text.
 struct TextLoss {
   std::int64_t tokens = 0;  ///< number of predicted tokens
@@ -387,23 +318,6 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
 
 // ---- The run.
 
-/// Creates the mesh ("tp") of a run. Throws Error unless --tp equals the number of ranks that the
-/// launcher has started.
-DeviceMesh make_generation_mesh(const GenerateOptions& o, const comm::WorldPtr& world) {
-  TESSERA_CHECK(o.tp == world->size(), "--tp ", o.tp, " is ", o.tp, o.tp == 1 ? " rank" : " ranks",
-                ", but ", world->size(), world->size() == 1 ? " is" : " are", " running; start ",
-                o.tp, " (tessera-run --nproc ", o.tp, ") or change --tp");
-  return init_device_mesh(world, {o.tp}, {"tp"});
-}
-
-/// Freezes the weights, because generation has no backward. Runs one forward with gradients before,
-/// in whose autograd graph the parallel styles detect gaps of the tensor-parallel plan.
-void check_plan_and_freeze(Llama& model, const c10::Device& device) {
-  const c10::AutoGradMode gradients(true);
-  model(at::zeros({1, 1}, at::TensorOptions(c10::kLong).device(device)));
-  nn::freeze(model, {"**"});
-}
-
 /// Loads the weights of options.model in the type options.dtype. Each rank loads only its own
 /// weights. The rotary tables have `positions` rows. With `split_logits`, the model returns logits
 /// that are split over the vocabulary, for the loss. Otherwise each rank gets all logits.
@@ -424,7 +338,13 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   checkpoint::load_hugging_face(*model, *mesh.world(), options.model);
   nn::check_initialized(*model);
   model->eval();
-  check_plan_and_freeze(*model, options.device);
+  {
+    // One forward with gradients, in whose autograd graph the parallel styles detect gaps of the
+    // tensor-parallel plan.
+    const c10::AutoGradMode gradients(true);
+    (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
+  }
+  nn::freeze(*model, {"**"});  // generation has no backward
   return model;
 }
 
@@ -432,10 +352,17 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
 struct Run {
   const GenerateOptions& options;
   Config config;
-  PromptEncoder encoder;
+  data::TokenizerPtr tokenizer;
+  SpecialTokens special;
   DeviceMesh mesh;
 
   bool prints() const { return mesh.local_rank() == 0; }
+  /// Returns `tokens` preceded by the tokens that begin a text, if the model has begin tokens.
+  Tokens with_begin_tokens(const Tokens& tokens) const {
+    Tokens all = text_begin(*tokenizer, special);
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    return all;
+  }
 };
 
 /// Prints a line with one write, because several ranks may share the stream.
@@ -459,11 +386,11 @@ struct Prompts {
 Prompts read_prompts(const Run& run) {
   Prompts prompts;
   for (const auto& [text, is_whole] : prompt_texts(run.options)) {
-    const Tokens tokens = run.encoder.encode(text);
-    prompts.inputs.push_back(is_whole ? tokens : run.encoder.with_begin_tokens(tokens));
+    const Tokens tokens = run.tokenizer->encode(text);
+    prompts.inputs.push_back(is_whole ? tokens : run.with_begin_tokens(tokens));
     prompts.longest = std::max(prompts.longest, std::ssize(prompts.inputs.back()));
     if (run.prints()) {
-      prompts.texts.emplace_back(text, tokens, run.encoder.tokenizer());
+      prompts.texts.push_back({text, data::StreamDecoder(run.tokenizer, tokens)});
     }
   }
   check_same_texts(*run.mesh.world(), prompts.inputs);
@@ -485,7 +412,7 @@ void continue_prompts(const Run& run) {
     return writer.push(index, token);
   };
   const GenerationTimes times =
-      generate_texts(*model, prompts.inputs, sampling, run.encoder.end_tokens(), sink,
+      generate_texts(*model, prompts.inputs, sampling, run.special.end, sink,
                      run.mesh.size() > 1 ? &run.mesh.group() : nullptr);
   writer.finish();
   note(run, fmt::format("prompt: {} tokens, {:.1f} tokens/s; decoding: {} tokens, {:.1f} tokens/s",
@@ -495,12 +422,20 @@ void continue_prompts(const Run& run) {
 
 void measure_perplexity(const Run& run) {
   const GenerateOptions& options = run.options;
-  const TextWindows windows = perplexity_windows(options, run.config);
+  constexpr std::int64_t kDefaultWindow = 2048;
+  const std::int64_t most = run.config.max_positions;
+  TESSERA_CHECK(most == 0 || options.seq <= most, "--seq ", options.seq, " is more than the ", most,
+                " positions that the model is made for; take fewer");
+  const std::int64_t by_default = most == 0 ? kDefaultWindow : std::min(most, kDefaultWindow);
+  const std::int64_t window = options.seq > 0 ? options.seq : by_default;
+  const std::int64_t stride = options.stride > 0 ? options.stride : window;
+  TESSERA_CHECK(stride <= window, "--stride ", stride, " is more than --seq ", window,
+                ": tokens between two windows would be left out");
   const Tokens text =
-      run.encoder.with_begin_tokens(run.encoder.encode(data::read_text(options.perplexity)));
+      run.with_begin_tokens(run.tokenizer->encode(data::read_text(options.perplexity)));
   check_same_texts(*run.mesh.world(), {text});
-  const auto model = load_model(options, run.config, windows.size, run.mesh, /*split_logits=*/true);
-  const TextLoss loss = text_loss(*model, text, windows.size, windows.stride);
+  const auto model = load_model(options, run.config, window, run.mesh, /*split_logits=*/true);
+  const TextLoss loss = text_loss(*model, text, window, stride);
   const double perplexity = std::exp(loss.mean);
   TESSERA_CHECK(std::isfinite(perplexity), "the perplexity of '", options.perplexity,
                 "' is no number, as its mean loss is ", loss.mean,
@@ -520,10 +455,16 @@ int run_generate(std::vector<std::string> arguments) {
       {.device = options.device, .backend = options.device == "cuda" ? "nccl" : "gloo"}));
   Config config = read_config(std::filesystem::path(options.model) / "config.json");
   check_same_start(*scope.world(), options.shared, config);
-  const Run run{options,
-                config,
-                {options.model, options.tokenizer, config},
-                make_generation_mesh(options, scope.world())};
+  const data::TokenizerPtr tokenizer =
+      open_tokenizer(options.tokenizer, options.model, config, /*new_to_text=*/false);
+  const SpecialTokens special = read_special_tokens(options.model, config);
+  const int ranks = scope.world()->size();
+  TESSERA_CHECK(options.tp == ranks, "--tp ", options.tp, " is ", options.tp,
+                options.tp == 1 ? " rank" : " ranks", ", but ", ranks, ranks == 1 ? " is" : " are",
+                " running; start ", options.tp, " (tessera-run --nproc ", options.tp,
+                ") or change --tp");
+  const Run run{options, config, tokenizer, special,
+                init_device_mesh(scope.world(), {options.tp}, {"tp"})};
   if (const std::string copies = describe_key_value_copies(config, options.tp); !copies.empty()) {
     note(run, copies);
   }

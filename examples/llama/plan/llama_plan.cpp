@@ -12,6 +12,7 @@
 #include <iostream>
 #include <optional>
 #include <regex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -250,6 +251,23 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
   return modules.empty() ? "" : text;
 }
 
+/// The fields of the layout that flags give, so that a search does not choose them.
+std::set<std::string> fixed_fields(const TrainOptions& o) {
+  std::set<std::string> fixed;
+  for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {
+    if (is_given(o, ("--" + name).c_str())) {
+      fixed.insert(name);
+    }
+  }
+  if (o.ac == "auto") {
+    fixed.erase("ac");
+  }
+  if (o.reshard_last) {
+    fixed.insert("zero");
+  }
+  return fixed;
+}
+
 /// Searches training layouts of `gpus` ranks. Values given as flags are fixed.
 planning::Search search_llama(const TrainOptions& o, const planning::Machine& machine,
                               std::int64_t gpus) {
@@ -269,12 +287,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                            .sequence = o.seq,
                            .blocks = layers,
                            .first = {o.dp, o.tp, o.cp, o.ac, o.zero, o.accumulate},
-                           .fixed_dp = is_given(o, "--dp"),
-                           .fixed_tp = is_given(o, "--tp"),
-                           .fixed_cp = is_given(o, "--cp"),
-                           .fixed_ac = is_given(o, "--ac") && o.ac != "auto",
-                           .fixed_zero = is_given(o, "--zero") || o.reshard_last,
-                           .fixed_accumulate = is_given(o, "--accumulate"),
+                           .fixed = fixed_fields(o),
                            .allows_tp = [heads](std::int64_t tp) { return heads % tp == 0; },
                            // The search leaves out degrees of --cp that llama_train would reject.
                            .allows_cp =
@@ -310,13 +323,13 @@ void declare(CLI::App& app, PlanFlags& flags) {
 }
 
 void check(const PlanFlags& flags, const TrainOptions& options) {
-  TESSERA_CHECK(options.device == "cpu" || !flags.gpu.empty(),
-                "--device cuda plans for a GPU, but none is named; pass --gpu h200, for example");
-  TESSERA_CHECK(options.ac != "auto" || !flags.gpu.empty(),
-                "--ac auto needs a machine, whose memory decides what fits; pass --gpu h200, for "
-                "example");
-  TESSERA_CHECK(!options.memory || !flags.gpu.empty(),
-                "--memory is given without --gpu, which names the machine that the plan is for");
+  const char* needs = flags.search               ? "--search"
+                      : options.device == "cuda" ? "--device cuda"
+                      : options.ac == "auto"     ? "--ac auto"
+                      : options.memory           ? "--memory"
+                                                 : nullptr;
+  TESSERA_CHECK(needs == nullptr || !flags.gpu.empty(), needs,
+                " needs a machine, whose memory decides what fits; pass --gpu h200, for example");
   TESSERA_CHECK(!flags.search || options.ac.find(':') == std::string::npos,
                 "--search is given with ", "--ac ", options.ac,
                 ", but chooses the number of blocks itself; leave --ac out");
@@ -324,9 +337,6 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
                 "--gpus is given without --search; pass --search, or --dp and --tp instead");
   TESSERA_CHECK(!flags.search || flags.gpus > 0,
                 "--search needs the number of ranks; pass --gpus N");
-  TESSERA_CHECK(!flags.search || !flags.gpu.empty(),
-                "--search needs a machine, whose memory decides what fits; pass --gpu h200, for "
-                "example");
   std::vector<NamedFile> files = options.inputs;
   files.push_back({"--gpu", flags.gpu, /*is_read=*/true});
   files.push_back({"--json", flags.json});

@@ -3,10 +3,15 @@
 // process.
 
 #include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -45,40 +50,67 @@ std::int64_t own_room(const TrainOptions& o) {
                                    kReservedPerPlanned);
 }
 
-/// A new temporary folder, which the destructor removes.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string path = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
-    TESSERA_CHECK(::mkdtemp(path.data()) != nullptr, "can't make a folder ", path,
-                  " for the plan of --ac auto; set TMPDIR to a folder that may be written");
-    path_ = path;
+/// Runs a program to its end, with its output in the file `log`. Returns the exit code, or 128 if a
+/// signal ended the program.
+int run_logged(std::vector<std::string> command, const std::string& log) {
+  std::vector<char*> arguments;
+  for (std::string& argument : command) {
+    arguments.push_back(argument.data());
   }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  pid_t child = 0;
+  const int failed =
+      posix_spawn(&child, command.front().c_str(), &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  TESSERA_CHECK(
+      failed == 0, "can't start ", command.front(),
+      "; build it in the folder of this program: cmake --build BUILD --target llama_plan");
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  const std::filesystem::path& path() const { return path_; }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
 
- private:
-  std::filesystem::path path_;
-};
+/// Returns the line of llama_plan's log that shows why the plan failed: its error, or the last
+/// line.
+std::string error_in(const std::string& log) {
+  std::ifstream in(log);
+  std::string last;
+  for (std::string line; std::getline(in, line);) {
+    if (line.find("llama_plan: ") != std::string::npos) {
+      return line;
+    }
+    last = line.empty() ? last : line;
+  }
+  return last.empty() ? "the program wrote nothing" : last;
+}
 
 /// Returns llama_plan's JSON for this run, on devices with `room` bytes. The plan is for an
 /// arbitrary GPU type, because the speed of the GPU does not change which plans fit.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
-  const ScratchFolder scratch;
-  const std::filesystem::path flags = scratch.path() / "run.toml",
-                              json = scratch.path() / "plan.json",
-                              log = scratch.path() / "plan.log";
+  std::string name = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
+  TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't make a folder ", name,
+                " for the plan of --ac auto; set TMPDIR to a folder that may be written");
+  const std::filesystem::path folder(name);
+  const auto remove = c10::make_scope_exit([&folder] {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+  });
+  const std::filesystem::path flags = folder / "run.toml", json = folder / "plan.json",
+                              log = folder / "plan.log";
   std::ofstream(flags) << o.resolved;
-  const int code = run_logged(
-      {program_path("llama_plan"), "--config-file", flags.string(), "--dp", std::to_string(o.dp),
-       "--ac", "auto", "--memory", number_text(static_cast<double>(room) / kGiB), "--device",
-       o.device, "--gpu", "h100", "--json", json.string()},
-      log);
+  const std::filesystem::path program =  // in the folder of this program
+      std::filesystem::read_symlink("/proc/self/exe").replace_filename("llama_plan");
+  const int code =
+      run_logged({program.string(), "--config-file", flags.string(), "--dp", std::to_string(o.dp),
+                  "--ac", "auto", "--memory", number_text(static_cast<double>(room) / kGiB),
+                  "--device", o.device, "--gpu", "h100", "--json", json.string()},
+                 log);
   TESSERA_CHECK(code == 0, "--ac auto: ", error_in(log), "; give --ac none, selective or full");
   std::ifstream in(json);
   return nlohmann::json::parse(in);

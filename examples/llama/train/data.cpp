@@ -220,15 +220,11 @@ std::shared_ptr<const data::BatchLoader> held_out_loader(
   }
 }
 
-/// Returns a file's fingerprint as JSON: {"name", "bytes", "sampled_crc32c"}.
-Json to_json(const data::FileFingerprint& file) {
-  return {{"name", file.name}, {"bytes", file.bytes}, {"sampled_crc32c", file.sum}};
-}
-
+/// Returns the files' fingerprints as JSON: [{"name", "bytes", "sampled_crc32c"}].
 Json to_json(const std::vector<data::FileFingerprint>& files) {
   Json list = Json::array();
   for (const data::FileFingerprint& file : files) {
-    list.push_back(to_json(file));
+    list.push_back({{"name", file.name}, {"bytes", file.bytes}, {"sampled_crc32c", file.sum}});
   }
   return list;
 }
@@ -377,24 +373,14 @@ std::string data_change(Json saved, Json now) {
   return first_difference(saved, now);
 }
 
-namespace {
-
-std::vector<std::string> held_out_files(const TrainOptions& options) {
-  return options.eval_text.empty() ? shards_of("--eval-tokens", options.eval_tokens)
-                                   : options.eval_text;
-}
-
-/// Returns fingerprints of the data that this rank reads; "training" is null with --steps 0.
-Json data_of_rank(const TrainOptions& options, const TrainingData& data) {
-  return {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
-          {"held-out", to_json(data::fingerprints(held_out_files(options)))}};
-}
-
-}  // namespace
-
 void check_same_data(const TrainOptions& options, const TrainingData& data, comm::World& world) {
-  const std::vector<std::string> all =
-      comm::texts_that_differ(*start_group(world), data_of_rank(options, data).dump());
+  const std::vector<std::string> held_out = options.eval_text.empty()
+                                                ? shards_of("--eval-tokens", options.eval_tokens)
+                                                : options.eval_text;
+  // "training" is null with --steps 0.
+  const Json own = {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
+                    {"held-out", to_json(data::fingerprints(held_out))}};
+  const std::vector<std::string> all = comm::texts_that_differ(*start_group(world), own.dump());
   if (all.empty()) {
     return;
   }

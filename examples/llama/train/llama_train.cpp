@@ -44,16 +44,6 @@ namespace {
 
 // ---- The folder of --output-dir.
 
-/// Returns the name of a file that an earlier run has written to the folder; "" if there is none.
-std::string file_of_a_run(const std::filesystem::path& folder) {
-  for (const char* name : {"config.toml", "metrics.jsonl", "run.json"}) {
-    if (std::filesystem::exists(folder / name)) {
-      return name;
-    }
-  }
-  return "";
-}
-
 std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
@@ -70,20 +60,21 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Whether the file `config` was written by a run with equal flags.
-bool has_flags(const std::filesystem::path& config, const std::string& text) {
-  constexpr std::uint64_t kMostBytes = 1 << 20;
-  return std::filesystem::exists(config) &&
-         flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
-}
-
 /// Claims a folder for a new run. With --resume auto (`may_begin_again`), the folder may be that of
 /// a run that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
-  const bool begins_again = may_begin_again && has_flags(config, text);
-  std::string found = begins_again ? "" : file_of_a_run(folder);
+  constexpr std::uint64_t kMostBytes = 1 << 20;
+  const bool begins_again =
+      may_begin_again && std::filesystem::exists(config) &&
+      flags_of(files::read_file(config, "a run's flags", kMostBytes)) == flags_of(text);
+  std::string found;  // the name of a file that an earlier run has written to the folder
+  for (const char* name : {"run.json", "metrics.jsonl", "config.toml"}) {
+    if (!begins_again && std::filesystem::exists(folder / name)) {
+      found = name;
+    }
+  }
   // If two runs start at the same time, only one run creates the file.
   if (found.empty() && !files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
@@ -158,26 +149,6 @@ std::string base_model(const TrainOptions& options) {
                                : options.model;
 }
 
-void open_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
-                  training::MetricLog& log) {
-  const TrainOptions& options = run.options;
-  if (!options.save_hf.empty()) {
-    checkpoint::check_save_hugging_face(*run.model, options.save_hf, run.config.json,
-                                        scalar_type(options.save_hf_dtype));
-    if (const auto files = copied_files(options)) {
-      checkpoint::check_other_files(*files, options.save_hf);
-    }
-  }
-  if (!options.save_lora.empty()) {
-    checkpoint::check_save_lora(*run.model, options.save_lora, base_model(options));
-  }
-  checkpoints.make_folder();
-  if (!options.output_dir.empty()) {
-    take_run_folder(options, checkpoints.resumes());
-  }
-  log.open(run.state.step);
-}
-
 /// Describes the attention kernel of this rank, so that the log shows a slow kernel before the
 /// first step.
 std::string attention_of_a_rank(const LlamaRun& run) {
@@ -220,10 +191,26 @@ std::string fp8_share(const Llama& model) {
 /// throw if rank 0 fails: otherwise the other ranks would continue without rank 0.
 void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
                      training::MetricLog& log) {
+  const TrainOptions& options = run.options;
   comm::run_or_fail_together(*start_group(*run.world), c10::kCPU, [&] {
-    if (run.is_main()) {
-      open_outputs(run, checkpoints, log);
+    if (!run.is_main()) {
+      return;
     }
+    if (!options.save_hf.empty()) {
+      checkpoint::check_save_hugging_face(*run.model, options.save_hf, run.config.json,
+                                          scalar_type(options.save_hf_dtype));
+      if (const auto files = copied_files(options)) {
+        checkpoint::check_other_files(*files, options.save_hf);
+      }
+    }
+    if (!options.save_lora.empty()) {
+      checkpoint::check_save_lora(*run.model, options.save_lora, base_model(options));
+    }
+    checkpoints.make_folder();
+    if (!options.output_dir.empty()) {
+      take_run_folder(options, checkpoints.resumes());
+    }
+    log.open(run.state.step);
   });
 }
 
@@ -323,14 +310,6 @@ std::string change_of(const Json& saved, const Json& now,
   return "";
 }
 
-/// Returns which of --optimizer and --ema has changed, --optimizer first. Both determine the
-/// optimizer's state. Checkpoints of older programs have no --optimizer.
-std::string optimizer_change(const Json& saved, const Json& now) {
-  const std::string change =
-      saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer"}) : "";
-  return change.empty() ? change_of(saved, now, {"--ema"}) : change;
-}
-
 /// Returns JSON entries for the run's checkpoints. Reads a part of each data file.
 Json checkpoint_entries(const LlamaRun& run) {
   return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
@@ -338,26 +317,9 @@ Json checkpoint_entries(const LlamaRun& run) {
           {"fine_tuning", fine_tuning_record(run.options)}};
 }
 
-/// Checks the flags of a run that begins with --initial-load: flags may differ from the
-/// checkpoint's if the tensors still fit.
-void check_flags_of_begin(const Json& saved, const training::Checkpointer& checkpoints,
-                          const TrainOptions& options) {
-  const std::string source = checkpoints.source().string();
-  // A different --lora-alpha would change the merged weights.
-  const std::string change = change_of(saved, fine_tuning_record(options),
-                                       {"--lora-rank", "--lora-targets", "--lora-alpha"});
-  TESSERA_CHECK(
-      change.empty(), "--initial-load: the adapters are not those of '", source, "': ", change,
-      "; give the same, or begin with its weights by --model: llama_train --steps 0 "
-      "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
-  const std::string of_optimizer =
-      checkpoints.excludes("optimizer") ? "" : optimizer_change(saved, fine_tuning_record(options));
-  TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,
-                "': ", of_optimizer, "; give the same, or --exclude optimizer");
-}
-
 /// Compares fine-tuning flags before tensors are loaded: with other adapters or another --ema, the
-/// error of loading would only list missing tensor names.
+/// error of loading would only list missing tensor names. In a run that begins with --initial-load,
+/// flags may differ from the checkpoint's if the tensors still fit.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
   // Checkpoints of older programs lack the record of fine-tuning flags.
@@ -365,18 +327,32 @@ void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& 
     return;
   }
   const Json& saved = entries.at("fine_tuning");
+  const Json now = fine_tuning_record(options);
+  const std::string source = checkpoints.source().string();
+  // Both determine the optimizer's state. Checkpoints of older programs have no --optimizer.
+  std::string of_optimizer;
+  if (!checkpoints.excludes("optimizer")) {
+    of_optimizer = saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer", "--ema"})
+                                                 : change_of(saved, now, {"--ema"});
+  }
   if (!checkpoints.resumes()) {
-    check_flags_of_begin(saved, checkpoints, options);
+    // A different --lora-alpha would change the merged weights.
+    const std::string change =
+        change_of(saved, now, {"--lora-rank", "--lora-targets", "--lora-alpha"});
+    TESSERA_CHECK(
+        change.empty(), "--initial-load: the adapters are not those of '", source, "': ", change,
+        "; give the same, or begin with its weights by --model: llama_train --steps 0 "
+        "--resume --save-hf DIR writes them, and of a step with adapters --merge-lora as well");
+    TESSERA_CHECK(of_optimizer.empty(), "--initial-load: the optimizer is not that of '", source,
+                  "': ", of_optimizer, "; give the same, or --exclude optimizer");
     return;
   }
-  const std::string source = checkpoints.source().string();
-  const Json now = fine_tuning_record(options);
   // The LoRA rank is compared first, because the record of a run without LoRA lacks all LoRA flags.
   std::string change =
       change_of(saved, now, {"--lora-rank", "--lora-alpha", "--lora-targets", "--lora-dropout"});
   if (change.empty() && !checkpoints.excludes("optimizer")) {
     const std::string frozen = change_of(saved, now, {"--freeze"});
-    change = frozen.empty() ? optimizer_change(saved, now) : frozen;
+    change = frozen.empty() ? of_optimizer : frozen;
   }
   TESSERA_CHECK(change.empty(), "the flags are not those of the checkpoint '", source,
                 "': ", change, "; give the same, or begin a run with --initial-load");
@@ -432,14 +408,6 @@ std::string nonfinite_parameter(LlamaRun& run) {
   return found == all.end() ? "" : *found;
 }
 
-/// Returns the text of the evaluated tokens, without the first token, which is not predicted.
-std::string evaluated_text(const LlamaRun& run, std::int64_t tokens) {
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
-  run.data.eval_text->read(0, ids);
-  const std::size_t first = run.data.tokenizer->decode({ids.front()}).size();
-  return run.data.tokenizer->decode(ids).substr(first);
-}
-
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
@@ -483,8 +451,12 @@ void print_held_out_loss(const LlamaRun& run, double loss) {
     return;
   }
   // The loss per byte of the text allows comparing models with different tokenizers.
-  const std::string text = evaluated_text(run, tokens);
-  const double bytes = std::max<double>(static_cast<double>(text.size()), 1);
+  // The text is that of the evaluated tokens, without the first token, which is not predicted.
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
+  run.data.eval_text->read(0, ids);
+  const data::Tokenizer& tokenizer = *run.data.tokenizer;
+  const std::size_t size = tokenizer.decode(ids).size() - tokenizer.decode({ids.front()}).size();
+  const double bytes = std::max<double>(static_cast<double>(size), 1);
   std::cout << fmt::format("held-out loss: {:.4f} nats/byte ({:.4f} a token, {} tokens of {})",
                            loss * static_cast<double>(tokens) / bytes, loss, tokens,
                            fmt::join(options.eval_text, ", "))

@@ -7,12 +7,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <numeric>
 #include <regex>
-#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -90,22 +88,29 @@ std::string check_ac(const std::string& text) {
                    "recomputes the first N blocks only";
 }
 
-CLI::Validator degree_or_rest() {
-  const CLI::Validator degree = number_between(1, kMaxDegree);
-  return {[degree](std::string& text) { return text == "-1" ? "" : degree(text); }, ""};
-}
-
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
 // A planned run uses --memory too, to say whether the run fits.
 const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
+// A plan of a run takes the run's flags, but without its outputs.
+const Use kCheckpoint{[](const O& o) { return !o.checkpoint.empty() || o.planned; },
+                      "--checkpoint"};
+const Use kExport{[](const O& o) { return !o.save_hf.empty() || o.planned; }, "--save-hf"};
+const Use kProfile{[](const O& o) { return !o.profile.empty() || o.planned; }, "--profile"};
+const Use kHeldOut{[](const O& o) { return !o.eval_text.empty() || !o.eval_tokens.empty(); },
+                   "--eval-text and --eval-tokens"};
 
 // The sections and flags are in the order of --help-all.
 std::vector<Section> make_table() {
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
   const Check degree = by(number_between(1, kMaxDegree)), share = by(number_between(0.0, 1.0));
+  const CLI::Validator degree_or_rest(
+      [check = number_between(1, kMaxDegree)](std::string& text) {
+        return text == "-1" ? "" : check(text);
+      },
+      "");
   const Check dropout = by(number_between(0.0, 0.999)), decay = by(number_between(0.0, 0.999999));
   const Check types = one_of({"fp32", "bf16", "fp16"}), wide_types = one_of({"fp32", "bf16"});
   // clang-format off
@@ -204,7 +209,7 @@ std::vector<Section> make_table() {
         {"eval-tokens", &O::eval_tokens, "GLOB", "",
          "Held-out llm.c token shards; a glob, in quotes", {}, {}, Form::kRepeated},
         {"eval-every", &O::eval_every, "N", "at the end only",
-         "Evaluate the held-out data after every N steps, too", above_0}}},
+         "Evaluate the held-out data after every N steps, too", above_0, kHeldOut}}},
       {"optimizer",
        {{"optimizer", &O::optimizer, "O", "adamw",
          "adamw, sgd, or muon for the blocks' matrices with adamw for the rest",
@@ -243,7 +248,7 @@ std::vector<Section> make_table() {
       {"parallelism",
        {{"dp", &O::dp, "N", "1",
          "FSDP degree; -1: the ranks that the other degrees leave",
-         by(degree_or_rest()), {}, Form::kOne, true},
+         by(degree_or_rest), {}, Form::kOne, true},
         {"tp", &O::tp, "N", "1",
          "Tensor-parallel degree", degree, {}, Form::kOne, true},
         {"cp", &O::cp, "N", "1",
@@ -280,17 +285,17 @@ std::vector<Section> make_table() {
          "Save all that training needs, at the end and at SIGTERM or SIGUSR1",
          {}, {}, Form::kOne, true},
         {"checkpoint-every", &O::checkpoint_every, "N", "at the end only",
-         "Also save after every N steps", above_0, {}, Form::kOne, true},
+         "Also save after every N steps", above_0, kCheckpoint, Form::kOne, true},
         {"async", &O::async, "", "on",
          "Write from a copy in the host's memory, while training continues",
          {}, {}, Form::kNegated},
         {"keep", &O::keep, "K", "all",
-         "How many checkpoints stay, at least 2", by(number_between(2, 1'000'000))},
+         "How many checkpoints stay, at least 2", by(number_between(2, 1'000'000)), kCheckpoint},
         {"resume", &O::resume, " [auto]", "",
          "Continue from the newest step in --checkpoint; auto: or begin, if it is empty",
-         one_of({"newest", "auto"}), {}, Form::kOne, true, "newest"},
+         one_of({"newest", "auto"}), kCheckpoint, Form::kOne, true, "newest"},
         {"resume-step", &O::resume_step, "N", "",
-         "Continue from this step", at_least_0},
+         "Continue from this step", at_least_0, kCheckpoint},
         {"initial-load", &O::initial_load, "DIR", "",
          "Begin with the state of another run's checkpoint; steps count from 0"},
         {"exclude", &O::exclude, "PART[,PART]", "",
@@ -300,7 +305,7 @@ std::vector<Section> make_table() {
          "Write the weights at the end as transformers loads them; with --steps 0 as "
          "initialised or loaded", {}, {}, Form::kOne, true},
         {"save-hf-dtype", &O::save_hf_dtype, "T", "fp32",
-         "Type of the weights of --save-hf: fp32, bf16 or fp16", types},
+         "Type of the weights of --save-hf: fp32, bf16 or fp16", types, kExport},
         {"save-lora", &O::save_lora, "DIR", "",
          "Write the adapters at the end in PEFT's form", {}, kLora},
         {"merge-lora", &O::merge_lora, "", "",
@@ -320,7 +325,7 @@ std::vector<Section> make_table() {
          "Write libtorch's profile of each rank, with its modules, as Chrome traces: "
          "FILE.json, FILE.rank1.json, ..."},
         {"profile-steps", &O::profile_steps, "A:B", "the last",
-         "The steps of --profile, both included"}}},
+         "The steps of --profile, both included", {}, kProfile}}},
       {"job",
        {{"output-dir", &O::output_dir, "DIR", "",
          "A new folder for the run: config.toml with all flags, metrics, checkpoints",
@@ -336,21 +341,18 @@ const std::vector<Section>& table() {
   return sections;
 }
 
-std::string help_of(const Flag& flag) {
-  return flag.help +
-         (*flag.standard == '\0' ? std::string() : std::string(" (") + flag.standard + ")");
-}
-
 void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
   const std::string name = std::string("--") + flag.name;
+  const std::string standard =
+      *flag.standard == '\0' ? "" : std::string(" (") + flag.standard + ")";
+  const std::string help = flag.help + standard;
   std::visit(
       [&](auto member) {
         if constexpr (std::is_same_v<decltype(member), bool O::*>) {
           const std::string negated = std::string(",!--no-") + flag.name;
-          add_switch(app, flag.form == Form::kNegated ? name + negated : name, o.*member,
-                     help_of(flag));
+          add_switch(app, flag.form == Form::kNegated ? name + negated : name, o.*member, help);
         } else {
-          CLI::Option& option = *app.add_option(name, o.*member, help_of(flag));
+          CLI::Option& option = *app.add_option(name, o.*member, help);
           option.option_text(flag.value);
           if (flag.form == Form::kRepeated) {
             option.allow_extra_args(false);  // a glob must not consume later arguments
@@ -445,16 +447,11 @@ std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>
 }
 
 std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text) {
-  const auto number = [](std::string_view digits) {
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    const bool whole = error == std::errc() && end == digits.data() + digits.size();
-    return whole ? value : std::int64_t{0};
-  };
-  const std::size_t colon = text.find(':');
-  const std::int64_t first = number(std::string_view(text).substr(0, colon));
-  const std::int64_t last =
-      colon == std::string::npos ? 0 : number(std::string_view(text).substr(colon + 1));
+  static const std::regex form("([0-9]{1,18}):([0-9]{1,18})");
+  std::smatch parts;
+  const bool matches = std::regex_match(text, parts, form);
+  const std::int64_t first = matches ? std::stoll(parts[1]) : 0;
+  const std::int64_t last = matches ? std::stoll(parts[2]) : 0;
   TESSERA_CHECK(first >= 1 && first <= last, "--profile-steps ", text,
                 " is no range of steps; give A:B with 1 <= A <= B, such as 2:3");
   return {first, last};
@@ -482,15 +479,6 @@ void check_fine_tuning(const TrainOptions& o) {
                 "--lora-rank; pass --merge-lora too, or --save-lora instead");
 }
 
-void check_fp8(const TrainOptions& o) {
-  TESSERA_CHECK(!o.fp8 || o.param_dtype != "fp16",
-                "--fp8 is given with --param-dtype fp16, which does not have the range of scaled "
-                "8-bit numbers; take bf16");
-  TESSERA_CHECK(!o.fp8 || o.device != "cuda" || o.param_dtype == "bf16",
-                "--fp8 is given with --param-dtype ", o.param_dtype,
-                ", but on CUDA products in 8 bits give bf16; take that, or leave out one of them");
-}
-
 void check_data(const TrainOptions& o, bool needed) {
   const int kinds = static_cast<int>(!o.tokens.empty()) + static_cast<int>(!o.text.empty()) +
                     static_cast<int>(!o.jsonl.empty());
@@ -500,8 +488,6 @@ void check_data(const TrainOptions& o, bool needed) {
                 "no data given; pass --tokens GLOB, --text FILE or --jsonl FILE (or --steps 0)");
   TESSERA_CHECK(o.eval_text.empty() || o.eval_tokens.empty(),
                 "--eval-text and --eval-tokens are both given; pass one of them");
-  TESSERA_CHECK(o.eval_every == 0 || !o.eval_text.empty() || !o.eval_tokens.empty(),
-                "--eval-every is given without held-out data; pass --eval-text or --eval-tokens");
   TESSERA_CHECK(o.weights.empty() || o.weights.size() == o.tokens.size(), "--weight is given ",
                 o.weights.size(), " times and --tokens ", o.tokens.size(),
                 "; give a weight for each of them, or none");
@@ -535,23 +521,10 @@ void check_parallelism(const TrainOptions& o) {
                 ", whose ranks would not drop what one rank drops; leave out one of them");
 }
 
-void check_memory(const TrainOptions& o) {
-  TESSERA_CHECK(o.ac != "auto" || o.memory || o.device == "cuda" || o.planned,
-                "--ac auto is given on the CPU, whose memory the ranks share; pass --memory with "
-                "the GiB that a rank may take");
-}
-
 void check_checkpoints(const TrainOptions& o) {
-  const std::vector<std::pair<const char*, bool>> of_folder{
-      {"--checkpoint-every", o.checkpoint_every > 0},
-      {"--keep", o.keep > 0},
-      {"--no-async", !o.async},
-      {"--resume", !o.resume.empty()},
-      {"--resume-step", o.resume_step >= 0}};
-  for (const auto& [name, given] : of_folder) {
-    TESSERA_CHECK(!given || !o.checkpoint.empty(), name,
-                  " is given without --checkpoint; pass the folder of the run's checkpoints");
-  }
+  TESSERA_CHECK(
+      o.async || !o.checkpoint.empty(),
+      "--no-async is given without --checkpoint; pass the folder of the run's checkpoints");
   TESSERA_CHECK(o.resume.empty() || o.resume_step < 0,
                 "--resume and --resume-step are both given; pass one of them");
   // --initial-load is allowed with --resume auto: a restarted run then continues from its own
@@ -568,21 +541,11 @@ void check_checkpoints(const TrainOptions& o) {
                 "start; pass it with --initial-load, or with --resume once");
   TESSERA_CHECK(o.exclude.empty() || resumes(o) || !o.initial_load.empty(),
                 "--exclude is given, but nothing is loaded; pass --resume or --initial-load");
-  TESSERA_CHECK(o.save_hf_dtype.empty() || !o.save_hf.empty(),
-                "--save-hf-dtype is given without --save-hf; pass the folder of the weights");
-}
-
-void check_metrics(const TrainOptions& o) {
   TESSERA_CHECK(
       !o.verify || o.steps > 0,
       "--verify is given with --steps 0, which reads no data to verify with; take a step");
-  if (o.profile_steps.empty()) {
-    return;
-  }
-  TESSERA_CHECK(!o.profile.empty(),
-                "--profile-steps is given without --profile; pass the file of the profile");
-  TESSERA_CHECK(parse_step_range(o.profile_steps).second <= o.steps, "--profile-steps ",
-                o.profile_steps, " ends after --steps ", o.steps,
+  TESSERA_CHECK(o.profile_steps.empty() || parse_step_range(o.profile_steps).second <= o.steps,
+                "--profile-steps ", o.profile_steps, " ends after --steps ", o.steps,
                 "; name steps that the run makes");
 }
 
@@ -650,22 +613,20 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
                 "; give two, B1,B2");
   TESSERA_CHECK(o.min_lr <= o.lr, "--min-lr ", o.min_lr, " is more than --lr ", o.lr,
                 ", from which the rate falls; give a smaller one");
-  check_fp8(o);
+  TESSERA_CHECK(!o.fp8 || o.param_dtype != "fp16",
+                "--fp8 is given with --param-dtype fp16, which does not have the range of scaled "
+                "8-bit numbers; take bf16");
+  TESSERA_CHECK(!o.fp8 || o.device != "cuda" || o.param_dtype == "bf16",
+                "--fp8 is given with --param-dtype ", o.param_dtype,
+                ", but on CUDA products in 8 bits give bf16; take that, or leave out one of them");
   check_parallelism(o);
-  check_memory(o);
-  check_checkpoints(o);
-  check_metrics(o);
-}
-
-/// Returns the names and values of all flags that the run uses, given or not, for the run's report.
-std::vector<std::pair<std::string, std::string>> list(const std::vector<ResolvedFlag>& flags) {
-  std::vector<std::pair<std::string, std::string>> rows;
-  for (const ResolvedFlag& flag : flags) {
-    if (flag.note.empty() && !flag.values.empty()) {
-      rows.emplace_back("--" + flag.name, CLI::detail::join(flag.values, ","));
-    }
+  TESSERA_CHECK(o.ac != "auto" || o.memory || o.device == "cuda" || o.planned,
+                "--ac auto is given on the CPU, whose memory the ranks share; pass --memory with "
+                "the GiB that a rank may take");
+  if (!o.planned) {
+    check_checkpoints(o);
+    check_fine_tuning(o);
   }
-  return rows;
 }
 
 /// Parses the command line. `first`: the flags that --help shows.
@@ -694,14 +655,17 @@ void finish(CLI::App& app, TrainOptions& o) {
     o.backend = o.device == "cuda" ? "nccl" : "gloo";
   }
   const std::vector<LeftOut> placed = place_outputs(app, o);
-  check_consistent(app, o);
   const std::vector<LeftOut> unused = unused_flags(app, o);
-  check_fine_tuning(o);
+  check_consistent(app, o);
   o.inputs = read_files(app);
   check_outputs(o);
   std::vector<ResolvedFlag> flags = resolve_flags(app);
   leave_out(flags, unused);
-  o.listing = list(flags);
+  for (const ResolvedFlag& flag : flags) {
+    if (flag.note.empty() && !flag.values.empty()) {
+      o.listing.emplace_back("--" + flag.name, CLI::detail::join(flag.values, ","));
+    }
+  }
   o.shared = shared_by_ranks(flags);
   leave_out(flags, placed);
   o.resolved = to_toml(flags);
@@ -723,7 +687,9 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
   return o;
 }
 
-/// A planned run reads only a model's configuration.
+namespace {
+
+/// Returns the flags of a planned run, which reads only a model's configuration and writes nothing.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
   o.planned = true;
@@ -731,21 +697,15 @@ TrainOptions planned(TrainOptions o) {
     o.config = o.model + "/config.json";
     o.model.clear();
   }
-  for (std::string* file :
-       {&o.checkpoint, &o.initial_load, &o.resume, &o.metrics, &o.save_hf, &o.save_hf_dtype,
-        &o.save_lora, &o.tensorboard, &o.output_dir, &o.profile, &o.profile_steps}) {
+  for (std::string* file : {&o.checkpoint, &o.initial_load, &o.metrics, &o.save_hf, &o.save_lora,
+                            &o.tensorboard, &o.output_dir, &o.profile}) {
     file->clear();
   }
-  o.merge_lora = false;
-  o.verify = false;
-  o.checkpoint_every = 0;
-  o.resume_step = -1;
-  o.async = true;
-  o.keep = 0;
-  o.exclude.clear();
   o.steps = std::max<std::int64_t>(o.steps, 1);
   return o;
 }
+
+}  // namespace
 
 TrainOptions parse_train_options(std::vector<std::string> arguments) {
   TrainOptions o;

@@ -135,9 +135,6 @@ TrainOptions parse_train_options(std::vector<std::string> arguments);
 /// there is no such degree.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 
-/// Returns the flags of a planned run: without files to read or write.
-TrainOptions planned(TrainOptions options);
-
 /// Parses the flags of a program that plans a run. `declare` adds the program's own flags. The run
 /// needs no data, and has no files to read or write. `uses_gpu` is called after parsing if --device
 /// is not given.

@@ -22,34 +22,6 @@ namespace llama {
 
 using namespace tessera;
 
-namespace {
-
-/// Returns the FSDP options of the flags. With ZeRO-3, FSDP frees the gathered parameters after
-/// forward and gathers the parameters again for backward. With ZeRO-2, the parameters stay gathered
-/// until backward.
-fsdp::Options fsdp_options(const TrainOptions& o) {
-  return {.mp_policy = {.param_dtype = scalar_type(o.param_dtype),
-                        .reduce_dtype = scalar_type(o.reduce_dtype)},
-          .offload_policy = o.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
-          .reshard_after_forward = o.zero == 3};
-}
-
-ActivationMemory activation_memory(const std::string& ac) {
-  if (ac.starts_with("full")) {
-    return ActivationMemory::kInputs;
-  }
-  return ac.starts_with("selective") ? ActivationMemory::kMatmuls : ActivationMemory::kAll;
-}
-
-/// The number of blocks in an --ac such as "selective:12"; nullopt for all blocks.
-std::optional<std::int64_t> recomputed_blocks(const std::string& ac) {
-  const std::size_t colon = ac.find(':');
-  return colon == std::string::npos ? std::nullopt
-                                    : std::make_optional(std::stoll(ac.substr(colon + 1)));
-}
-
-}  // namespace
-
 void choose_kernels(const TrainOptions& o) {
   nn::allow_math_attention(o.allow_math_attention);
   if (o.deterministic) {
@@ -105,74 +77,56 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
   return batch;
 }
 
-/// Converts linear layers to fp8. The head and adapters stay unchanged: the head is usually not
-/// converted, and adapters are added later.
-void convert_to_fp8(Llama& model, const TrainOptions& o) {
-  const std::vector<std::string> converted =
-      nn::convert_to_fp8(model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
-  TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
-                "it takes: both sizes must be multiples of ", 16 * o.tp,
-                o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
-}
-
-/// Throws Error if this machine has a GPU without fp8 support. Planning a run needs no GPU.
-void check_gpu_of_fp8(const TrainOptions& o) {
-  const int capability = o.device == "cuda" ? observe::compute_capability() : 0;
-  TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
-                "capability ", capability / 10, ".", capability % 10,
-                ", and products in 8 bits need 8.9 or more; leave it out");
-}
-
-/// Adds adapters and freezes parameters. Called before parallelize(), which shards an adapter like
-/// its weight.
-void add_adapters_and_freeze(Llama& model, const TrainOptions& o) {
-  if (o.lora_rank > 0) {
-    nn::apply_lora(model, lora_options(o));
-  }
-  nn::freeze(model, o.freeze);
-  const auto is_trained = [](const auto& entry) { return entry.second->get().requires_grad(); };
-  TESSERA_CHECK(o.steps == 0 || std::ranges::any_of(model.named_slots(), is_trained),
-                "--freeze leaves no parameter to train; leave some out of its patterns");
-}
-
-/// Throws Error for an excessive --seq, before memory is allocated. A model may be trained with
-/// sequences longer than its positions, as in `transformers`.
-void check_sequence(const TrainOptions& options, const Config& config) {
-  constexpr std::int64_t kMostTokens = 1'000'000;
-  const std::int64_t most = std::max(config.max_positions, kMostTokens);
-  TESSERA_CHECK(options.seq <= most, "--seq ", options.seq, " is more than ", most,
-                " tokens, far beyond the ", config.max_positions,
-                " positions that the model is made for; take fewer");
-  constexpr std::int64_t kMostOfAStep = std::int64_t{1} << 40;
-  TESSERA_CHECK(options.batch <= kMostOfAStep / options.seq, "--batch ", options.batch,
-                " of --seq ", options.seq, " is more than ", kMostOfAStep,
-                " tokens a step; take fewer");
-}
-
+/// With ZeRO-3, FSDP frees the gathered parameters after forward and gathers the parameters again
+/// for backward. With ZeRO-2, the parameters stay gathered until backward.
 ParallelOptions parallel_options(const TrainOptions& options) {
+  const std::string& ac = options.ac;
+  const bool full = ac.starts_with("full"), selective = ac.starts_with("selective");
+  // The number of blocks in an --ac such as "selective:12"; nullopt for all blocks.
+  std::optional<std::int64_t> blocks;
+  if (const std::size_t colon = ac.find(':'); colon != std::string::npos) {
+    blocks = std::stoll(ac.substr(colon + 1));
+  }
   return {.sequence_parallel = options.sp,
           .loss_parallel = options.loss_parallel,
           .regather = options.sp_regather,
           .reshard_last = options.reshard_last,
-          .fsdp = fsdp_options(options),
-          .activations = activation_memory(options.ac),
-          .recomputed_blocks = recomputed_blocks(options.ac)};
+          .fsdp = {.mp_policy = {.param_dtype = scalar_type(options.param_dtype),
+                                 .reduce_dtype = scalar_type(options.reduce_dtype)},
+                   .offload_policy =
+                       options.offload ? std::make_optional<fsdp::OffloadPolicy>() : std::nullopt,
+                   .reshard_after_forward = options.zero == 3},
+          .activations = full        ? ActivationMemory::kInputs
+                         : selective ? ActivationMemory::kMatmuls
+                                     : ActivationMemory::kAll,
+          .recomputed_blocks = blocks};
 }
 
 /// Creates the model on the meta device, not yet parallelized, with adapters and frozen parameters
-/// according to the flags.
-std::shared_ptr<Llama> make_meta_model(const TrainOptions& options, const Config& config) {
+/// according to the flags: parallelize() shards an adapter like its weight.
+std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& config) {
   std::shared_ptr<Llama> model;
   {
     // The model is created on the meta device, because a rank may not have memory for the whole
     // model.
     const nn::MetaDevice meta;
-    model = std::make_shared<Llama>(config, options.seq, options.dropout);
+    model = std::make_shared<Llama>(config, o.seq, o.dropout);
   }
-  if (options.fp8) {
-    convert_to_fp8(*model, options);
+  if (o.fp8) {
+    // The head is usually not converted, and adapters, which are added later, are not either.
+    const std::vector<std::string> converted =
+        nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
+    TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
+                  "it takes: both sizes must be multiples of ", 16 * o.tp,
+                  o.tp > 1 ? ", 16 x --tp; leave it out" : "; leave it out");
   }
-  add_adapters_and_freeze(*model, options);
+  if (o.lora_rank > 0) {
+    nn::apply_lora(*model, lora_options(o));
+  }
+  nn::freeze(*model, o.freeze);
+  const auto is_trained = [](const auto& entry) { return entry.second->get().requires_grad(); };
+  TESSERA_CHECK(o.steps == 0 || std::ranges::any_of(model->named_slots(), is_trained),
+                "--freeze leaves no parameter to train; leave some out of its patterns");
   return model;
 }
 
@@ -186,7 +140,14 @@ Config model_config(const TrainOptions& o) {
   if (o.layers > 0) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }
-  check_sequence(o, config);
+  // An excessive --seq is refused before memory is allocated. A model may be trained with sequences
+  // longer than its positions, as in `transformers`.
+  constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
+  const std::int64_t most = std::max(config.max_positions, kMostTokens);
+  TESSERA_CHECK(o.seq <= most, "--seq ", o.seq, " is more than ", most, " tokens, far beyond the ",
+                config.max_positions, " positions that the model is made for; take fewer");
+  TESSERA_CHECK(o.batch <= kMostOfAStep / o.seq, "--batch ", o.batch, " of --seq ", o.seq,
+                " is more than ", kMostOfAStep, " tokens a step; take fewer");
   TESSERA_CHECK(o.steps == 0 || config.attention_dropout == 0, file.string(),
                 ": \"attention_dropout\" is ", config.attention_dropout,
                 ", but attention dropout is not implemented in training; set it to 0, and pass "
@@ -203,30 +164,6 @@ void check_model(const TrainOptions& options) {
 }
 
 namespace {
-
-/// Creates the parallelized model with memory for this rank's shards, whose values are not yet set.
-std::shared_ptr<Llama> make_model(const TrainOptions& options, const Config& config,
-                                  const DeviceMesh& mesh) {
-  std::shared_ptr<Llama> model = make_meta_model(options, config);
-  ParallelOptions parallel = parallel_options(options);
-  if (options.fp8) {
-    check_gpu_of_fp8(options);
-  }
-  parallelize(*model, mesh, parallel);
-  // Memory is allocated only for this rank's shards.
-  nn::to_empty(*model, options.offload ? c10::Device(c10::kCPU) : c10::Device(options.device));
-  return model;
-}
-
-/// Creates the run's model for one rank, not parallelized, on the meta device, with parameters of
-/// the type in which the parallelized model computes.
-std::shared_ptr<Llama> make_reference(const TrainOptions& options, const Config& config) {
-  std::shared_ptr<Llama> model = make_meta_model(options, config);
-  for (const auto& [name, slot] : model->named_slots()) {
-    slot->swap(slot->get().detach().to(scalar_type(options.param_dtype)));
-  }
-  return model;
-}
 
 /// The maximum size of the logits of one chunk of the loss. Chunks of some thousand tokens keep a
 /// GPU busy; the logits of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
@@ -245,21 +182,18 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
-/// Returns the document boundaries in a batch. They are computed before the model's forward, so
-/// that the model does not wait for the device to read positions.
-nn::DocumentsPtr documents_of(const TrainOptions& o, const data::BatchLoader::Batch& rows) {
-  return rows.host_positions.defined()
-             ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(o.device))
-             : nullptr;
-}
-
 /// Returns the loss of `rows`, computed in chunks of tokens if --loss-chunks or the size of the
 /// logits requires it. Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
   const at::Tensor targets = rows.targets.flatten();
-  const nn::DocumentsPtr documents = documents_of(options, rows);
+  // The document boundaries are computed before the model's forward, so that the model does not
+  // wait for the device to read positions.
+  const nn::DocumentsPtr documents =
+      rows.host_positions.defined()
+          ? std::make_shared<const nn::Documents>(rows.host_positions, c10::Device(options.device))
+          : nullptr;
   const tensor_parallel::LinearCrossEntropyOptions head{
       .loss = loss, .chunks = options.loss_chunks.value_or(0), .chunk_bytes = kChunkBytes};
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
@@ -282,17 +216,12 @@ std::vector<optim::Group<Options>> decay_groups(const TrainOptions& o,
   if (!o.decay_matrices_only) {
     return {{slots, options}};
   }
-  optim::Group<Options> matrices{{}, options}, others{{}, options};
-  others.options.weight_decay = 0;
+  std::vector<optim::Group<Options>> groups{{{}, options}, {{}, options}};
+  groups[1].options.weight_decay = 0;
   for (const nn::SlotPtr& slot : slots) {
-    (slot->persistent().dim() >= 2 ? matrices : others).parameters.push_back(slot);
+    groups[slot->persistent().dim() >= 2 ? 0 : 1].parameters.push_back(slot);
   }
-  std::vector<optim::Group<Options>> groups;
-  for (auto& group : {matrices, others}) {
-    if (!group.parameters.empty()) {
-      groups.push_back(group);
-    }
-  }
+  std::erase_if(groups, [](const auto& group) { return group.parameters.empty(); });
   return groups;
 }
 
@@ -329,22 +258,9 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
       std::make_shared<optim::Muon>(split.matrices, options), adamw(o, split.rest)});
 }
 
-/// Creates the optimizer that --optimizer and its further flags describe.
 std::unique_ptr<optim::Optimizer> make_optimizer(const TrainOptions& o, const Llama& model) {
   std::unique_ptr<optim::Optimizer> base = base_optimizer(o, model);
-  if (!o.ema) {
-    return base;
-  }
-  return std::make_unique<optim::Ema>(std::move(base), *o.ema);
-}
-
-/// Returns the learning-rate schedule that --schedule and its further flags describe.
-optim::LrSchedule make_schedule(const TrainOptions& o) {
-  return optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
-                            .warmup = o.warmup,
-                            .steps = o.steps,
-                            .decay_ratio = o.decay_ratio,
-                            .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0});
+  return o.ema ? std::make_unique<optim::Ema>(std::move(base), *o.ema) : std::move(base);
 }
 
 }  // namespace
@@ -424,12 +340,6 @@ double attention_of(const Config& config, std::int64_t sequence, std::int64_t fi
 }  // namespace
 
 observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
-  if (o.freeze.empty() && o.lora_rank == 0) {
-    const ParameterCount count = count_parameters(config);
-    return observe::model_flops(count.total, config.tie_word_embeddings ? 0 : count.embedding,
-                                config.num_hidden_layers,
-                                config.num_attention_heads * config.head_dim, o.seq);
-  }
   const std::shared_ptr<Llama> model = make_meta_model(o, config);
   const std::int64_t first = first_trained(*model);
   const double products = products_of(*model, first);
@@ -439,28 +349,33 @@ observe::ModelFlops flops_of(const TrainOptions& o, const Config& config) {
 
 namespace {
 
-/// Sets the weights even if a checkpoint replaces them later, because an optimizer requires
-/// initialized parameters.
-void fill_model(Llama& model, const TrainOptions& options, comm::World& world, bool loads) {
-  if (options.model.empty() || loads) {
-    nn::init_weights(model, options.seed);
+/// Creates the parallelized model and sets its weights. Called by the constructor of LlamaRun after
+/// options, world, mesh and config are set.
+std::shared_ptr<Llama> make_model(const LlamaRun& run, bool loads) {
+  const TrainOptions& o = run.options;
+  std::shared_ptr<Llama> model = make_meta_model(o, run.config);
+  // The capability is 0 without a GPU, which planning a run does not need.
+  const int capability = o.fp8 && o.device == "cuda" ? observe::compute_capability() : 0;
+  TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
+                "capability ", capability / 10, ".", capability % 10,
+                ", and products in 8 bits need 8.9 or more; leave it out");
+  parallelize(*model, run.mesh, parallel_options(o));
+  // Memory is allocated only for this rank's shards.
+  nn::to_empty(*model, o.offload ? c10::Device(c10::kCPU) : c10::Device(o.device));
+  // The weights are set even if a checkpoint replaces them later, because an optimizer requires
+  // initialized parameters.
+  if (o.model.empty() || loads) {
+    nn::init_weights(*model, o.seed);
   } else {
-    nn::init_buffers(model);
-    checkpoint::load_hugging_face(model, world, options.model);
+    nn::init_buffers(*model);
+    checkpoint::load_hugging_face(*model, *run.world, o.model);
     // Initializes the LoRA adapters, which the model's folder does not contain.
-    nn::init_unfilled(model, options.seed);
+    nn::init_unfilled(*model, o.seed);
   }
-  nn::check_initialized(model);
-}
-
-/// Creates the model and fills its values. Called by the constructor of LlamaRun after options,
-/// world, mesh and config are set.
-std::shared_ptr<Llama> make_filled_model(const LlamaRun& run, bool loads) {
-  std::shared_ptr<Llama> model = make_model(run.options, run.config, run.mesh);
-  fill_model(*model, run.options, *run.world, loads);
+  nn::check_initialized(*model);
   // Buffers (the rotary tables) stay on the compute device, even with --offload.
   for (const auto& [name, slot] : model->named_buffer_slots()) {
-    slot->swap(slot->get().to(c10::Device(run.options.device)));
+    slot->swap(slot->get().to(c10::Device(o.device)));
   }
   return model;
 }
@@ -471,7 +386,11 @@ training::StepOptions step_options(const TrainOptions& o, const TrainingData& da
           .mean_of_micro_batches = !(data.loader && data.loader->ignores_targets()),
           .sync_each_micro_batch = o.zero != 2,
           .max_norm = o.clip,
-          .schedule = make_schedule(o),
+          .schedule = optim::LrSchedule({.schedule = optim::parse_schedule(o.schedule),
+                                         .warmup = o.warmup,
+                                         .steps = o.steps,
+                                         .decay_ratio = o.decay_ratio,
+                                         .min_factor = o.lr > 0 ? o.min_lr / o.lr : 0}),
           .advice_not_finite = "lower --lr or --clip, or look at the data of this step",
           .advice_out_of_memory = "take a smaller --batch, --ac full or more ranks"};
 }
@@ -488,7 +407,7 @@ LlamaRun::LlamaRun(TrainOptions run_options, comm::WorldPtr run_world, bool load
       data(open_training_data(options, config)),
       rows(data::rows_of_rank(options.batch, options.accumulate, batch_ranks.local_rank(),
                               batch_ranks.size())),
-      model(make_filled_model(*this, loads)),
+      model(make_model(*this, loads)),
       optimizer(make_optimizer(options, *model)),
       state{*model, *optimizer, optim::GradScaler({.enabled = options.param_dtype == "fp16"})},
       step_options_(step_options(options, data)),
@@ -531,22 +450,6 @@ observe::StepMetrics LlamaRun::step() {
   return meter_.end(state, result, options.lr * result.lr_factor);
 }
 
-namespace {
-
-observe::VerifyOptions verify_options(const DeviceMesh& mesh, const TrainOptions& o) {
-  observe::VerifyOptions options{.batch_dims = batch_mesh(mesh).shape().names(),
-                                 .splits_samples = o.cp > 1};
-  if (o.cp > 1) {
-    options.batch_dims.emplace_back("cp");
-  }
-  if (o.reduce_dtype == "bf16") {
-    options.coarsest = c10::kBFloat16;
-  }
-  return options;
-}
-
-}  // namespace
-
 /// Both models, on the mesh and on one rank, compute the training loss: the mean of the losses over
 /// all ranks must equal the loss on one rank.
 std::string verify(LlamaRun& run) {
@@ -561,42 +464,37 @@ std::string verify(LlamaRun& run) {
     of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, run.batch_ranks);
     of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, run.data_ranks);
   }
-  const std::shared_ptr<Llama> reference = make_reference(run.options, run.config);
+  // The model for one rank is on the meta device, with parameters of the type in which the
+  // parallelized model computes.
+  const std::shared_ptr<Llama> reference = make_meta_model(run.options, run.config);
+  for (const auto& [name, slot] : reference->named_slots()) {
+    slot->swap(slot->get().detach().to(scalar_type(run.options.param_dtype)));
+  }
+  observe::VerifyOptions options{.batch_dims = batch_mesh(run.mesh).shape().names(),
+                                 .splits_samples = run.options.cp > 1};
+  if (run.options.cp > 1) {
+    options.batch_dims.emplace_back("cp");
+  }
+  if (run.options.reduce_dtype == "bf16") {
+    options.coarsest = c10::kBFloat16;
+  }
   const observe::VerifyReport report = observe::verify(
       *run.model, *reference, run.mesh,
       [&](Llama& model) {
         const bool on_mesh = &model == run.model.get();
         return loss_of_rows(model, run.options, on_mesh ? own : whole, on_mesh ? of_own : of_whole);
       },
-      verify_options(run.mesh, run.options));
+      options);
   report.check();
   return report.text();
 }
 
-namespace {
-
-/// Returns the options with the device "cpu", because a fake world computes on a CPU even when a
-/// GPU run is planned.
-TrainOptions on_cpu(TrainOptions options) {
-  options.device = "cpu";
-  options.backend = "gloo";
-  return options;
-}
-
-/// Returns a number that is equal for context-parallel ranks with equal work. The first and the
-/// last rank differ from all others: both make fewer calls, and the first rank adds the most
-/// gradients. With a sliding window, all ranks differ.
-std::int64_t part_of_sequence(std::int64_t rank, std::int64_t ranks, std::int64_t window) {
-  if (window > 0) {
-    return rank;
-  }
-  return rank == 0 ? 0 : (rank == ranks - 1 ? 2 : 1);
-}
-
-}  // namespace
-
 planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
-  const auto run = std::make_shared<LlamaRun>(on_cpu(options), world, /*loads=*/false);
+  // A fake world computes on a CPU even when a GPU run is planned.
+  TrainOptions on_cpu = options;
+  on_cpu.device = "cpu";
+  on_cpu.backend = "gloo";
+  const auto run = std::make_shared<LlamaRun>(std::move(on_cpu), world, /*loads=*/false);
   return {.model = run->model, .mesh = run->mesh, .step = [run] {
             const StrictScope strict;
             run->step();
@@ -610,8 +508,12 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
     std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
     if (o.cp > 1) {
-      // The dimension "cp" is the one before the last one, "tp".
-      sizes.push_back(part_of_sequence(coordinate[coordinate.size() - 2], o.cp, window));
+      // The dimension "cp" is the one before the last one, "tp". Of its ranks, the first and the
+      // last one differ from all others: both make fewer calls, and the first one adds the most
+      // gradients. With a sliding window, all ranks differ.
+      const std::int64_t rank = coordinate[coordinate.size() - 2];
+      const bool differs = window > 0 || rank == 0;
+      sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);
     }
     return sizes;
   };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/streams.h"
+#include "tessera/core/detail/no_copy.h"
 #include "tessera/core/error.h"
 #include "tessera/export.h"
 #include "tessera/fsdp/options.h"
@@ -117,12 +118,13 @@ class Unit;
 /// unshard then waits instead.
 class UnshardHandle {
  public:
-  explicit UnshardHandle(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
   /// Waits until the parameters are unsharded. Collective. A second call does nothing, and so does
   /// a call after the module was destroyed.
   void wait();
 
  private:
+  friend UnshardHandle start_unshard(nn::ModuleBase& module);
+  explicit UnshardHandle(std::weak_ptr<Unit> unit) : unit_(std::move(unit)) {}
   std::weak_ptr<Unit> unit_;
 };
 
@@ -147,11 +149,9 @@ UnshardHandle start_unshard(nn::ModuleBase& module);
 /// Unshards the parameters of a unit while this object exists. The destructor frees the parameters,
 /// unless they were unsharded before, and warns if a parameter was written, because the write is
 /// lost. Collective. Throws the errors of unshard.
-class UnshardScope {
+class UnshardScope : tessera::detail::NoCopy {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
-  UnshardScope(const UnshardScope&) = delete;
-  UnshardScope& operator=(const UnshardScope&) = delete;
   ~UnshardScope();
 
  private:

@@ -35,9 +35,6 @@ struct SpecialTokens {
 /// folder's generation_config.json, or from config.json if generation_config.json lacks them.
 /// Throws Error for an id that is not a token of the model.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
-/// Reads the special tokens like read_special_tokens(), with the configuration in the config.json
-/// of `folder`. Returns no tokens if `folder` has no config.json or is "".
-SpecialTokens special_tokens_of(const std::filesystem::path& folder);
 
 /// The tokens that end a document in training data: the end_tokens() of the tokenizer. If the
 /// tokenizer has no end tokens, the first end token of the model, or no token if the model has no

@@ -24,12 +24,6 @@ std::string to_text(const RunPlan& plan);
 /// A search as a table with one row per estimated layout; `*` marks FoundLayout::frontier. The
 /// refused layouts follow, with the reason.
 std::string to_text(const Search& search);
-/// One line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors can
-/// have of a h200."; "" without a machine.
-std::string verdict(const RunPlan& plan);
-/// Returns a line for each large part of the memory peak, largest first, with advice on how to
-/// reduce the part.
-std::vector<std::string> advice(const RunPlan& plan);
 
 }  // namespace tessera::planning
 TESSERA_API_END

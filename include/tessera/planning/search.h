@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,8 +44,8 @@ struct SearchSpace {
   std::int64_t sequence = 0;  ///< tokens per sample; 0: samples are not sequences
   std::int64_t blocks = 0;    ///< number of equal blocks of the model; 0: no layout splits them
   TrainingLayout first{};     ///< fixed values, and start values of cp and accumulate
-  bool fixed_dp = false, fixed_tp = false, fixed_cp = false, fixed_ac = false, fixed_zero = false,
-       fixed_accumulate = false;
+  /// The fields of `first` that all layouts keep: "dp", "tp", "cp", "ac", "zero", "accumulate".
+  std::set<std::string> fixed{};
   /// Whether the model can be split over `tp` ranks. Empty: the model can be split over any number
   /// of ranks.
   std::function<bool(std::int64_t tp)> allows_tp{};
@@ -77,9 +78,11 @@ struct Search {
   const FoundLayout& best() const { return found.front(); }
 };
 
+namespace detail {
 /// The text for a layout: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are included if
 /// they are above 1.
 std::string name_of(const TrainingLayout& layout);
+}  // namespace detail
 
 /// The least number of `blocks` blocks to checkpoint so that the peak is at most `room`, from the
 /// peaks with none and with all of them checkpointed: 1 to `blocks`. The peak is convex in the

@@ -1,8 +1,5 @@
 """tessera-ckpt: differences by exit code, bounded memory; exports with the tokenizer's files."""
-import pathlib
 import sys
-import tempfile
-import unittest
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -29,12 +26,7 @@ def save_shards(folder, state):
     return folder
 
 
-class CheckpointTool(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-
+class CheckpointTool(programs.WithFolder):
     def test_exports_have_the_tokenizer_of_the_model(self):
         import tokenizers
         import transformers

@@ -11,7 +11,6 @@ import random
 import shutil
 import struct
 import sys
-import tempfile
 import unicodedata
 
 import numpy
@@ -225,7 +224,7 @@ def zstd(data, window=0x70):
     return frame
 
 
-class Tokenize(programs.WithSharedFolder):
+class Tokenize(programs.WithSharedFolder, programs.WithFolder):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -235,9 +234,7 @@ class Tokenize(programs.WithSharedFolder):
         cls.eos, cls.bos = (cls.tokenizer.token_to_id(name) for name in ("<|eot|>", "<s>"))
 
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
+        super().setUp()
         self.out = self.folder / "out/t"
         self.out.parent.mkdir()
 

@@ -59,14 +59,6 @@ class BadInput(programs.InFolder):
             with self.subTest(words):
                 self.refuse([*self.data(**data), *flags], *words, **mesh)
 
-    def test_features_that_are_not_implemented(self):
-        for change, part in (({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "longrope"),
-                             ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, '"low_freq_factor" is missing'),
-                             ({"use_sliding_window": True}, "use_sliding_window"), ({"hidden_act": "gelu"}, "hidden_act"),
-                             ({"model_type": "gemma"}, "model_type")):
-            with self.subTest(change):
-                self.refuse(self.data(config=self.config_with(**change)), part, "changed.json")
-
     def test_what_does_not_fit_the_model_is_found_before_the_ranks_meet(self):
         config = self.config_with(num_attention_heads=6, num_key_value_heads=2, head_dim=16)
         # A rank whose rank 0 never comes.

@@ -1,8 +1,6 @@
 """vit_train is PyTorch's training of the same model, on every mesh; it resumes, exports and plans."""
 import json
-import pathlib
 import shutil
-import tempfile
 
 import programs
 import torch
@@ -80,13 +78,8 @@ def load(folder):
     return model
 
 
-class VitRuns(programs.WithSharedFolder):
+class VitRuns(programs.WithSharedFolder, programs.WithFolder):
     """Runs of a class that are alike are made once."""
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-
     @staticmethod
     def command(folder, dp, tp, batch, steps, flags, changes):
         return programs.on_ranks(dp * tp, [
@@ -156,10 +149,6 @@ class Training(VitRuns):
         alone = self.figures(self.run_once(dropout=0.2))
         self.assert_close(self.figures(self.run_once(dp=2, tp=2, dropout=0.2)), alone)
         self.assertGreater(abs(alone[0][1] / self.figures(self.run_once(dp=1, tp=1))[0][1] - 1), 1e-3)
-
-    def test_it_learns(self):
-        losses = [loss for _, loss, _ in self.figures(self.run_once(steps=60, batch=32))]
-        self.assertLess(losses[-1], losses[0] / 3)
 
     def test_a_plan_has_the_bytes_and_the_peak_of_a_run(self):
         for dp, tp in MESHES[1:]:
