@@ -13,8 +13,8 @@
 namespace tessera::fsdp {
 
 // CommContext: the communication state that a model's units share. Two rules limit the memory of a
-// step: gradients are reduced for one unit at a time, and the compute stream waits for a stream
-// before a tensor that this stream reads is freed.
+// step: gradients are reduced for one unit at a time, and before a tensor that another stream reads
+// is freed, the compute stream waits for that stream.
 
 using comm::Lane;
 
@@ -172,10 +172,10 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
-/// Whether the reduce-scatter returns the average, which saves a pass over the result. Averages
-/// only over a power of two of ranks: such quotients are exact, so that the result has the same
-/// bits as with a back end that divides the sum. Sums that are all-reduced later, or passed to a
-/// hook, are not divided by the reduce-scatter.
+/// Whether the reduce-scatter returns the average, which saves a pass over the result. The number
+/// of ranks must be a power of two: such quotients are exact, so that the result has the same bits
+/// as with a back end that divides the sum. Sums that are all-reduced later, or passed to a hook,
+/// are not divided by the reduce-scatter.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&
@@ -551,7 +551,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void agree_on_use(const std::vector<ParameterGroup*>& groups) {
-  // Parameters whose parts are on one set of ranks, in the order of the modules.
+  // For each mesh: the parameters with parts on its ranks, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
     // Adds also parameters that were not reduced on this rank, because ranks with another part of

@@ -501,7 +501,7 @@ void Unit::await_compute() {
     }
     free_outdated(holding, comm_context());
   }
-  // Later gathers wait for the work that the compute lane has issued, which may write the shards.
+  // Later gathers wait for the work in the compute stream so far, which may write the shards.
   comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 

@@ -377,7 +377,7 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
 }
 
 /// Makes a node in place of the shard's gradient accumulator. stand_in_ keeps the node alive,
-/// because libtorch refers to it weakly. A type conversion of the shard drops the node.
+/// because libtorch refers to the node weakly. A type conversion of the shard drops the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);

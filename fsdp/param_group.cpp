@@ -160,8 +160,8 @@ namespace {
 using comm::Lane;
 using comm::LaneScope;
 
-/// Runs `act`, which calls or waits for a gather. If ranks called different collectives, adds to
-/// the error a hint about units that only some ranks run.
+/// Runs `act`, which starts a gather or waits for a gather. If ranks called different collectives,
+/// adds to the error a hint about units that only some ranks run.
 template <class Act>
 void gathering(Act&& act) {
   try {
@@ -491,8 +491,8 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
 
 namespace {
 
-/// The largest size, in elements, of a gradient of which a unit saves a copy. The weight of a norm,
-/// or a bias, usually has fewer elements.
+/// The largest number of elements of a gradient that keep_sample() saves. The weight of a norm, or
+/// a bias, usually has fewer elements.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace

@@ -174,8 +174,8 @@ class Colwise final : public ParallelStyle {
   ColwiseOptions options_;
 };
 
-/// Shards the output features of each part of a fused weight. A contiguous shard of the rows of the
-/// weight would contain rows of only one or two parts.
+/// This style shards the output features of each part of a fused weight. A contiguous shard of the
+/// rows of the weight would contain rows of only one or two parts.
 class FusedColwise final : public ParallelStyle {
  public:
   explicit FusedColwise(FusedColwiseOptions options) : options_(options) {}
@@ -459,8 +459,8 @@ class ReplicatedParameters final : public ParallelStyle {
   bool use_local_output_;
 };
 
-/// Places parameters without adding hooks, so that the style is also applicable to modules that are
-/// never called.
+/// This style places parameters without adding hooks, so that it is also applicable to modules that
+/// are never called.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(std::vector<std::pair<std::string, Placement>> placements)

@@ -182,7 +182,7 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work) {
-  // `work` runs before autograd is excluded, because it needs the caller's dispatch state.
+  // `work` runs before autograd is excluded, because `work` needs the caller's dispatch state.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A rank without a failure sends a number greater than any rank, so the minimum is the first rank

@@ -36,7 +36,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 constexpr auto kTermTime = 1000ms;  ///< time from SIGTERM to SIGKILL after a failure
-/// A signal is delivered once the rank has a handler, which is checked at this interval.
+/// A signal is delivered once the rank has a handler. This is the interval between the checks.
 constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split
@@ -79,7 +79,7 @@ struct Sink {
   }
 };
 
-/// A pipe with the output of a rank. Its lines get a prefix and are written to `sink`.
+/// A pipe with the output of a rank. The output's lines get a prefix and are written to `sink`.
 struct Source {
   int fd = -1;
   Sink* sink = nullptr;

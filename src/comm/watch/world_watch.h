@@ -65,8 +65,8 @@ struct WatchedGroup {
   std::vector<int> ranks;
 };
 
-/// Writes this rank's flight record and reads the state of the other ranks: from their flight
-/// records on the same machine, through the job's store on other machines. Thread safe.
+/// WorldWatch writes this rank's flight record and reads the state of the other ranks: from their
+/// flight records on the same machine, through the job's store on other machines. Thread safe.
 class WorldWatch : tessera::detail::NoCopy {
  public:
   /// Starts no thread. `records`: the flight record of each rank, nullptr for ranks on other
@@ -143,7 +143,7 @@ struct BegunCall {
 /// Thread safe.
 void set_waits(flight::Record& record, const BegunCall& call, bool waits);
 
-/// Records the calls of one process group in this rank's flight record. One thread at a time.
+/// GroupWatch records a process group's calls in this rank's flight record. One thread at a time.
 class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks);
