@@ -252,7 +252,7 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // The last user of the buffer may still be reading it on another stream.
+    // The last user of the buffer may still be reading the buffer on another stream.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);

@@ -141,8 +141,8 @@ void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 /// A view of the shard of `rank` in the flat buffer of that rank.
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
-/// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. It
-/// contains no tensors, does not communicate, and is the same on every rank.
+/// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. A
+/// layout contains no tensors, does not communicate, and is the same on every rank.
 ///
 /// The shards are one after another in one flat buffer, each padded to rank 0's size and aligned.
 /// If the shards have the compute type, an all-gather sends the flat buffer without a copy.
@@ -234,7 +234,7 @@ class BufferPool {
 /// The unsharded tensors of a parameter group, in one storage that can be freed and allocated again
 /// while tensors (parameters, and what autograd saved of them) keep pointing to the storage; FSDP2
 /// calls this "storage resize". Freeing the storage loses its contents. Version counters do not
-/// change, so autograd accepts the tensors again once they are refilled.
+/// change, so autograd accepts the tensors again once the storage is refilled.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
@@ -247,7 +247,7 @@ class UnshardedTensors {
   bool allocated() const { return storage_ && storage_.nbytes() > 0; }
   std::int64_t bytes() const { return bytes_; }
   void allocate();
-  /// Makes `memory`, of at least the storage's size, the memory of the storage until free().
+  /// Makes the storage use `memory`, which has at least as many bytes, until free() is called.
   void lend(at::Tensor memory);
   void free();
 

@@ -220,8 +220,8 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   cast_together(sent, dtype_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // `held_` keeps each gradient alive until the collective has read it. Without packing nothing
-    // else owns the gradients.
+    // `held_` keeps each gradient alive until the collective has read the gradient. Without packing
+    // nothing else owns the gradients.
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
@@ -348,7 +348,7 @@ bool GradientReduction::reduce_over_replicas() {
     // does not depend on the number of replicas.
     join_earlier();
     // With one rank in the shard dimension, reduce_packed() has started the all-reduce and wait()
-    // has waited for it.
+    // has waited for the all-reduce.
   } else if (mesh_.shard.size() > 1) {
     if (const comm::WorkPtr work = start_all_reduce()) {
       work->wait();
@@ -377,7 +377,7 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   if (hook_) {
     hook_(output_);
   }
-  // Divides after the all-reduce hook, which receives undivided sums.
+  // The division is after the all-reduce hook, which receives undivided sums.
   if (op_ == ReduceOp::kSum && divisor_ != pre_divisor_) {
     output_.div_(divisor_ / pre_divisor_);
   }
@@ -455,9 +455,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   // all-reduce for many parameters, on shards, which are smaller than gradients. The result is
   // stored where a complete gradient would be stored, next to the gradients of the neighbouring
   // parameters. Before the ranks have agreed (PartialGradGroup), complete gradients are treated in
-  // the same way: an optimizer that merges neighbouring gradients must merge the same ones in a
-  // resumed run. The result is not written to autograd's tensor, because the user's hooks may hold
-  // a reference to that tensor.
+  // the same way: an optimizer that merges neighbouring gradients must merge the same gradients in
+  // a resumed run. The result is not written to autograd's tensor, because the user's hooks may
+  // hold a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,

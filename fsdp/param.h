@@ -65,9 +65,9 @@ UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pend
 /// pending sum over a process group, the other becomes a term of that sum.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
-/// The process group over which the gradients of a parameter must still be summed when they are
-/// reduced. All ranks that reduce the gradient must compute the same sum, but each rank knows only
-/// the layout of its own gradient. Therefore the ranks agree on the group once.
+/// The process group over which the gradients of a parameter must still be summed when the
+/// gradients are reduced. All ranks that reduce the gradient must compute the same sum, but each
+/// rank knows only the layout of its own gradient. Therefore the ranks agree on the group once.
 class PartialGradGroup {
  public:
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
@@ -175,9 +175,9 @@ class ShardedParameter {
   std::uint64_t version() const;
   /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// Takes over a new tensor that was put into slot(). Returns whether there was one. Throws Error
-  /// if the tensor's layout differs from the shard's layout. Checks the shard itself in the same
-  /// way if its data was replaced.
+  /// Takes over a new tensor that was put into slot(). Returns whether there was a new tensor.
+  /// Throws Error if the tensor's layout differs from the shard's layout. Checks the shard itself
+  /// in the same way if its data was replaced.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf, from its local part `local`.
   void set_unsharded(const at::Tensor& local);
@@ -216,11 +216,11 @@ class ShardedParameter {
   void mark_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
   /// gradient and calls the parameter's libtorch hooks: register_hook's hooks before the addition,
-  /// which may change the gradient, and the post-accumulate-grad hook after it. For an offloaded
-  /// shard, the copy to CPU memory is asynchronous: the addition and the post-accumulate-grad hook
-  /// wait for arrive(), and the CPU waits for the copy before register_hook's hooks. `used`: this
-  /// rank contributed to the gradient. Throws Error if the layout of the gradient, or of a hook's
-  /// result, differs from the parameter's.
+  /// which may change the gradient, and the post-accumulate-grad hook after the addition. For an
+  /// offloaded shard, the copy to CPU memory is asynchronous: the addition and the
+  /// post-accumulate-grad hook wait for arrive(), and the CPU waits for the copy before
+  /// register_hook's hooks. `used`: this rank contributed to the gradient. Throws Error if the
+  /// layout of the gradient, or of a hook's result, differs from the parameter's.
   void accumulate(const at::Tensor& gradient, bool used);
   /// Completes accumulate() for a shard in CPU memory (offload_policy). Before the call, the CPU
   /// must have waited for the copies to CPU memory.
@@ -241,8 +241,8 @@ class ShardedParameter {
   /// other ranks reduced the gradient, this rank's part is zero.
   void settle_use(bool by_any_rank);
 
-  // Functions for gradients that wait for a later reduction, which are stored in `.grad`
-  // (UnreducedGradient).
+  // The functions below are for gradients that wait, in `.grad` (UnreducedGradient), for a later
+  // reduction.
 
   /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
@@ -268,8 +268,8 @@ class ShardedParameter {
   bool has_left_to_replicas() const;
   UnshardedGradient take_left_to_replicas();
 
-  /// The process group over which gradients of this parameter must still be summed when they are
-  /// reduced.
+  /// The process group over which gradients of this parameter must still be summed when the
+  /// gradients are reduced.
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:

@@ -241,7 +241,7 @@ void GatheredState::start_gather(CommContext& context) {
     return;
   }
   // Stores the versions of the shards that this gather reads. is_current() compares these versions
-  // with the shards' versions when it is called.
+  // with the versions that the shards have at its call.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
   // If types and devices agree, the flat buffer itself is sent, without a copy.
@@ -376,7 +376,7 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   unsharded_.allocate();
-  // The copy writes the same values into new memory, and autograd must not count it as a write.
+  // For autograd this copy of the same values into new memory must not count as a write.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {

@@ -68,9 +68,9 @@ class CommContext {
 using CommContextPtr = std::shared_ptr<CommContext>;
 
 /// A running reduction of a parameter group's gradients. It reduce-scatters over the mesh's shard
-/// dimension, then all-reduces over the replica dimension (HSDP), then divides.
-/// Gradients are sent directly from autograd's memory if the communicator supports it and dimension
-/// 0 divides evenly; otherwise they are packed. On a mesh of one rank nothing is packed or sent.
+/// dimension, then all-reduces over the replica dimension (HSDP), then divides. Gradients are sent
+/// directly from autograd's memory if the communicator can do so and dimension 0 divides evenly;
+/// otherwise they are packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
@@ -275,8 +275,8 @@ class GradientState {
   /// adds directly to the gradients set aside by earlier backwards.
   void restore_accumulated_grads();
   /// Whether a reduction now would complete gradients of earlier backwards that were set aside or
-  /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters they
-  /// used.
+  /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters each
+  /// rank used.
   bool awaits_reduction() const;
   /// To be called when a backward has ended that may have left reductions in progress
   /// (ShardedParameter::mark_expected).
@@ -312,8 +312,8 @@ class GradientState {
   at::Tensor sample_;    ///< an unreduced gradient; undefined if none was small enough
 };
 
-/// Parameters of one type and one mesh, with one all-gather and one reduce-scatter for all. Has the
-/// shards, the gathered state and the gradients of these parameters.
+/// Parameters of one type and one mesh, which share one all-gather and one reduce-scatter. A
+/// ParameterGroup has the shards, the gathered state and the gradients of these parameters.
 class ParameterGroup {
  public:
   /// Shards the parameters (at least one). Not collective. `post_forward_mesh_size`: the value of

@@ -104,7 +104,7 @@ const std::vector<Transition<GatherPhase>>& legal_transitions() {
       {kSharded, kUnsharded},
       // the wait for the all-gather has ended
       {kGathering, kUnsharded},
-      // the all-gather failed, or its result is freed before it was used
+      // the all-gather failed, or its result is freed without being used
       {kGathering, kSharded},
       // the unsharded tensors are freed
       {kUnsharded, kSharded},

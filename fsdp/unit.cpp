@@ -225,8 +225,8 @@ Unit::Unit(const UnitSpec& spec)
   }
   buckets_left_ = groups_.size();
   // Other slices of the unit's mesh have other expert parameters, so gradient norms must include
-  // the parameters of all slices. If one tensor is split over these slices as well, the mesh of the
-  // tensor contains this information.
+  // the parameters of all slices. If a tensor's own mesh contains the unit's mesh, all slices have
+  // parts of that tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -558,8 +558,8 @@ void Unit::post_backward(nn::TensorList gradients) {
 
 /// Buckets are reduced early only if no other unit takes part in backward. Other units reduce over
 /// the same process group, so ranks that use different parameters would call collectives in
-/// different orders. Parameter hooks also exclude this: a hook may write a parameter that backward
-/// still reads.
+/// different orders. With parameter hooks no bucket is reduced early, as a hook may write a
+/// parameter that backward still reads.
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {

@@ -87,7 +87,7 @@ std::vector<int> product_through(const std::vector<int>& root,
   return ranks;
 }
 
-/// Returns the coordinate of `rank` in a mesh with `ranks`; empty if it has no such rank.
+/// Returns the coordinate of `rank` in a mesh with `ranks`; empty if `ranks` lacks `rank`.
 std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
                                         const MeshShape& shape) {
   const auto self = std::ranges::find(ranks, rank);
@@ -130,8 +130,8 @@ struct DeviceMesh::Impl {
   // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
-  /// The process groups of single dimensions. They are atomic pointers and need no lock, because
-  /// every collective looks one up.
+  /// The process groups of single dimensions. The pointers are atomic and need no lock, because
+  /// every collective reads one of them.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
   // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
   // the dimensions decides the order of the ranks.
@@ -258,7 +258,7 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// All groups are checked before the first one is stored, so that an error leaves the mesh
+/// All groups are checked before the first group is stored, so that an error leaves the mesh
 /// unchanged. The lock is held meanwhile, because another thread may use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
@@ -442,7 +442,7 @@ std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
   return stream << to_string(mesh);
 }
 
-// Meshes from meshes: slices, flattenings, unflattenings, concatenations.
+// The functions below make meshes from meshes: by slicing, flattening, unflattening, concatenating.
 
 namespace {
 
@@ -535,8 +535,8 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// Records the name for the root, so that all slices of the root know it. For a mesh without names
-/// nothing is recorded. Throws Error if the name already stands for other dimensions.
+/// Records the name for the root, so that all slices of the root know the name. For a mesh without
+/// names nothing is recorded. Throws Error if the name already stands for other dimensions.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");

@@ -1,4 +1,4 @@
-// Small collectives by which ranks compare values and share decisions. They use only a
+// Small collectives by which ranks compare values and share decisions. These collectives use only a
 // Communicator, and so work with every back end. The collectives run below autograd, because the
 // caller may be recording a graph, which must not contain the tensors of this file.
 

@@ -1,5 +1,5 @@
 // The back ends for collectives, except NCCL, which is in libtessera_cuda.so (cuda/cuda_backend.h).
-// A world chooses a back end for each group (rendezvous/store_world.cpp) and wraps it
+// A world chooses a back end for each group (rendezvous/store_world.cpp) and wraps the back end
 // (checked/checked_communicator.h).
 
 #pragma once

@@ -1,6 +1,6 @@
-// tessera-run: starts the ranks of a job on this machine and ends them together. Its only thread
-// waits only in poll(), so that it notices the end of a rank immediately, even if the reader of its
-// output is slow.
+// tessera-run starts the ranks of a job on this machine and ends them together. Its only thread
+// waits only in poll(), so that tessera-run notices the end of a rank immediately, even if the
+// reader of the output is slow.
 
 #include <fcntl.h>
 #include <limits.h>

@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Counts of the calls of one kind of collective in one process group.
+/// The number of calls, and of bytes, of one kind of collective in one process group.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs

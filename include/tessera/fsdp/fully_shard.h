@@ -54,9 +54,9 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// parameters every rank of the 1-D `mesh` stores completely, as replicated distributed tensors.
 /// Nothing is gathered. Gradients are all-reduced in buckets (Options::bucket_cap_mb), while
 /// backward continues, and averaged. The parameters must be equal on all ranks: the first forward
-/// compares them and throws Error on all ranks if they differ. Apply replicate bottom-up like
-/// fully_shard; both may be used in one model. The rules for units of fully_shard apply to these
-/// units, too.
+/// compares the parameters and throws Error on all ranks if they differ. Apply replicate bottom-up
+/// like fully_shard; both may be used in one model. The rules for units of fully_shard apply to
+/// these units, too.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
 /// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size. Also

@@ -452,7 +452,7 @@ class ShmCommunicator final : public Communicator {
 constexpr auto kHandleKey = "handle";
 
 /// Makes the shared memory on the group's first rank, and opens it on the other ranks. Returns
-/// nullptr on a rank that fails to do this.
+/// nullptr on a rank where this fails.
 std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {

@@ -108,7 +108,7 @@ class Watchdog : tessera::detail::NoCopy {
   std::vector<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
   /// The wait for the first of calls_; it begins when the previous collective has completed.
   std::optional<PeerWait> wait_;
-  /// When the watchdog saw that a rank that the first of calls_ waits for has ended.
+  /// The time at which the watchdog saw that a rank has ended that the first of calls_ needs.
   std::optional<std::chrono::steady_clock::time_point> lost_since_;
 };
 

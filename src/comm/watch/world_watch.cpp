@@ -280,7 +280,7 @@ void WorldWatch::look() const {
     try {
       remote_->ends = remote_->asked.get();
     } catch (const std::exception&) {
-      // The process that serves the store has ended, and the job with it. Each rank notices this
+      // The process that serves the store has ended, which ends the job. Each rank notices this
       // itself.
     }
   }
@@ -382,7 +382,7 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose) {
   Record& record = world_->own();
   const BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
   flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
-  // `order` is set by an exchange, so that no later write becomes visible before this one.
+  // `order` is set by an exchange, so that no later write becomes visible before this write.
   slot.order.exchange(0, std::memory_order_acq_rel);
   slot.label.store(
       {.group = group_->id,

@@ -22,7 +22,7 @@ namespace tessera::comm {
 class Watchdog;
 
 /// The memory of a rank's flight record (log of its collectives). Only that rank writes the memory;
-/// other ranks on the machine map it.
+/// other ranks on the machine map the memory.
 class RecordMemory : tessera::detail::NoCopy {
  public:
   /// Takes ownership of the file and of its mapping.
@@ -100,7 +100,7 @@ class WorldWatch : tessera::detail::NoCopy {
   std::vector<int> not_in(const WatchedGroup& group, std::uint64_t number) const;
 
   // The functions below read the state of ranks on other machines from the job's store. If the
-  // store does not answer, they block for at most a second.
+  // store does not answer, these functions block for at most a second.
 
   /// The ranks of `group` that are on other machines.
   std::vector<int> away(const WatchedGroup& group) const;
@@ -112,7 +112,7 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Tells the other machines that this rank waits in the call `number` of a group.
   void announce_wait(const WatchedGroup& group, std::uint64_t number) const;
   /// The ranks of `group` on other machines that have not called announce_wait() for call `number`
-  /// or a later one; nullopt if the store does not answer.
+  /// or a later call; nullopt if the store does not answer.
   std::optional<std::vector<int>> not_waiting(const WatchedGroup& group,
                                               std::uint64_t number) const;
 
