@@ -69,7 +69,7 @@ const std::vector<Transition<UnitPhase>>& legal_transitions() {
       // the unit's modules have run and no result needs a gradient, or the root's forward begins
       // after the unit's forward has failed
       {kForward, kIdle},
-      // a result needs a gradient
+      // autograd has recorded a result that needs a gradient
       {kForward, kForwardRecorded},
       // a backward runs within the unit's forward, or after the unit's forward has failed
       {kForward, kBackward},

@@ -254,7 +254,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// Does nothing in phase kIdle, because legal_transitions() has none from kIdle to kIdle.
+/// Does nothing in phase kIdle, because legal_transitions() has no transition from kIdle to kIdle.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);

@@ -130,8 +130,8 @@ struct DeviceMesh::Impl {
   // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
-  /// The process groups of single dimensions. The pointers are atomic and need no lock, because
-  /// every collective reads one of them.
+  /// The process groups of single dimensions, as atomic pointers: every collective reads one of the
+  /// pointers, and should not need a lock.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
   // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
   // the dimensions decides the order of the ranks.

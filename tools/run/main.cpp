@@ -36,7 +36,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 constexpr auto kTermTime = 1000ms;  ///< time from SIGTERM to SIGKILL after a failure
-/// A signal is delivered once the rank has a handler. This is the interval between the checks.
+/// How often tessera-run checks whether a rank has a handler for a pending signal.
 constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split

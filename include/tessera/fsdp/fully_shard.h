@@ -172,18 +172,18 @@ void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurs
 /// a write, such as an optimizer's step, the next forward gathers the parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// With `sync` false, backward reduces nothing: each rank adds up its unsharded gradients (in
-/// reduce_dtype) until the first backward with true reduces the sum. Until then `.grad` of a
+/// reduce_dtype) until the first backward with `sync` true reduces the sum. Until then `.grad` of a
 /// parameter can be dropped (zero_grad) but not read. This accumulates micro-batches at the cost of
 /// the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// With `all_reduce` false (HSDP), backward sums gradients over the shard dimension of the mesh
-/// only and stores the sums, in reduce_dtype. The next backward with true adds the stored sums to
-/// its own sums and then sums over the replicas. Micro-batches may use different parameters.
+/// only and stores the sums, in reduce_dtype. The next backward with `all_reduce` true adds the
+/// stored sums to its own and sums over replicas. Micro-batches may use different parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// With `last` false, reductions may still be in progress when a backward returns. Gradients are
-/// complete after a later backward with true. Until then `.grad` of a parameter whose reduction is
-/// in progress can be dropped (zero_grad) but not read. Use false for all micro-batches except the
-/// last one. `module`: the root module.
+/// complete after a later backward with `last` true. Until then `.grad` of a parameter whose
+/// reduction is in progress can be dropped (zero_grad) but not read. Use false for all
+/// micro-batches except the last one. `module`: the root module.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// With `unshard` false, backward does not gather the unit's parameters, for units whose gradients
 /// do not need the parameters (an embedding, for example).

@@ -259,7 +259,7 @@ class ShmGroup {
 
 // The communicator for shared memory. In each round of a collective, a rank writes to its slot (a
 // buffer) and reads all slots. ShmGroup runs the rounds; the classes in shm_rounds.h compute which
-// bytes are in a slot. The end of this file decides whether the ranks can share memory.
+// bytes are in a slot. Functions at the end of the file decide if ranks can share memory.
 
 /// Up to this size in bytes, every rank reduces the whole tensor, in one round instead of two: for
 /// small tensors, waiting for other ranks costs more than the additions.

@@ -161,7 +161,7 @@ void meet(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Whether every rank of the World calls this function within 2 s, each rank for one group. All
 /// ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this group
-/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only that of a
+/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only the prefix of a
 /// group's first rank is used. Throws PeerError as PeerWait does.
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);

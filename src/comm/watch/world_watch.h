@@ -84,7 +84,7 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Records that this rank begins no more collectives, and stops the watchdog.
   void end();
 
-  /// False once `rank` has ended or aborted: it takes part in no more collectives. Cheap.
+  /// Whether `rank` may begin more collectives; false once the rank has ended or aborted. Cheap.
   bool may_come(int rank) const;
   /// Returns which of `ranks` ended first; nullopt if none has ended.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
