@@ -141,8 +141,8 @@ class RequestScope {
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
-/// Empties `.grad` of the leaves in `outputs` while this object exists, so that `.grad` has only
-/// the gradients of a backward in this scope. The destructor restores the earlier gradients.
+/// EmptyGradients empties `.grad` of the leaves in `outputs` for its lifetime, so that `.grad` has
+/// only the gradients of a backward in this scope. The destructor restores the earlier gradients.
 class EmptyGradients {
  public:
   explicit EmptyGradients(const tessera::detail::edge_list& outputs) {

@@ -26,7 +26,7 @@ DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
     return;
   }
   const std::vector<std::string>& names = mesh.shape().names();
-  // Names are needed for mesh[name], whose result has the same root mesh as tensor parallelism's.
+  // Names are needed for mesh[name], whose result has the same root mesh as a tensor-parallel mesh.
   TESSERA_CHECK(!names.empty(), "fully_shard: the dimensions of ", to_string(mesh),
                 " have no names; name them, so that they can be told apart");
   replicate = mesh[names[0]];
@@ -235,10 +235,10 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   kernels::copy_all(to, from);
 }
 
-// BufferPool has memory for packed collectives, which is reused from unit to unit. libtorch's
-// caching allocator could serve the same sizes, but its cache for each stream is unbounded. The
-// pool frees memory that does not fit the next request at once. On a CPU events are null, and
-// waiting for a null event does nothing.
+// BufferPool provides the buffers of packed collectives, and units reuse each other's buffers.
+// libtorch's caching allocator could serve the same sizes, but its cache for each stream is
+// unbounded. The pool frees memory that does not fit the next request at once. On a CPU events are
+// null, and waiting for a null event does nothing.
 
 namespace {
 
@@ -252,7 +252,7 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // The last user of the buffer may still be reading it on another stream.
+    // The last user of the buffer may still be reading the buffer on another stream.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);

@@ -50,9 +50,9 @@ struct DataMesh {
 
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
-/// How a tensor of `sizes` is split on `dim` over `ranks`. The split is that of torch.chunk, so the
-/// last ranks may have fewer rows (indices of `dim`) or none. Without `dim` each rank has the whole
-/// tensor. In flat buffers the shard of every rank takes as much room as the shard of rank 0.
+/// How a tensor of `sizes` is split along dimension `dim` over `ranks` ranks. As with torch.chunk,
+/// the last ranks may have fewer rows (indices of `dim`) or none. Without `dim` each rank has the
+/// whole tensor. A flat buffer has as much memory for each rank's shard as for the shard of rank 0.
 ///
 /// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately:
 /// the shard of a rank contains that rank's rows of the first block, then the rank's rows of the
@@ -70,7 +70,7 @@ struct ShardShape {
   /// The number of rows that rank 0 has in one block; 1 without `dim`.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
   std::int64_t rows(std::int64_t rank) const { return dim ? chunk_size(extent(), ranks, rank) : 1; }
-  /// The index within a block of the first row of `rank`.
+  /// The index, within one block, of the first row that `rank` has.
   std::int64_t first_row(std::int64_t rank) const {
     return dim ? chunk_offset(extent(), ranks, rank) : 0;
   }
@@ -115,11 +115,11 @@ struct ShardHome {
   bool offloaded = false;
 };
 
-/// The alignment in bytes of tensors in one buffer. A multiple of the widest memory access of
+/// The alignment, in bytes, of the tensors in one buffer: a multiple of the widest memory access of
 /// collectives and kernels.
 inline constexpr std::int64_t kTensorAlignment = 64;
 
-/// The place of the shard of one parameter in a flat buffer of shards.
+/// Where the shard of one parameter is in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
   std::int64_t offset = 0;  ///< beginning of the segment in the flat buffer, in elements
@@ -141,8 +141,8 @@ void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 /// A view of the shard of `rank` in the flat buffer of that rank.
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
-/// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. It
-/// contains no tensors, does not communicate, and is the same on every rank.
+/// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. A
+/// layout contains no tensors, does not communicate, and is the same on every rank.
 ///
 /// The shards are one after another in one flat buffer, each padded to rank 0's size and aligned.
 /// If the shards have the compute type, an all-gather sends the flat buffer without a copy.
@@ -207,12 +207,12 @@ class BufferPool {
   BufferPool(comm::StreamsPtr streams, c10::Device device)
       : streams_(std::move(streams)), device_(device) {}
 
-  /// Returns an uninitialised buffer of `numel` elements for use in `lane`. The stream waits for
-  /// the buffer's last user. Must be called while `lane` is the current stream.
+  /// Returns an uninitialised buffer of `numel` elements for use in the stream `lane`, which waits
+  /// for the buffer's last user. Must be called while `lane` is the current stream.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
   /// Returns a buffer to the pool. The buffer is in use until `event`.
   void release(Buffer buffer, comm::StreamEventPtr event);
-  /// Frees the idle memory of `lane`. The stream first waits for the last users of the memory.
+  /// Frees the idle buffers of the stream `lane`, which first waits for their last users.
   void drop(comm::Lane lane);
   void clear();
   std::int64_t idle_bytes() const;
@@ -234,7 +234,7 @@ class BufferPool {
 /// The unsharded tensors of a parameter group, in one storage that can be freed and allocated again
 /// while tensors (parameters, and what autograd saved of them) keep pointing to the storage; FSDP2
 /// calls this "storage resize". Freeing the storage loses its contents. Version counters do not
-/// change, so autograd accepts the tensors again once they are refilled.
+/// change, so autograd accepts the tensors again once the storage is refilled.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
@@ -247,7 +247,7 @@ class UnshardedTensors {
   bool allocated() const { return storage_ && storage_.nbytes() > 0; }
   std::int64_t bytes() const { return bytes_; }
   void allocate();
-  /// Uses `memory`, which has at least as many bytes as the storage, until free() is called.
+  /// Makes the storage use `memory`, which has at least as many bytes, until free() is called.
   void lend(at::Tensor memory);
   void free();
 
@@ -264,9 +264,9 @@ class UnshardedTensors {
   std::vector<at::Tensor> padded_;
 };
 
-/// A second, larger shard that each of a few neighbouring ranks caches
-/// (Options::post_forward_mesh_size). Backward gathers among these ranks only (hpZ of ZeRO++). This
-/// class does not know parameters: it cuts the gathered memory into equal parts.
+/// PostForwardShard caches a part of a group's gathered memory on each of a few neighbouring ranks
+/// (Options::post_forward_mesh_size), among which backward then gathers (hpZ of ZeRO++). The parts
+/// are equal, larger than a shard, and may divide a parameter anywhere.
 class PostForwardShard {
  public:
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
@@ -278,9 +278,9 @@ class PostForwardShard {
   /// Copies this rank's part of `memory` on the compute stream. The length of `memory` must be a
   /// multiple of count().
   void keep(const at::Tensor& memory, comm::Streams& streams);
-  /// Starts the all-gather of the cached parts into `memory`, on the all-gather stream, which first
-  /// waits for the copy of this rank's part. `label` is the unit's name in messages. Collective
-  /// over group().
+  /// Starts the all-gather of the cached parts into `memory`. The all-gather stream first waits for
+  /// keep()'s copy of this rank's part. `label` is the unit's name in messages. Collective over
+  /// group().
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams);
   /// To be called when the gather has ended and the stream that owns piece_ has waited for the

@@ -13,8 +13,8 @@
 namespace tessera::fsdp {
 
 // CommContext: the communication state that a model's units share. Two rules limit the memory of a
-// step: gradients are reduced for one unit at a time, and the compute stream waits for a stream
-// before a tensor that this stream reads is freed.
+// step: gradients are reduced for one unit at a time, and before a tensor that another stream reads
+// is freed, the compute stream waits for that stream.
 
 using comm::Lane;
 
@@ -172,10 +172,10 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
   in_place() ? reduce_in_place(context) : reduce_packed(context);
 }
 
-/// Whether the reduce-scatter returns the average, which saves a pass over the result. Averages
-/// only over a power of two of ranks: such quotients are exact, so that the result has the same
-/// bits as with a back end that divides the sum. Sums that are all-reduced later, or passed to a
-/// hook, are not divided by the reduce-scatter.
+/// Whether the reduce-scatter returns the average, which saves a pass over the result. The number
+/// of ranks must be a power of two: such quotients are exact, so that the result has the same bits
+/// as with a back end that divides the sum. Sums that are all-reduced later, or passed to a hook,
+/// are not divided by the reduce-scatter.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&
@@ -220,8 +220,8 @@ void GradientReduction::reduce_in_place(CommContext& context) {
   cast_together(sent, dtype_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor gradient = std::exchange(gradients_[i].local, {});
-    // `held_` keeps each gradient alive until the collective has read it. Without packing nothing
-    // else owns the gradients.
+    // `held_` keeps each gradient alive until the collective has read the gradient. Without packing
+    // nothing else owns the gradients.
     held_.push_back(gradient.defined() ? gradient.contiguous()
                                        : at::zeros(segments_[i].shape.sizes, tensor_options()));
   }
@@ -348,7 +348,7 @@ bool GradientReduction::reduce_over_replicas() {
     // does not depend on the number of replicas.
     join_earlier();
     // With one rank in the shard dimension, reduce_packed() has started the all-reduce and wait()
-    // has waited for it.
+    // has waited for the all-reduce.
   } else if (mesh_.shard.size() > 1) {
     if (const comm::WorkPtr work = start_all_reduce()) {
       work->wait();
@@ -377,7 +377,7 @@ void GradientReduction::hand_out_reduced(CommContext& context) {
   if (hook_) {
     hook_(output_);
   }
-  // Divides after the all-reduce hook, which receives undivided sums.
+  // The division is after the all-reduce hook, which receives undivided sums.
   if (op_ == ReduceOp::kSum && divisor_ != pre_divisor_) {
     output_.div_(divisor_ / pre_divisor_);
   }
@@ -455,9 +455,9 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   // all-reduce for many parameters, on shards, which are smaller than gradients. The result is
   // stored where a complete gradient would be stored, next to the gradients of the neighbouring
   // parameters. Before the ranks have agreed (PartialGradGroup), complete gradients are treated in
-  // the same way: an optimizer that merges neighbouring gradients must merge the same ones in a
-  // resumed run. The result is not written to autograd's tensor, because the user's hooks may hold
-  // a reference to that tensor.
+  // the same way: an optimizer that merges neighbouring gradients must merge the same gradients in
+  // a resumed run. The result is not written to autograd's tensor, because the user's hooks may
+  // hold a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -551,7 +551,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void agree_on_use(const std::vector<ParameterGroup*>& groups) {
-  // Parameters whose parts are on one set of ranks, in the order of the modules.
+  // For each mesh: the parameters with parts on its ranks, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
     // Adds also parameters that were not reduced on this rank, because ranks with another part of

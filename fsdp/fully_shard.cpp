@@ -1,6 +1,5 @@
-// The public functions of fully_shard.h. These functions check their arguments
-// and call units. unit.cpp implements the behaviour of a unit, unit_spec.cpp decides its parts, and
-// attach.cpp makes the unit.
+// The public functions of fully_shard.h check their arguments and call units. unit.cpp implements
+// the behaviour of a unit, unit_spec.cpp decides its parts, and attach.cpp makes the unit.
 
 #include <c10/util/Exception.h>
 

@@ -336,8 +336,8 @@ void IterationState::agree_on_gradients() {
 }
 
 // The functions of a unit for the iteration of its root unit: how the first call of a root finds
-// the units below, how an iteration begins or is abandoned, and which calls are rejected before it
-// begins.
+// the units below, how an iteration begins or is abandoned, and which calls are rejected before an
+// iteration begins.
 
 namespace {
 
@@ -386,8 +386,8 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
   hash ^= hash >> 32U;
 }
 
-/// Mixes into `hash` each nn::ParameterSlot of `module` and of the modules below, and whether it is
-/// trainable and in a unit. Must be cheap, because every forward calls this function.
+/// Mixes into `hash` each nn::ParameterSlot of `module` and of the modules below, and whether the
+/// parameter is trainable and in a unit. Must be cheap, because every forward calls this function.
 void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
     for (const auto& [name, slot] : ours->slots()) {
@@ -501,7 +501,7 @@ void Unit::await_compute() {
     }
     free_outdated(holding, comm_context());
   }
-  // Later gathers wait for the work that the compute lane has issued, which may write the shards.
+  // Later gathers wait for the work in the compute stream so far, which may write the shards.
   comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 

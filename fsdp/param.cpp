@@ -20,8 +20,8 @@ namespace tessera::fsdp {
 
 // The functions below find the sharding spec of a parameter's shard. A plain tensor is sharded on
 // FSDP's mesh. A tensor that tensor parallelism has distributed is sharded on the mesh that joins
-// both meshes. fully_shard checks all parameters of a unit (unit_spec.cpp) before it changes the
-// first parameter.
+// both meshes. fully_shard checks all parameters of a unit (unit_spec.cpp) before the first
+// parameter is changed.
 
 namespace {
 
@@ -66,8 +66,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  // Each dimension is looked up in the mesh that has it, because the root mesh lacks names that
-  // unflatten() gave.
+  // Each dimension is looked up in the mesh that has the dimension, because the root mesh lacks
+  // names that unflatten() gave.
   std::vector<DeviceMesh> parts;
   for (const std::string& dim : names) {
     parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
@@ -89,8 +89,8 @@ Layout::Dims renumbered(const Layout& layout, const DeviceMesh& from, const Devi
   return dims;
 }
 
-/// Returns the Digit (a factor of a dimension's size) that FSDP splits: the last one, if all
-/// earlier ones are local (equal parts of a fused weight). Returns nullptr if tensor parallelism
+/// Returns the Digit (a factor of a dimension's size) that FSDP splits: the last Digit, if all
+/// earlier Digits are local (equal parts of a fused weight). Returns nullptr if tensor parallelism
 /// also splits an earlier Digit.
 Digit* digit_to_split(std::vector<Digit>& digits) {
   if (digits.empty()) {
@@ -377,7 +377,7 @@ void ShardedParameter::set_stand_in(MakeStandIn make) {
 }
 
 /// Makes a node in place of the shard's gradient accumulator. stand_in_ keeps the node alive,
-/// because libtorch refers to it weakly. A type conversion of the shard drops the node.
+/// because libtorch refers to the node weakly. A type conversion of the shard drops the node.
 void ShardedParameter::install_stand_in() {
   if (make_stand_in_ && (sharded_.is_floating_point() || sharded_.is_complex())) {
     stand_in_ = make_stand_in_(sharded_);

@@ -36,12 +36,12 @@ struct ParameterSpec {
 /// separately, as for a fused weight. The number is 1 for any other tensor.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
-/// The sharding spec that `tensor` gets when each of its blocks is split on `dim` over the sharding
-/// dimension of `mesh`, within any earlier split. `dim` nullopt: `tensor` is replicated over that
-/// dimension. The spec of a plain tensor is on `mesh`. The spec of a tensor that tensor parallelism
-/// has distributed is on the mesh that joins both meshes, a slice of their common root. Throws
-/// Error, with `name` as the parameter's name, for a tensor that cannot be split further in this
-/// way.
+/// The sharding spec of `tensor` after FSDP has split each of its blocks along `dim` over the
+/// sharding dimension of `mesh`; a shard of tensor parallelism is split further. `dim` nullopt:
+/// `tensor` is replicated over the sharding dimension. The spec of a plain tensor is on `mesh`. The
+/// spec of a tensor-parallel tensor is on the mesh that joins both meshes, a slice of their common
+/// root. Throws Error, with `name` as the parameter's name, for a tensor that cannot be split
+/// further in this way.
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 
@@ -56,32 +56,32 @@ struct UnshardedGradient {
 };
 
 /// Returns `gradient` as a term of the sum over `pending`, or as a complete gradient if `pending`
-/// is nullptr. If a sum must be computed at once, the call is collective over tensor parallelism,
-/// and the sum has type `dtype`.
+/// is nullptr. If a sum must be computed at once, the call is collective over the tensor-parallel
+/// ranks, and the sum has type `dtype`.
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
-/// Adds `gradient` to `sum`, in type `dtype`, with the divisor of `sum`. If only one of the two is
-/// a pending sum over a process group, the other becomes a term of the sum.
+/// Adds `gradient`, in type `dtype` and scaled to the divisor of `sum`, to `sum`. If only one is a
+/// pending sum over a process group, the other becomes a term of that sum.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
-/// The process group over which the gradients of a parameter must still be summed when they are
-/// reduced. All ranks that reduce the gradient must compute the same sum, but each rank knows only
-/// the layout of its own gradient. Therefore the ranks agree on the group once.
+/// The process group over which the gradients of a parameter must still be summed when the
+/// gradients are reduced. All ranks that reduce the gradient must compute the same sum, but each
+/// rank knows only the layout of its own gradient. Therefore the ranks agree on the group once.
 class PartialGradGroup {
  public:
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
   /// The process group over which gradients must still be summed; nullptr if none. Before the ranks
-  /// have agreed on the group: a group that may be needed. Summing a complete gradient over it is
+  /// have agreed: a group that may be needed. Summing a complete gradient over that group is
   /// correct, too.
   comm::Communicator* group() const { return group_; }
   /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
 
   /// Returns one flag for each process group over which a gradient may have to be summed. The ranks
-  /// exchange these flags before agree(). Empty once the ranks have agreed.
+  /// exchange these flags before agree(). The list is empty once the ranks have agreed.
   std::vector<std::uint8_t> flags() const;
   /// Sets the process group that the ranks chose. `flags`: the maximum of flags() over all ranks.
   void agree(std::span<const std::uint8_t> flags);
@@ -102,8 +102,8 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   /// parameter's name in messages.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
-  /// The gradient that was set aside without any reduction. nullopt: nothing was set aside. An
-  /// undefined gradient in the value means that this rank computed no gradient.
+  /// The gradient that was set aside without any reduction; nullopt if none was set aside. A value
+  /// whose gradient is undefined means that this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
   /// The gradient summed over the shard dimension of the mesh but not over replicas (HSDP).
   UnshardedGradient scattered;
@@ -116,7 +116,7 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   bool is_settled() const { return !unsharded && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
-  /// Runs the operators zero_ and detach (for zero_grad) and add_ (for autograd's accumulation).
+  /// Runs zero_ and detach (for zero_grad) and add_ (for accumulation) on the placeholder.
   bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void release_resources() override;
 
@@ -135,8 +135,8 @@ UnreducedGradient* unreduced(const at::Tensor& gradient);
 /// parallelism the unsharded tensor is still distributed on the other mesh dimensions.
 class ShardedParameter {
  public:
-  /// Splits the tensor in `spec.slot` and puts this rank's shard there. Moves the shard to the
-  /// device of `spec.home` unless the shard is on the meta device. Not collective.
+  /// Splits the tensor in `spec.slot` and puts this rank's shard into the slot. Moves the shard to
+  /// the device of `spec.home` unless the shard is on the meta device. Not collective.
   explicit ShardedParameter(const ParameterSpec& spec);
 
   const std::string& name() const { return name_; }
@@ -175,14 +175,14 @@ class ShardedParameter {
   std::uint64_t version() const;
   /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// Takes over a new tensor that was put into slot(). Returns whether there was one. Throws Error
-  /// if its layout differs from the shard's layout. Checks the shard itself in the same way if the
-  /// shard's data was replaced.
+  /// Takes over a new tensor that was put into slot(). Returns whether there was a new tensor.
+  /// Throws Error if the tensor's layout differs from the shard's layout. Checks the shard itself
+  /// in the same way if its data was replaced.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf, from its local part `local`.
   void set_unsharded(const at::Tensor& local);
-  /// Makes the autograd node that computes the gradient of the sharded tensor
-  /// (nn::StandInGradient). Called again for each tensor that adopt() takes over.
+  /// A function that makes the autograd node that computes the gradient of the sharded tensor
+  /// (nn::StandInGradient). It is called again for each tensor that adopt() takes over.
   using MakeStandIn =
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
@@ -216,11 +216,11 @@ class ShardedParameter {
   void mark_expected();
   /// Adds a gradient of the shard (plain, of any type, on any device) to the sharded parameter's
   /// gradient and calls the parameter's libtorch hooks: register_hook's hooks before the addition,
-  /// which may change the gradient, and the post-accumulate-grad hook after it. For an offloaded
-  /// shard, the copy to CPU memory is asynchronous: the addition and the post-accumulate-grad hook
-  /// wait for arrive(), and the CPU waits for the copy before register_hook's hooks. `used`: this
-  /// rank contributed to the gradient. Throws Error if the layout of the gradient, or of a hook's
-  /// result, differs from the parameter's.
+  /// which may change the gradient, and the post-accumulate-grad hook after the addition. For an
+  /// offloaded shard, the copy to CPU memory is asynchronous: the addition and the
+  /// post-accumulate-grad hook wait for arrive(), and the CPU waits for the copy before
+  /// register_hook's hooks. `used`: this rank contributed to the gradient. Throws Error if the
+  /// layout of the gradient, or of a hook's result, differs from the parameter's.
   void accumulate(const at::Tensor& gradient, bool used);
   /// Completes accumulate() for a shard in CPU memory (offload_policy). Before the call, the CPU
   /// must have waited for the copies to CPU memory.
@@ -241,8 +241,8 @@ class ShardedParameter {
   /// other ranks reduced the gradient, this rank's part is zero.
   void settle_use(bool by_any_rank);
 
-  // Functions for gradients that wait for a later reduction, which are stored in `.grad`
-  // (UnreducedGradient).
+  // The functions below are for gradients that wait, in `.grad` (UnreducedGradient), for a later
+  // reduction.
 
   /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
@@ -268,8 +268,8 @@ class ShardedParameter {
   bool has_left_to_replicas() const;
   UnshardedGradient take_left_to_replicas();
 
-  /// The process group over which gradients of this parameter must still be summed when they are
-  /// reduced.
+  /// The process group over which gradients of this parameter must still be summed when the
+  /// gradients are reduced.
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:
@@ -309,12 +309,12 @@ class ShardedParameter {
   std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
   std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
   int expected_ = 0;                   ///< number of reductions of this gradient in progress
-  /// The program has dropped the results of this many reductions, the oldest in progress.
+  /// The number of reductions in progress, oldest first, whose results the program has dropped.
   int discarded_ = 0;
   /// The placeholder of mark_expected() in `.grad`; nullptr if there was none.
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the UnreducedGradient whose gradient was restored
-  std::vector<at::Tensor> arriving_;  ///< copies in CPU memory, to be added to the gradient
+  std::vector<at::Tensor> arriving_;  ///< gradients in CPU memory, to be added to `.grad`
   bool awaited_ = false;              ///< whether arrive() must add gradients
   Accumulation accumulation_ = Accumulation::kSettled;
   bool used_ = false;  ///< whether this rank used the parameter; exchanged by agree_on_use()

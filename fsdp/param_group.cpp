@@ -160,8 +160,8 @@ namespace {
 using comm::Lane;
 using comm::LaneScope;
 
-/// Runs `act`, which calls or waits for a gather. If ranks called different collectives, adds to
-/// the error a hint about units that only some ranks run.
+/// Runs `act`, which starts a gather or waits for a gather. If ranks called different collectives,
+/// adds to the error a hint about units that only some ranks run.
 template <class Act>
 void gathering(Act&& act) {
   try {
@@ -241,7 +241,7 @@ void GatheredState::start_gather(CommContext& context) {
     return;
   }
   // Stores the versions of the shards that this gather reads. is_current() compares these versions
-  // with the shards' versions when it is called.
+  // with the versions that the shards have at its call.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
   // If types and devices agree, the flat buffer itself is sent, without a copy.
@@ -376,7 +376,7 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   unsharded_.allocate();
-  // The copy writes the same values into new memory, and autograd must not count it as a write.
+  // For autograd this copy of the same values into new memory must not count as a write.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
@@ -491,8 +491,8 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
 
 namespace {
 
-/// The largest size, in elements, of a gradient of which a unit saves a copy. The weight of a norm,
-/// or a bias, usually has fewer elements.
+/// The largest number of elements of a gradient that keep_sample() saves. The weight of a norm, or
+/// a bias, usually has fewer elements.
 constexpr std::int64_t kSampleNumel = 8192;
 
 }  // namespace

@@ -68,9 +68,9 @@ class CommContext {
 using CommContextPtr = std::shared_ptr<CommContext>;
 
 /// A running reduction of a parameter group's gradients. It reduce-scatters over the mesh's shard
-/// dimension, then all-reduces over the replica dimension (HSDP), then divides.
-/// Gradients are sent directly from autograd's memory if the communicator supports it and dimension
-/// 0 divides evenly; otherwise they are packed. On a mesh of one rank nothing is packed or sent.
+/// dimension, then all-reduces over the replica dimension (HSDP), then divides. Gradients are sent
+/// directly from autograd's memory if the communicator can do so and dimension 0 divides evenly;
+/// otherwise they are packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
@@ -83,8 +83,8 @@ class GradientReduction {
                     CommContext& context);
 
   /// Waits for the reduction, and adds the result to the gradients of the sharded parameters, in
-  /// the type of these gradients. A gradient that must be summed over another process group goes
-  /// through context.sums() first. Runs on the reduce-scatter stream or, with one rank, on the
+  /// the type of these gradients. A gradient that must also be summed over another process group is
+  /// first passed to context.sums(). Runs on the reduce-scatter stream or, with one rank, on the
   /// compute stream.
   void finish(CommContext& context);
 
@@ -211,8 +211,8 @@ class GatheredState {
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
   void reshard(CommContext& context);
-  /// Frees the gathered memory like reshard(), for shards that will be gathered again without
-  /// changes. With Options::post_forward_mesh_size, caches this rank's part of the memory.
+  /// Like reshard(), but for shards that do not change before they are gathered again: with
+  /// Options::post_forward_mesh_size, caches this rank's part of the gathered memory.
   void reshard_for_now(CommContext& context);
   void reshard_unused(CommContext& context);
   /// Frees the gathered memory, whether the gather has succeeded or not.
@@ -244,8 +244,8 @@ class GatheredState {
   bool installed_ = false;  ///< whether the unsharded tensors are in the parameter slots
 
   UnshardedTensors unsharded_;
-  /// The memory of the unsharded tensors, if an all-gather wrote directly into this memory. The
-  /// stream of the all-gather owns it.
+  /// The memory of the unsharded tensors, if an all-gather wrote directly into this memory, which
+  /// the stream of the all-gather owns.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
   std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
@@ -275,8 +275,8 @@ class GradientState {
   /// adds directly to the gradients set aside by earlier backwards.
   void restore_accumulated_grads();
   /// Whether a reduction now would complete gradients of earlier backwards that were set aside or
-  /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters they
-  /// used.
+  /// wait for the sum over replicas. The result is the same on all ranks, whichever parameters each
+  /// rank used.
   bool awaits_reduction() const;
   /// To be called when a backward has ended that may have left reductions in progress
   /// (ShardedParameter::mark_expected).
@@ -294,8 +294,8 @@ class GradientState {
   void finish_reduce(CommContext& context);
   /// Drops the running reduction of this parameter group's gradients.
   void forget_reduction(CommContext& context);
-  /// Whether this rank's own gradient of the parameter in `slot` is saved and is not finite. Each
-  /// parameter group saves its smallest gradient before a reduction. Waits for the device.
+  /// Whether this rank's own gradient of the parameter in `slot` was saved and has a NaN or Inf.
+  /// Each parameter group saves its smallest gradient before a reduction. Waits for the device.
   bool brought_nonfinite(const nn::ParameterSlot& slot) const;
 
  private:
@@ -312,8 +312,8 @@ class GradientState {
   at::Tensor sample_;    ///< an unreduced gradient; undefined if none was small enough
 };
 
-/// Parameters of one type and one mesh, with one all-gather and one reduce-scatter for all. Has the
-/// shards, the gathered state and the gradients of these parameters.
+/// Parameters of one type and one mesh, which share one all-gather and one reduce-scatter. A
+/// ParameterGroup has the shards, the gathered state and the gradients of these parameters.
 class ParameterGroup {
  public:
   /// Shards the parameters (at least one). Not collective. `post_forward_mesh_size`: the value of

@@ -27,29 +27,29 @@ const std::vector<Transition<IterationPhase>>& legal_transitions() {
   static const std::vector<Transition<IterationPhase>> table{
       // the root's forward begins
       {kIdle, kForward},
-      // the root's forward ends, and a backward that it ran had ended the iteration
+      // the root's forward ends, after a backward within this forward has ended the iteration
       {kIdle, kAwaitingBackward},
-      // backward comes to a unit that was called by itself, to an earlier micro-batch (a pipeline),
-      // or again (create_graph, retain_graph)
+      // backward reaches a unit that was called without the root, or a forward of an earlier
+      // micro-batch (a pipeline), or the same forward again (create_graph, retain_graph)
       {kIdle, kBackward},
-      // the root's forward begins after one that failed, or within itself
+      // the root's forward begins after a failed forward of the root, or within the root's forward
       {kForward, kForward},
-      // the root's forward ends, no result needs a gradient
+      // the root's forward ends, and no result needs a gradient
       {kForward, kIdle},
-      // the root's forward ends, a result needs a gradient
+      // the root's forward ends, and a result needs a gradient
       {kForward, kAwaitingBackward},
       // the root's forward runs a backward
       {kForward, kBackward},
-      // the root's forward begins: no backward came, and the iteration is abandoned
+      // the root's forward begins without a backward before it: the earlier iteration is abandoned
       {kAwaitingBackward, kForward},
-      // a method of the root ends that called the root's forward
+      // a method of the root that called the root's forward ends
       {kAwaitingBackward, kAwaitingBackward},
-      // backward comes to the first unit
+      // backward reaches the first unit
       {kAwaitingBackward, kBackward},
-      // backward ends, or with ranks that disagree, or had failed when the root's next forward
-      // begins
+      // backward ends, even if the ranks turn out to disagree; or the root's next forward begins
+      // after a failed backward
       {kBackward, kIdle},
-      // the root's forward ends, and a backward that it ran had failed
+      // the root's forward ends, after a backward within this forward has failed
       {kBackward, kAwaitingBackward},
   };
   return table;
@@ -59,36 +59,36 @@ template <>
 const std::vector<Transition<UnitPhase>>& legal_transitions() {
   using enum UnitPhase;
   static const std::vector<Transition<UnitPhase>> table{
-      // its shards are laid out, when the root's forward begins or it is gathered
+      // the unit's shards are laid out, because the root's forward begins or the unit is gathered
       {kNew, kIdle},
-      // the first of its modules is called
+      // the first of the unit's modules is called
       {kIdle, kForward},
-      // backward comes again: the unit ran more than once, or a graph is kept (retain_graph) or
-      // made (create_graph)
+      // backward reaches the unit again: the unit ran more than once, or a graph is kept
+      // (retain_graph) or made (create_graph)
       {kIdle, kBackward},
-      // its modules have run and no result needs a gradient, or its forward failed and the root's
-      // begins
+      // the unit's modules have run and no result needs a gradient, or the root's forward begins
+      // after the unit's forward has failed
       {kForward, kIdle},
-      // a result needs a gradient
+      // autograd has recorded a result that needs a gradient
       {kForward, kForwardRecorded},
-      // a backward runs within its forward, or after that failed
+      // a backward runs within the unit's forward, or after the unit's forward has failed
       {kForward, kBackward},
-      // a later one of its modules failed, and the root's forward begins
+      // the root's forward begins after a later module of the unit has failed
       {kForwardRecorded, kIdle},
-      // its modules have run
+      // all modules of the unit have run
       {kForwardRecorded, kAwaitingBackward},
-      // a backward runs between its modules
+      // a backward runs between two modules of the unit
       {kForwardRecorded, kBackward},
-      // the root's forward begins: the iteration was abandoned
+      // the root's forward begins without a backward before it: the iteration is abandoned
       {kAwaitingBackward, kIdle},
-      // it is called again
+      // the unit is called again
       {kAwaitingBackward, kForward},
-      // a method ends that called its forward
+      // a method that called the unit's forward ends
       {kAwaitingBackward, kForwardRecorded},
-      // a result's gradient comes, or its forward is recomputed
+      // backward reaches a result of the unit, or the unit's forward is recomputed
       {kAwaitingBackward, kBackward},
-      // its inputs' gradients have come, backward ends, or backward failed and the root's forward
-      // begins
+      // the gradients of the unit's inputs are computed, or backward ends, or the root's forward
+      // begins after a failed backward
       {kBackward, kIdle},
   };
   return table;
@@ -100,13 +100,13 @@ const std::vector<Transition<GatherPhase>>& legal_transitions() {
   static const std::vector<Transition<GatherPhase>> table{
       // the all-gather starts
       {kSharded, kGathering},
-      // one rank shards: nothing is gathered
+      // the parameter group is on a mesh of one rank, so nothing is gathered
       {kSharded, kUnsharded},
-      // the all-gather has been waited for
+      // the wait for the all-gather has ended
       {kGathering, kUnsharded},
-      // the all-gather failed, or its unit was freed before it was used
+      // the all-gather failed, or its result is freed without being used
       {kGathering, kSharded},
-      // the unit is freed
+      // the unsharded tensors are freed
       {kUnsharded, kSharded},
   };
   return table;

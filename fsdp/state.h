@@ -15,8 +15,8 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 // The phases of an iteration, of a unit, and of the gather of a parameter group. The tables in
-// state.cpp say which phase may follow which; docs/fsdp.md says why. Recoveries (after a failed
-// forward or backward, or an iteration without its backward) are transitions like any other.
+// state.cpp say which phase may follow which; docs/fsdp.md says why. The recovery from a failed
+// forward or backward, or from an iteration without a backward, is a transition like any other.
 
 /// Phases of a training iteration of a root FSDP unit and of all units below.
 enum class IterationPhase : std::uint8_t {
@@ -113,7 +113,7 @@ struct Settings {
 inline constexpr const char* kCallOnEveryRank =
     "; every rank must call each unit: leave a module that only some ranks call to the unit above";
 
-/// The order in which the root's last forward used the units that were gathered in it. The current
+/// The order in which the root's last forward used the units that it had gathered. The current
 /// forward prefetches in this order. Units that were already unsharded are not recorded: they may
 /// run on only some ranks, but all ranks must gather the same units.
 class GatherOrder {

@@ -71,9 +71,9 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
   }
 }
 
-// A unit must learn when backward reaches and leaves it. libtorch's C++ modules have no backward
-// hooks, so the arguments of a unit pass through an autograd node of FSDP, and the results of the
-// unit get tensor hooks.
+// A unit must know when backward reaches and leaves the unit. libtorch's C++ modules have no
+// backward hooks, so the arguments of a unit pass through an autograd node of FSDP, and the results
+// of the unit get tensor hooks.
 
 using tessera::detail::variable_list;
 
@@ -182,7 +182,7 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   // The unit's FQN is unknown until a root is known, so the label names the module's class.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // Pieces are cached when parameters are freed after forward.
+  // Parts of the gathered parameters are cached when the parameters are freed after forward.
   if (spec.options.post_forward_mesh_size > 1) {
     settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
@@ -219,14 +219,14 @@ Unit::Unit(const UnitSpec& spec)
       ignored_(spec.options.ignored),
       settings_(initial_settings(spec)),
       mesh_(spec.mesh) {
-  // Parameter groups are made once: a later conversion changes the layout but not the members.
+  // Parameter groups are made once: a conversion changes a group's layout but not its parameters.
   for (const std::vector<ParameterSpec>& parameters : grouped(spec)) {
     groups_.emplace_back(parameters, mp_policy_, spec.options.post_forward_mesh_size, settings_);
   }
   buckets_left_ = groups_.size();
   // Other slices of the unit's mesh have other expert parameters, so gradient norms must include
-  // the parameters of all slices. If one tensor is split over these slices as well, the mesh of the
-  // tensor contains this information.
+  // the parameters of all slices. If a tensor's own mesh contains the unit's mesh, all slices have
+  // parts of that tensor.
   for (const ParameterSpec& parameter : spec.parameters) {
     if (parameter.mesh.all != mesh_.all && !is_slice(mesh_.all, parameter.sharding.mesh)) {
       parameter.slot->set_distinct_along(mesh_.all);
@@ -254,7 +254,7 @@ bool Unit::runs_forward() const {
   return phase_ == UnitPhase::kForward || phase_ == UnitPhase::kForwardRecorded;
 }
 
-/// Does nothing in phase kIdle, because legal_transitions() has none from kIdle to kIdle.
+/// Does nothing in phase kIdle, because legal_transitions() has no transition from kIdle to kIdle.
 void Unit::reset_to_idle() {
   if (phase() != UnitPhase::kIdle) {
     enter(UnitPhase::kIdle);
@@ -324,8 +324,8 @@ void Unit::begin_random_region(nn::TensorList inputs) {
   random_regions_.back() = std::make_unique<detail::RandomRegionScope>(
       std::make_shared<detail::RandomRegion>(outer, rows));
   // The ranks exchange their numbers of batch rows only in a root's training forward: replicas may
-  // evaluate independently, and a recomputation uses the random positions of its forward. After an
-  // error on this rank alone, the other ranks are at other collectives.
+  // evaluate independently, and a recomputation uses its forward's random positions. After an error
+  // on this rank alone, which abandons the iteration, the other ranks are at other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -558,8 +558,8 @@ void Unit::post_backward(nn::TensorList gradients) {
 
 /// Buckets are reduced early only if no other unit takes part in backward. Other units reduce over
 /// the same process group, so ranks that use different parameters would call collectives in
-/// different orders. Parameter hooks also exclude this: a hook may write a parameter that backward
-/// still reads.
+/// different orders. With parameter hooks no bucket is reduced early, as a hook may write a
+/// parameter that backward still reads.
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {

@@ -44,20 +44,20 @@ struct UnitSpec {
 UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::NamedSlots& parameters,
                       const DataMesh& mesh, const Options& options);
 
-/// Whether gradients are reduced in buckets (Options::bucket_cap_mb). True if several ranks have
-/// the whole parameters and none is a distributed tensor.
+/// Whether gradients are reduced in buckets (Options::bucket_cap_mb): true if the mesh has replicas
+/// and one rank in the shard dimension, and no parameter is a distributed tensor.
 bool reduces_in_buckets(const UnitSpec& spec);
 
 /// Groups the parameters of `spec` by type and mesh, and by bucket if reduces_in_buckets(spec).
 /// Returns one list for each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
-/// Warns of the first batch norm in `root`, outside of units, if `ranks` > 1: its statistics cover
-/// only one rank's part of the batch.
+/// If `ranks` > 1, warns of the first batch norm that is `root` or a module below, is in no unit
+/// yet, and computes batch statistics, because they cover only one rank's part of the batch.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 
 /// A function that returns the parameter groups whose origins (ShardedParameter::origin) the ranks
-/// compare. It is called only for the first comparison.
+/// compare. The function is called only for the first comparison.
 using ParameterGroupsToCompare = std::function<std::vector<const ParameterGroup*>()>;
 
 struct RowRange {
@@ -81,7 +81,7 @@ class RandomAgreement {
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
                      const ParameterGroupsToCompare& groups);
-  /// The range of the ranks' numbers of batch rows at the last comparison.
+  /// The least and the most batch rows that a rank had at the last comparison.
   const RowRange& rows() const { return rows_; }
 
  private:
@@ -108,7 +108,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   ~IterationState();
 
   IterationPhase phase() const { return phase_.now(); }
-  /// Whether an iteration has begun: not yet ended, or ended by an error.
+  /// Whether an iteration has begun, and has not ended or was ended by an error.
   bool is_open() const;
   /// Whether the backward of this iteration has thrown. The phase then stays kBackward until the
   /// root's next forward.
@@ -118,7 +118,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
   /// Returns the parameter groups, of all units, whose ranks are all in `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
-  /// The units that still exist, the root first.
+  /// The units that the program has not destroyed, the root first.
   std::vector<std::shared_ptr<Unit>> units() const;
   /// Whether the model has only one unit, and no other root on this rank has begun an iteration.
   bool is_alone() const;
@@ -192,7 +192,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void install();
 
   Settings& settings() { return *settings_; }
-  /// The unit's name in messages: its FQN once a root is known, before that the class of its
+  /// The unit's name in messages: its FQN once a root is known, before that the class of the unit's
   /// module.
   const std::string& label() const { return settings_->label; }
   const std::unordered_set<nn::SlotPtr>& ignored() const { return ignored_; }
@@ -342,11 +342,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// order is equal on ranks that use different parameters.
   std::size_t buckets_left_ = 0;
   int buckets_backward_ = -1;  ///< id of the backward that may reduce buckets early; -1: none
-  /// The parameters whose gradients backward number buckets_backward_ has computed.
+  /// The parameters whose gradients the backward with id buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
-  bool awaits_call_ = false;  ///< whether to reduce only after backward passes another call
+  bool awaits_call_ = false;  ///< whether backward must pass another call before the reduction
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
-  /// The random-number scopes of nested forward calls; nullptr if an outer call's scope is used.
+  /// The random-number scopes of nested forward calls; nullptr for a call in an outer call's scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
   RandomAgreement random_agreement_;  ///< used only in the root
   bool warned_of_rows_ = false;
@@ -366,8 +366,8 @@ std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 /// The units of `module` and, with `recurse`, of the modules below, each once, in the order of
 /// registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// The units of `module`, as units_of() without `caller` returns them, but throws Error if there is
-/// no unit; `caller` is the name of the called function in the message.
+/// Returns what units_of() without `caller` returns. Throws Error if there is no unit; `caller` is
+/// the name of the called function in the message.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 

@@ -144,8 +144,8 @@ void check_same_parameters(const std::vector<ParameterGroup>& groups, const Data
   }
 }
 
-/// Disables inference mode while this object exists. Tensors made in this scope outlive a forward
-/// in inference mode, and training also uses them.
+/// OutsideInferenceMode disables inference mode while the object exists. Tensors made in this scope
+/// outlive a forward in inference mode, and training also uses them.
 class OutsideInferenceMode {
  public:
   OutsideInferenceMode() {

@@ -18,7 +18,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// The placement of `tensor` on the mesh's shard dimension, chosen by Options::shard_placement.
+/// The placement that Options::shard_placement chooses for `tensor` on the mesh's shard dimension.
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const PlacementFunction& function) {
   // A scalar has no dimension to split, so Options::shard_placement is not called for it.

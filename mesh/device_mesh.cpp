@@ -44,11 +44,11 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
   return result;
 }
 
-/// The ranks of the product of `parts`, row-major in their order. `parts` are lists of ranks of
-/// `root`, each of which contains `own`. The product has the ranks that are reached from `own` by a
-/// move within each list. Empty if the lists do not form a product: if a move leads out of the
-/// root, or two sequences of moves lead to one rank. Uses positions in the list of the root's ranks
-/// instead of coordinates, because the parts need not be dimensions of the root (flattened
+/// The ranks of the mesh that has the submeshes `parts` as dimensions, row-major. `parts` are lists
+/// of ranks of `root`, each of which contains the rank `own`. The mesh has every rank that is
+/// reached from `own` by one move along each list. Empty if the lists span no mesh: if moves lead
+/// out of the root, or different moves lead to one rank. Uses positions in the list of the root's
+/// ranks instead of coordinates, because the parts need not be dimensions of the root (flattened
 /// dimensions, slices of slices).
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
@@ -87,15 +87,15 @@ std::vector<int> product_through(const std::vector<int>& root,
   return ranks;
 }
 
-/// Returns the coordinate of `rank` in a mesh with `ranks`; empty if the mesh does not contain it.
+/// Returns the coordinate of `rank` in a mesh with `ranks`; empty if `ranks` lacks `rank`.
 std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
                                         const MeshShape& shape) {
   const auto self = std::ranges::find(ranks, rank);
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
-/// The family of each World. A template because DeviceMesh::Family is private, so only members of
-/// DeviceMesh can name it.
+/// Maps each World to its family, a T. Registry is a template, because DeviceMesh::Family is
+/// private: only members of DeviceMesh can name it.
 template <class T>
 struct Registry {
   std::mutex mutex;
@@ -130,8 +130,8 @@ struct DeviceMesh::Impl {
   // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
-  /// The process groups of single dimensions. They are atomic pointers and need no lock, because
-  /// every collective looks one up.
+  /// The process groups of single dimensions, as atomic pointers: every collective reads one of the
+  /// pointers, and should not need a lock.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
   // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
   // the dimensions decides the order of the ranks.
@@ -189,9 +189,9 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   }
 
   /// Records that `name` is the flattening of the dimensions `dims` of `root`, so that slicing
-  /// finds it. A name stands for one list of dimensions in all slices of a root; if the name was
-  /// recorded for other dimensions before, returns those. Dimensions that were flattened before are
-  /// replaced by the dimensions that they consist of.
+  /// finds the name. A name stands for one list of dimensions in all slices of a root; if the name
+  /// was recorded for other dimensions before, returns those dimensions. Dimensions that were
+  /// flattened before are replaced by the dimensions that they consist of.
   std::vector<std::string> remember_flattened(const Impl* root, const std::string& name,
                                               const std::vector<std::string>& dims) {
     const std::lock_guard lock(mutex_);
@@ -258,7 +258,7 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// All groups are checked before the first one is stored, so that an error leaves the mesh
+/// All groups are checked before the first group is stored, so that an error leaves the mesh
 /// unchanged. The lock is held meanwhile, because another thread may use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
@@ -354,8 +354,8 @@ std::int64_t DeviceMesh::local_rank(int dim) const {
   return coordinate()[static_cast<std::size_t>(shape().dim(dim))];
 }
 
-/// Returns this rank's index along the dimension `name`, or in the flattened submesh if `name` was
-/// given to flatten().
+/// Returns this rank's index along the dimension `name`, or in the submesh that flatten() has named
+/// `name`.
 std::int64_t DeviceMesh::local_rank(std::string_view name) const {
   const auto dims = dims_called(name);
   return dims.size() == 1 ? local_rank(dims.front()) : (*this)[name].local_rank();
@@ -397,7 +397,7 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
     wrapped.push_back(shape().dim(dim));
   }
   // The lock is held while the group is made. Making a group is collective, so a second thread that
-  // made it too would wait for other ranks forever.
+  // also made the group would wait for other ranks forever.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
@@ -442,7 +442,7 @@ std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
   return stream << to_string(mesh);
 }
 
-// Meshes from meshes: slices, flattenings, unflattenings, concatenations.
+// The functions below make meshes from meshes: by slicing, flattening, unflattening, concatenating.
 
 namespace {
 
@@ -457,7 +457,7 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-/// Makes a mesh with the same root as this mesh, or finds an equal one. Slices of slices have the
+/// Makes a mesh with the same root as this mesh, or finds an equal mesh. Slices of slices have the
 /// first mesh as root, so equal submeshes are one object, however the program made them.
 DeviceMesh DeviceMesh::relative(std::vector<int> ranks, MeshShape shape) const {
   const Impl& own = impl();
@@ -535,8 +535,8 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// Records the name for the root, so that all slices of the root know it. For a mesh without names
-/// nothing is recorded. Throws Error if the name already stands for other dimensions.
+/// Records the name for the root, so that all slices of the root know the name. For a mesh without
+/// names nothing is recorded. Throws Error if the name already stands for other dimensions.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");

@@ -141,7 +141,7 @@ struct GatherBackward final : Node {
                               ///< autograd runs these nodes late
 };
 
-/// Computes the gradient of the weight: (gradient of y)^T x.
+/// The node that computes the gradient of the weight: (gradient of y)^T x.
 struct WeightBackward final : Node {
   WeightBackward(std::uint64_t number, std::shared_ptr<GatheredInput> i, const Products& p)
       : Node(number), products(p), input(std::move(i)) {}
@@ -158,8 +158,8 @@ struct WeightBackward final : Node {
   std::shared_ptr<GatheredInput> input;
 };
 
-/// Passes the gradient of the output y to the nodes of the input and of the weight. Sums the rows
-/// of the gradient for the bias.
+/// The node that passes the gradient of the output y to the nodes of the input and of the weight,
+/// and sums the rows of the gradient for the bias.
 struct ProductBackward final : Node {
   ProductBackward(std::shared_ptr<GatheredInput> i, ShardingSpec o)
       : input(std::move(i)), output(std::move(o)) {}
@@ -201,7 +201,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// Returns the autograd node of the gather that made x; nullptr if none did: x must be saved.
+/// Returns the node of the gather that made x; nullptr if no gather made x and x must be saved.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -252,8 +252,8 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
   return product;
 }
 
-/// Computes matrix products with one gathered input x. If no gather made x, `others` computes the
-/// products, or each is computed separately if `others` is nullptr.
+/// RegatheredProducts computes matrix products with one gathered input x. If x was not gathered,
+/// `others` computes the products, or each is computed separately if `others` is nullptr.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,

@@ -146,13 +146,13 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// Returns the losses of all tokens, for None: plain if every rank has all tokens.
+/// Returns the losses of all tokens, for reduction None: plain if every rank has all tokens.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
 
-/// The loss for Sum or Mean, one plain number. `sum`: the sum of the losses, plain or Partial.
-/// Differentiable.
+/// The loss for reduction Sum or Mean, one plain number. `sum`: the sum of the losses, plain or
+/// Partial. Differentiable.
 at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options) {
   at::Tensor all = whole(sum);
@@ -207,10 +207,10 @@ struct HeadResults {
 };
 
 /// Computes sum = left^T right, or if `adds`, sum += left^T right. For fp16 and bf16 matrices the
-/// sum is fp32: bf16 would round it once per chunk, and fp16 has too small a range for a sum over
-/// tokens. Only on CUDA can a matrix product of these types have an fp32 result. Elsewhere both
-/// matrices are converted to fp32, half of the columns of `left` at a time, so that the copy of
-/// `left` needs no more memory than `left`.
+/// sum is fp32: bf16 would round the sum once per chunk, and fp16 has too small a range for a sum
+/// over tokens. Only on CUDA can a matrix product of these types have an fp32 result. Elsewhere
+/// both matrices are converted to fp32, half of the columns of `left` at a time, so that the copy
+/// of `left` needs no more memory than `left`.
 void add_product(const at::Tensor& sum, const at::Tensor& left, const at::Tensor& right,
                  bool adds) {
   at::Tensor into = sum;
@@ -375,8 +375,8 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// Returns the number of tokens in a chunk. It depends on global sizes only, so that all ranks with
-/// the same tokens use the same number, even if the vocabulary is split unevenly.
+/// Returns the number of tokens in a chunk. The number depends on global sizes only, so that all
+/// ranks with the same tokens use the same number, even if the vocabulary is split unevenly.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);

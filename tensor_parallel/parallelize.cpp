@@ -40,7 +40,7 @@ namespace {
 // The functions below check a plan before anything is changed: which modules its patterns match,
 // whether the styles are applicable to these modules, and which placement each parameter gets.
 
-/// A module, and its FQN relative to the module to which the plan is applied ("" for the latter).
+/// A module, and its FQN relative to the module to which the plan is applied ("" for that module).
 struct NamedModule {
   std::string fqn;
   nn::ModuleBase* module = nullptr;

@@ -1,5 +1,5 @@
-// Checks that ranks have equal data where tensor parallelism requires it. One rank alone cannot
-// find a difference, and the loss of a run with different data may look right.
+// Checks that ranks have equal data where tensor parallelism requires equal data. One rank alone
+// cannot find a difference, and the loss of a run with different data may look right.
 
 #include "internal.h"
 #include "tessera/kernels/detail/fake_state.h"

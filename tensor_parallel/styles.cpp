@@ -1,4 +1,4 @@
-// The parallel styles: column-wise, row-wise, replicated, and those that only convert tensors.
+// The parallel styles: column-wise, row-wise, replicated, and styles that only convert tensors.
 
 #include "tessera/tensor_parallel/styles.h"
 
@@ -125,8 +125,8 @@ void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const 
                 ", but its style converts the first one; remove the module from the plan");
 }
 
-// Column-wise: each rank computes a part of the output features from the whole input. The gradient
-// of the input is a sum over the ranks.
+// Column-wise style: each rank computes a part of the output features from the whole input. The
+// gradient of the input is a sum over the ranks.
 
 class Colwise final : public ParallelStyle {
  public:
@@ -174,8 +174,8 @@ class Colwise final : public ParallelStyle {
   ColwiseOptions options_;
 };
 
-/// Shards the output features of each part of a fused weight. A contiguous shard of the rows of the
-/// weight would contain rows of only one or two parts.
+/// This style shards the output features of each part of a fused weight. A contiguous shard of the
+/// rows of the weight would contain rows of only one or two parts.
 class FusedColwise final : public ParallelStyle {
  public:
   explicit FusedColwise(FusedColwiseOptions options) : options_(options) {}
@@ -309,9 +309,9 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// Row-wise: each rank computes a partial sum of the output from its part of the input features or
-// of the vocabulary. The redistribution to output_layouts adds the partial sums: by an all-reduce,
-// or with sequence parallelism by a reduce-scatter.
+// Row-wise style: each rank computes a partial sum of the output from its part of the input
+// features or of the vocabulary. The redistribution to output_layouts adds the partial sums: by an
+// all-reduce, or with sequence parallelism by a reduce-scatter.
 
 /// The placement that a plain input is assumed to have.
 Placement placement_of_plain(const RowwiseOptions& options) {
@@ -409,7 +409,7 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Makes each rank look up indices in its shard of the table; its result is 0 for all other
+  /// Makes each rank look up indices in its shard of the table, with result 0 for all other
   /// indices.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
@@ -433,8 +433,8 @@ class ReplicatedParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     SlotPlacements placements;
-    // Includes the parameters of modules below the module, so that one plan entry may name a
-    // container of norms.
+    // The parameters of modules below are included, so that one plan entry may name a container of
+    // norms.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
     }
@@ -459,8 +459,8 @@ class ReplicatedParameters final : public ParallelStyle {
   bool use_local_output_;
 };
 
-/// Places parameters without adding hooks, so that the style is also applicable to modules that are
-/// never called.
+/// This style places parameters without adding hooks, so that it is also applicable to modules that
+/// are never called.
 class PlaceParameters final : public ParallelStyle {
  public:
   explicit PlaceParameters(std::vector<std::pair<std::string, Placement>> placements)

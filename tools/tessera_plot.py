@@ -107,7 +107,7 @@ def card(title, note, body):
     return f'<figure class="card">{heading}{body}</figure>\n'
 
 def table(head, rows, kind=""):
-    """`head`: names; one that ends in > is of numbers. `rows`: HTML."""
+    """`head`: column names; a name that ends in > marks a column of numbers. `rows`: HTML."""
     cells = "".join(f'<th class="n">{esc(name[:-1])}</th>' if name.endswith(">") else f"<th>{esc(name)}</th>" for name in head)
     return f'<div class="card scroll"{kind}><table><thead><tr>{cells}</tr></thead><tbody>\n{rows}</tbody></table></div>\n'
 

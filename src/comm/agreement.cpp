@@ -1,4 +1,4 @@
-// Small collectives by which ranks compare values and share decisions. They use only a
+// Small collectives by which ranks compare values and share decisions. These collectives use only a
 // Communicator, and so work with every back end. The collectives run below autograd, because the
 // caller may be recording a graph, which must not contain the tensors of this file.
 
@@ -182,7 +182,7 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 
 std::optional<Failure> first_failure(Communicator& group, c10::Device device,
                                      const std::function<void()>& work) {
-  // `work` runs before autograd is excluded, because it needs the caller's dispatch state.
+  // `work` runs before autograd is excluded, because `work` needs the caller's dispatch state.
   const std::string own = message_of(work);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // A rank without a failure sends a number greater than any rank, so the minimum is the first rank

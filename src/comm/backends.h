@@ -1,5 +1,5 @@
 // The back ends for collectives, except NCCL, which is in libtessera_cuda.so (cuda/cuda_backend.h).
-// A world chooses a back end for each group (rendezvous/store_world.cpp) and wraps it
+// A world chooses a back end for each group (rendezvous/store_world.cpp) and wraps the back end
 // (checked/checked_communicator.h).
 
 #pragma once
@@ -17,7 +17,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Makes a group of which only this rank exists: its data is used for all ranks. In a group of one
+/// Makes a group of which only this rank exists; all ranks have this rank's data. In a group of one
 /// rank, a collective copies its input, or does nothing. `start`: see fake_world(); may be empty.
 CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {});
 
@@ -38,10 +38,10 @@ detail::GroupReduceOp to_c10d(ReduceOp op);
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Makes a group for CUDA tensors that uses `host`, a communicator of CPU tensors. It is for ranks
-/// that share a GPU, which NCCL does not support. A call copies its inputs to pinned memory, and
-/// therefore waits for the current stream. Work::wait() copies the results back, on the stream that
-/// is then current.
+/// Makes a group for CUDA tensors that uses `host`, a communicator of CPU tensors. The group is for
+/// ranks that share a GPU, which NCCL does not support. A call copies its inputs to pinned memory,
+/// and therefore waits for the current stream. Work::wait() copies the results back, on the stream
+/// that is then current.
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
 /// The Work of a collective that was complete when its call returned.

@@ -12,8 +12,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Throws Error with the back end's name, because the caller may have chosen it far from this call,
-/// for example through a mesh.
+/// Throws Error with the back end's name, because the program may have chosen the back end far from
+/// this call, for example through a mesh.
 [[noreturn]] void unsupported(const Communicator& communicator, const char* collective) {
   fail(collective, " is not implemented by the communicator '", communicator.name(),
        "'; choose another backend in WorldOptions");

@@ -1,4 +1,4 @@
-// The name and ranks of a process group. Messages need them before the group's Communicator exists.
+// The name and ranks of a process group. Messages need both before the group's Communicator exists.
 
 #pragma once
 
@@ -37,7 +37,7 @@ std::string with_purpose(const char* collective, const std::string& purpose);
 /// The end of a message about a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// The FNV-1a hash of a text, continuing from the hash `before`. It is the same in every process.
+/// The FNV-1a hash of a text, continuing from the hash `before`. Equal in every process.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// The ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);

@@ -40,7 +40,7 @@ class LoopbackCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (has_values(inputs[i])) {
-        // Each row, the data of one rank, is this rank's data; copy_ broadcasts over the rows.
+        // Each row stands for the data of one rank; copy_ broadcasts this rank's data to all rows.
         outputs[i].view({size(), -1}).copy_(inputs[i].view({1, -1}));
       }
     }

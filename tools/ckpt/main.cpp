@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Prints each warning of libtorch or Tessera on one line.
+/// A handler that prints each warning of libtorch or Tessera on one line.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {

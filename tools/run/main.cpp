@@ -1,6 +1,6 @@
-// tessera-run: starts the ranks of a job on this machine and ends them together. Its only thread
-// waits only in poll(), so that it notices the end of a rank immediately, even if the reader of its
-// output is slow.
+// tessera-run starts the ranks of a job on this machine and ends them together. Its only thread
+// waits only in poll(), so that tessera-run notices the end of a rank immediately, even if the
+// reader of the output is slow.
 
 #include <fcntl.h>
 #include <limits.h>
@@ -36,7 +36,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 constexpr auto kTermTime = 1000ms;  ///< time from SIGTERM to SIGKILL after a failure
-/// A signal is delivered once the rank has a handler, which is checked at this interval.
+/// How often tessera-run checks whether a rank has a handler for a pending signal.
 constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
 constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split
@@ -79,7 +79,7 @@ struct Sink {
   }
 };
 
-/// A pipe with the output of a rank. Its lines get a prefix and are written to `sink`.
+/// A pipe with the output of a rank. The output's lines get a prefix and are written to `sink`.
 struct Source {
   int fd = -1;
   Sink* sink = nullptr;

@@ -16,18 +16,18 @@ namespace tessera::comm {
 // `device` is the device of the group's tensors. Ranks are numbered as in the group. All functions
 // throw PeerError.
 
-/// Returns the text of each rank, which may contain any bytes. Two all-gathers: first the lengths,
-/// then the texts, padded to the longest.
+/// Returns the text of each rank, which may contain any bytes. Costs two all-gathers: of the
+/// lengths, then of the texts, padded to the longest.
 std::vector<std::string> gather_texts(Communicator& group, c10::Device device,
                                       const std::string& own);
 
-/// The texts of all ranks if some texts differ; empty if all texts are equal. Hashes are exchanged
+/// Returns all ranks' texts if some texts differ, or {} if all are equal. Hashes are exchanged
 /// between CPUs, and texts only if the hashes differ. Waits for no GPU work and counts no traffic.
 std::vector<std::string> texts_that_differ(Communicator& group, const std::string& own);
 
 /// Runs `work`, which must not communicate. If `work` throws on any rank, every rank throws an
 /// Error with the rank and the message of the first rank that failed, so that no rank continues and
-/// waits for a failed rank. One all-reduce of one number; after a failure, also two broadcasts.
+/// waits for a failed rank. Costs an all-reduce of one number, and two broadcasts after a failure.
 void run_or_fail_together(Communicator& group, c10::Device device,
                           const std::function<void()>& work);
 

@@ -24,7 +24,7 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// The error of a collective that failed because another rank died, aborted or did not call in
-/// time. The cause is the error of another rank that is not a PeerError. On CUDA the device may
+/// time. The cause is the error on another rank that is not a PeerError. On CUDA the device may
 /// still run the collective, and write to freed memory. So end the process, or abort the group and
 /// synchronize the device.
 class PeerError : public Error {
@@ -84,27 +84,27 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// output [size * n] = the inputs [n] of ranks 0, 1, ... in rank order.
+  /// Sets `output` [size * n] to the inputs [n] of ranks 0, 1, ... in rank order.
   virtual WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input);
-  /// tensor = the reduction of the tensors of all ranks.
+  /// Sets `tensor` to the reduction of the tensors of all ranks.
   virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op);
-  /// Reduces the inputs [size * n] of all ranks. output [n] = part `rank` of the result.
+  /// Reduces the inputs [size * n] of all ranks. Sets `output` [n] to part `rank` of the result.
   virtual WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
   /// Sends input_counts[r] flat elements to rank r and receives output_counts[r] elements from rank
   /// r.
   virtual WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                              std::span<const std::int64_t> output_counts,
                              std::span<const std::int64_t> input_counts);
-  /// tensor = rank `root`'s tensor.
+  /// Sets `tensor` to the tensor of rank `root`.
   virtual WorkPtr broadcast(const at::Tensor& tensor, int root);
-  /// Several all-gathers of one element type as one collective: outputs[i] [size * n_i] = the
-  /// inputs[i] [n_i] of ranks 0, 1, ... in rank order. The default implementation packs the tensors
-  /// into one buffer, which costs copies.
+  /// Runs several all-gathers of one element type as one collective: sets outputs[i] [size * n_i]
+  /// to the inputs[i] [n_i] of ranks 0, 1, ... in rank order. The default implementation packs the
+  /// tensors into one buffer, which costs copies.
   virtual WorkPtr all_gather_group(const std::vector<at::Tensor>& outputs,
                                    const std::vector<at::Tensor>& inputs);
-  /// Several reduce-scatters of one element type as one collective, for inputs[i] [size * n_i] and
-  /// outputs[i] [n_i]. The default implementation packs the tensors into one buffer, which costs
-  /// copies.
+  /// Runs several reduce-scatters of one element type as one collective, of inputs[i] [size * n_i]
+  /// into outputs[i] [n_i]. The default implementation packs the tensors into one buffer, which
+  /// costs copies.
   virtual WorkPtr reduce_scatter_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs, ReduceOp op);
   /// Whether all_gather_group() and reduce_scatter_group() read and write the given tensors
@@ -114,9 +114,9 @@ class Communicator {
   /// NCCL, which divides each term before the sum. If the number of ranks is a power of two, the
   /// average must equal the divided sum bit for bit, except for subnormal numbers and overflow.
   virtual bool averages_while_reducing() const { return false; }
-  /// An uninitialised flat tensor of `numel` elements for this group's collectives. With NCCL the
-  /// memory of the tensor is registered with NCCL, if the device supports this. The default
-  /// implementation only allocates the tensor.
+  /// Returns an uninitialised flat tensor of `numel` elements for this group's collectives. With
+  /// NCCL the memory of the tensor is registered with NCCL, if the device supports this. The
+  /// default implementation only allocates the tensor.
   virtual at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options);
   /// Returns when all ranks have called barrier().
   virtual void barrier();
@@ -134,10 +134,10 @@ class Communicator {
   /// different purposes.
   virtual bool compares_calls() const { return false; }
   /// Compares the ranks' collectives with a purpose (set_purpose()) since the last comparison. If
-  /// they differ, every rank throws Error with the first calls that differ and their ranks. The
-  /// group stays usable. `local_error`: the message of an error on this rank, reported to the other
-  /// ranks as this rank's last call; "" for none. Collective between CPUs: waits for no GPU work
-  /// and counts no traffic. Does nothing in a group for which compares_calls() is true.
+  /// the collectives differ, every rank throws Error with the first calls that differ and their
+  /// ranks. The group stays usable. `local_error`: the message of an error on this rank, reported
+  /// to the other ranks as this rank's last call; "" for none. Collective between CPUs: waits for
+  /// no GPU work and counts no traffic. Does nothing in a group for which compares_calls() is true.
   virtual void agree_on_calls([[maybe_unused]] const std::string& local_error = {}) {}
   /// Makes ranks that wait in a collective of this group fail soon instead of at the time-out.
   virtual void abort() {}

@@ -13,7 +13,7 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Counts of the calls of one kind of collective in one process group.
+/// The number of calls, and of bytes, of one kind of collective in one process group.
 struct Traffic {
   std::int64_t calls = 0;
   std::int64_t bytes = 0;  ///< bytes of this rank's inputs
@@ -35,15 +35,15 @@ struct CollectiveCall {
 
 class CallRecorder;
 
-/// Counts all collectives of one rank, on any thread, except barriers and the collectives of groups
-/// of one rank. Thread safe.
+/// A counter of all collectives of one rank, on any thread, except barriers and the collectives of
+/// groups of one rank. Thread safe.
 class TrafficCounter {
  public:
   /// Counts a call. `purpose`: the group's purpose.
   void record(const std::string& group, const char* collective, std::int64_t bytes,
               const std::string& purpose);
   TrafficTable table() const;
-  /// The traffic since `earlier`, an earlier result of table().
+  /// Returns the traffic since `earlier`, an earlier result of table().
   TrafficTable since(const TrafficTable& earlier) const;
 
  private:

@@ -52,7 +52,7 @@ class World {
   /// rank ends with an exception.
   virtual void abort() {}
   /// The index of this rank's GPU; -1 with device "cpu". A new thread of the program uses GPU 0
-  /// until it sets another one; the library allocates on this rank's GPU on every thread.
+  /// until the thread sets another GPU; the library allocates on this rank's GPU on every thread.
   virtual int device_index() const { return -1; }
   /// Closes the world's groups on this rank; called when the rank's work is done. Groups close in
   /// the reverse order of their creation; an NCCL group closes on all of its ranks together.
@@ -71,9 +71,9 @@ class World {
 /// A shared pointer to a world, which several meshes may use.
 using WorldPtr = std::shared_ptr<World>;
 
-/// Calls shutdown() of a World at the end of a scope, or abort() if an exception leaves the scope.
-/// For an NCCL world made on the main thread without a WorldScope, shutdown() runs when main()
-/// returns, but then waits only briefly for the other ranks.
+/// WorldScope calls shutdown() of a World at the end of a scope, or abort() if an exception leaves
+/// the scope. For an NCCL world made on the main thread without a WorldScope, shutdown() runs when
+/// main() returns, but then waits only briefly for the other ranks.
 class WorldScope : tessera::detail::NoCopy {
  public:
   explicit WorldScope(WorldPtr world)

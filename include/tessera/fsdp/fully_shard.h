@@ -20,14 +20,14 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// Makes `module` one FSDP unit (FSDP2's fully_shard). Its parameters are those of `module` and of
-/// modules below that belong to no unit yet. They are split over `mesh`: on dimension 0 as by
-/// torch.chunk, unless the options say otherwise (scalars are replicated). A unit's parameters are
-/// gathered together before forward and before backward and freed afterwards. Their gradients are
-/// reduce-scattered together and averaged over `mesh`. Apply fully_shard bottom-up: blocks first,
-/// the root last. Call the root's forward as root(x), because root.forward(x) skips the hooks.
-/// Outside of forward and backward the module's parameters are the shards, even while gathered.
-/// Parameters may be on the meta device.
+/// Makes `module` one FSDP unit (FSDP2's fully_shard). The unit's parameters are those of `module`
+/// and of modules below that belong to no unit yet. They are split over `mesh`: on dimension 0 as
+/// by torch.chunk, unless the options say otherwise (scalars are replicated). A unit's parameters
+/// are gathered together before forward and before backward and freed afterwards. Their gradients
+/// are reduce-scattered together and averaged over `mesh`. Apply fully_shard bottom-up: blocks
+/// first, the root last. Call the root's forward as root(x), because root.forward(x) skips the
+/// hooks. Outside of forward and backward the module's parameters are the shards, even while
+/// gathered. Parameters may be on the meta device.
 ///
 /// `mesh`: one dimension, over which parameters are sharded. Or two dimensions (HSDP): replicas
 /// along the first, shards along the second; gradients are also all-reduced over the first.
@@ -55,9 +55,9 @@ void fully_shard(const std::vector<nn::ModuleBase*>& modules, const DeviceMesh& 
 /// parameters every rank of the 1-D `mesh` stores completely, as replicated distributed tensors.
 /// Nothing is gathered. Gradients are all-reduced in buckets (Options::bucket_cap_mb), while
 /// backward continues, and averaged. The parameters must be equal on all ranks: the first forward
-/// compares them and throws Error on all ranks if they differ. Apply replicate bottom-up like
-/// fully_shard; both may be used in one model. The rules for units of fully_shard apply to these
-/// units, too.
+/// compares the parameters and throws Error on all ranks if they differ. Apply replicate bottom-up
+/// like fully_shard; both may be used in one model. The rules for units of fully_shard apply to
+/// these units, too.
 ///
 /// Not collective. Throws Error as fully_shard does, for a mesh of more than one dimension, and for
 /// options that say how to split: shard_placement, parameter_mesh, post_forward_mesh_size. Also
@@ -146,9 +146,9 @@ void reshard(nn::ModuleBase& module);
 /// unshard.
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
-/// Unshards the parameters of a unit while this object exists. The destructor frees the parameters,
-/// unless they were unsharded before, and warns if a parameter was written, because the write is
-/// lost. Collective. Throws the errors of unshard.
+/// UnshardScope unshards the parameters of a unit while the object exists. The destructor frees the
+/// parameters, unless they were unsharded before, and warns if a parameter was written, because the
+/// write is lost. Collective. Throws the errors of unshard.
 class UnshardScope : tessera::detail::NoCopy {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
@@ -162,7 +162,7 @@ class UnshardScope : tessera::detail::NoCopy {
 // The functions below change settings, also between iterations. Settings must be the same on every
 // rank, because settings control collectives. A setting applies to the unit of `module` and, unless
 // `recurse` is false, to the units of modules below `module`. No setter is collective. Each setter
-// throws Error, before anything is changed, if no such unit exists.
+// throws Error, before anything is changed, if there is no unit to set.
 
 /// `reshard` true frees the parameters after forward (ZeRO-3); false keeps them gathered for
 /// backward (ZeRO-2).
@@ -172,18 +172,18 @@ void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurs
 /// a write, such as an optimizer's step, the next forward gathers the parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// With `sync` false, backward reduces nothing: each rank adds up its unsharded gradients (in
-/// reduce_dtype) until the first backward with true reduces the sum. Until then `.grad` of a
+/// reduce_dtype) until the first backward with `sync` true reduces the sum. Until then `.grad` of a
 /// parameter can be dropped (zero_grad) but not read. This accumulates micro-batches at the cost of
 /// the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// With `all_reduce` false (HSDP), backward sums gradients over the shard dimension of the mesh
-/// only and stores the sums, in reduce_dtype. The next backward with true adds the stored sums to
-/// its own sums and then sums over the replicas. Micro-batches may use different parameters.
+/// only and stores the sums, in reduce_dtype. The next backward with `all_reduce` true adds the
+/// stored sums to its own and sums over replicas. Micro-batches may use different parameters.
 void set_requires_all_reduce(nn::ModuleBase& module, bool all_reduce, bool recurse = true);
 /// With `last` false, reductions may still be in progress when a backward returns. Gradients are
-/// complete after a later backward with true. Until then `.grad` of a parameter whose reduction is
-/// in progress can be dropped (zero_grad) but not read. Use false for all micro-batches except the
-/// last. `module`: the root.
+/// complete after a later backward with `last` true. Until then `.grad` of a parameter whose
+/// reduction is in progress can be dropped (zero_grad) but not read. Use false for all
+/// micro-batches except the last one. `module`: the root module.
 void set_is_last_backward(nn::ModuleBase& module, bool last);
 /// With `unshard` false, backward does not gather the unit's parameters, for units whose gradients
 /// do not need the parameters (an embedding, for example).
@@ -198,12 +198,12 @@ void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recu
 /// overflow; pass true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
-/// Changes the reduced gradients of a unit in place, before they are divided, for example to reduce
-/// them further over a process group of the caller. The hook gets one flat tensor, in reduce_dtype,
-/// with all gradients of one dtype or, under replicate(), the gradients of one bucket. On one rank,
-/// where nothing is reduced, the hook gets the gradients one by one. Under HSDP the gradients have
-/// already been all-reduced. The hook runs on the stream of the reduction, and the next unit's
-/// reduction waits for the hook.
+/// A function that changes the reduced gradients of a unit in place, before they are divided, for
+/// example to reduce them further over a process group of the caller. The hook gets one flat
+/// tensor, in reduce_dtype, with all gradients of one dtype or, under replicate(), the gradients of
+/// one bucket. On one rank, where nothing is reduced, the hook gets the gradients one by one. Under
+/// HSDP the gradients have already been all-reduced. The hook runs on the stream of the reduction,
+/// and the next unit's reduction waits for the hook.
 using AllReduceHook = std::function<void(const at::Tensor& gradients)>;
 /// Sets the all-reduce hook of a unit (FSDP2's set_all_reduce_hook). An empty function removes the
 /// hook.

@@ -36,8 +36,8 @@ struct MixedPrecisionPolicy {
 // each parameter. The parameter may be on the meta device. The result must be the same on every
 // rank.
 
-/// Chooses the placement of a parameter (by its name within the unit) on the shard dimension of the
-/// mesh: Shard(d) for any dimension d, or Replicate(). nullopt means Shard(0).
+/// A function that chooses a parameter's placement (by its name within the unit) on the shard
+/// dimension of the mesh: Shard(d) for any dimension d, or Replicate(). nullopt means Shard(0).
 ///   options.shard_placement = [](const std::string& name, const at::Tensor& parameter) {
 ///     return name.ends_with("bias") ? std::optional<Placement>(Replicate{})
 ///                                   : std::optional<Placement>(Shard{parameter.dim() - 1});
@@ -45,17 +45,17 @@ struct MixedPrecisionPolicy {
 using PlacementFunction =
     std::function<std::optional<Placement>(const std::string& name, const at::Tensor& parameter)>;
 
-/// Chooses a mesh for a parameter (by its name within the unit), for example for the experts of a
-/// mixture; nullopt means the unit's mesh. The mesh must meet the conditions of fully_shard's
-/// `mesh`.
+/// A function that chooses a parameter's mesh (by its name within the unit), for example for the
+/// experts of a mixture; nullopt means the unit's mesh. The mesh must meet the conditions of
+/// fully_shard's `mesh`.
 ///   options.parameter_mesh = [mesh](const std::string& name, const at::Tensor&) {
 ///     return name.starts_with("head") ? std::optional(mesh) : std::nullopt;
 ///   };
 using MeshFunction =
     std::function<std::optional<DeviceMesh>(const std::string& name, const at::Tensor& parameter)>;
 
-/// Stores shards, gradients and the optimizer state in CPU memory. Parameters are gathered on the
-/// mesh's device.
+/// OffloadPolicy stores shards, gradients and the optimizer state in CPU memory. Parameters are
+/// gathered on the mesh's device.
 struct OffloadPolicy {
   /// Whether to use page-locked memory if there is a CUDA device, so that copies overlap
   /// computation.

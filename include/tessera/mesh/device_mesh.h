@@ -17,8 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// An n-dimensional arrangement of ranks, with a process group for each dimension. It is cheap to
-/// copy: copies share one immutable object. PyTorch's DeviceMesh.
+/// An n-dimensional arrangement of ranks, with a process group for each dimension. A DeviceMesh is
+/// cheap to copy: copies share one immutable object. Like PyTorch's DeviceMesh.
 ///
 /// Only a rank that is a member of the mesh can communicate on the mesh. On other ranks
 /// coordinate() is empty, and groups, slices and tensors on the mesh throw Error.
@@ -95,7 +95,7 @@ class DeviceMesh {
   comm::Communicator& group(std::string_view name) const;
   /// The process group of a 1-D mesh; throws Error for a mesh with more dimensions.
   comm::Communicator& group() const;
-  /// The process group over several dimensions, in row-major order of `dims`.
+  /// The process group over several dimensions; its ranks are in row-major order of `dims`.
   comm::Communicator& group(const std::vector<int>& dims) const;
   /// The process group of all ranks of the mesh, in the order of ranks().
   comm::Communicator& group_of_all_ranks() const;

@@ -40,12 +40,12 @@ struct CrossEntropyOptions {
 /// may be sharded over some mesh dimensions and the tokens over others, even unevenly. `targets`:
 /// (tokens) int64, plain and the same on every rank of the mesh, or distributed on the mesh.
 /// Targets with another layout than the rows of the logits are redistributed. Returns a plain
-/// scalar over all tokens, equal on every rank of the mesh (0 if all targets are ignored). None
-/// returns (tokens), distributed like the tokens if these are sharded, otherwise plain.
+/// scalar over all tokens, equal on every rank of the mesh (0 if all targets are ignored).
+/// Reduction None returns the losses, (tokens), distributed like sharded tokens, otherwise plain.
 ///
 /// A sharded vocabulary costs two small all-reduces in forward: the maximum of each row, and its
-/// sum of exponentials with the logit of its target. Sharded tokens cost an all-reduce of the sum,
-/// and an all-reduce of the count if the targets are sharded too. Backward does not communicate.
+/// sum of exponentials with the logit of its target. Sharded tokens cost an all-reduce of the sum
+/// of losses and, if the targets are sharded too, of the count. Backward does not communicate.
 /// Collective over the mesh if anything is sharded. Differentiable by `logits`; the gradient has
 /// the layout and type of the logits. The operator tessera::cross_entropy computes the losses of
 /// the rows.
@@ -97,8 +97,8 @@ struct LinearCrossEntropyOptions {
 /// vocabulary; its reduction is the only communication in backward.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for
-/// negative chunks or bytes, and for None with gradients, because forward does not know the factor
-/// of each row.
+/// negative chunks or bytes, and for reduction None with gradients, because forward does not know
+/// the factor of each row.
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                 const at::Tensor& targets,
                                 const LinearCrossEntropyOptions& options = {});

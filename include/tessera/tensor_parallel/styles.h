@@ -17,9 +17,9 @@
 TESSERA_API_BEGIN
 namespace tessera::tensor_parallel {
 
-/// Defines tensor parallelism for one module: the placements of its parameters on the mesh, and the
-/// redistribution of its inputs and outputs. A style object is immutable; many modules, meshes and
-/// threads may share it.
+/// A ParallelStyle defines tensor parallelism for one module: the placements of its parameters on
+/// the mesh, and the redistribution of its inputs and outputs. A style object is immutable; many
+/// modules, meshes and threads may share it.
 ///
 /// Derive from this class for a user-defined style (docs/modules/your_own_module.md).
 class ParallelStyle {
@@ -92,10 +92,10 @@ StylePtr colwise_parallel(ColwiseOptions options = {});
 /// Options of replicated_heads_parallel(), for an nn::Linear with fewer heads than ranks, such as
 /// the keys or values of grouped-query attention. colwise_parallel() would split single heads. The
 /// number of ranks must be a multiple of `heads`. The parameters are replicated. Each head is
-/// computed on ranks / heads consecutive ranks: the ranks with its queries, if colwise_parallel()
-/// splits the queries. The result is Shard(-1) with ranks * (features / heads) features, as if each
-/// rank had a separate head. The gradients of the parameters are sums over the ranks. Like
-/// Megatron-LM with fewer query groups than ranks.
+/// computed on (number of ranks) / `heads` consecutive ranks: the ranks that have its queries, if
+/// colwise_parallel() splits the queries. The result is Shard(-1) with ranks * (features / heads)
+/// features, as if each rank had a separate head. The gradients of the parameters are sums over the
+/// ranks. Like Megatron-LM with fewer query groups than ranks.
 struct ReplicatedHeadsOptions {
   std::int64_t heads = 0;
   Placement input_layouts = Replicate{};

@@ -184,9 +184,9 @@ class RecordedWork final : public Work {
   bool noted_ = false;
 };
 
-/// Each method checks, counts and records the call, and forwards it to `inner_`. The argument check
-/// is first, so that a call with an invalid argument is neither counted nor sent to other ranks.
-/// With TESSERA_DEBUG the ranks first compare their calls, by a collective.
+/// Each method checks, counts and records the call, and forwards the call to `inner_`. The argument
+/// check is first, so that a call with an invalid argument is neither counted nor sent to other
+/// ranks. With TESSERA_DEBUG the ranks first compare their calls, by a collective.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -354,7 +354,7 @@ class CheckedCommunicator final : public Communicator {
   std::string name() const override { return inner_->name(); }
 
  private:
-  /// Counts and records a collective before starting it, so that one that throws is counted, too.
+  /// Counts and records a collective before it starts, so that a collective that throws is counted.
   template <class Start>
   WorkPtr watched(const char* collective, std::int64_t bytes, Start&& start) {
     check_open(collective);
@@ -496,8 +496,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // No lock is held while the group is made, because that may take as long as the time-out, and
-    // abort() must not wait that long.
+    // No lock is held while the group is made, because making the group may take as long as the
+    // time-out, and abort() must not wait for this.
     CommunicatorPtr made;
     try {
       made = make_();

@@ -20,8 +20,8 @@ namespace tessera::comm {
 /// A shared pointer to a counter, used by a world and its groups.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
-/// A process group for CPU tensors with the ranks of another group. It is made at its first use,
-/// because most groups never need it.
+/// A process group for CPU tensors with the ranks of another group. The process group is made at
+/// its first use, because it is rarely needed.
 class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;
@@ -29,7 +29,7 @@ class LazyHostGroup {
   /// `make` makes the process group. `make` is collective.
   explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
 
-  /// The process group. The first call makes it and is collective. Throws what `make` throws.
+  /// The first call makes the process group and is collective. Throws what `make` throws.
   Communicator& get();
   /// Makes ranks that wait in the process group fail. Thread safe.
   void abort();

@@ -18,9 +18,9 @@ namespace tessera::comm {
 /// events.
 class EventPool {
  public:
-  /// An event for the streams of GPU `device`, not recorded yet. The event returns to the pool when
-  /// its last owner releases it. A stream that waits for an earlier recording of the event is not
-  /// affected when the event is recorded again.
+  /// Returns an event for the streams of GPU `device`, not recorded yet. The event returns to the
+  /// pool when its last owner releases the event. A stream that waits for an earlier recording of
+  /// the event is not affected when the event is recorded again.
   std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
     return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
               const std::lock_guard lock(mutex_);

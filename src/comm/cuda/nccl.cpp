@@ -49,8 +49,8 @@ void leave_errors_to_the_watchdog() {
   static_cast<void>(done);
 }
 
-/// Runs `end` (shutdown or abort of a process group) on a separate thread, because it may hang. A
-/// hanging thread keeps the process group alive.
+/// Runs `end` (shutdown or abort of a process group) on a separate thread, because `end` may hang.
+/// A hanging thread keeps the process group alive.
 std::future<void> begin_end(NcclProcessGroupPtr group, void (NcclProcessGroup::*end)(),
                             int device) {
   std::packaged_task<void()> task([group = std::move(group), end, device]() mutable {
@@ -86,8 +86,8 @@ void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
 }
 
-/// Asks NCCL whether a communicator has failed. The class is separate from NcclGroup, because the
-/// watchdog uses it and must not own the group, which owns the watchdog. Thread safe.
+/// NcclHealth asks NCCL whether a communicator has failed. The watchdog uses this class instead of
+/// NcclGroup, because the watchdog must not own the group, its owner. Thread safe.
 class NcclHealth {
  public:
   /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
@@ -115,7 +115,7 @@ class NcclHealth {
   ncclComm_t communicator_ = nullptr;
 };
 
-/// Creates, owns and closes c10d's process group for NCCL. Thread safe.
+/// NcclGroup creates, owns and closes c10d's process group for NCCL. Thread safe.
 class NcclGroup {
  public:
   /// Makes the process group. Collective. `parent`: see NcclPlace; nullptr if there is no parent.

@@ -261,7 +261,7 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(GlooGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // If the input has no elements on this rank, it has none on any rank, and nothing is sent.
+  // If the input has no elements on this rank, no rank's input has any, and nothing is sent.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
   }
@@ -274,8 +274,8 @@ class GlooCommunicator final : public Communicator {
                                                   : gathered_all_reduce(tensor, op);
   }
 
-  // Reduce-scatter as an all-to-all: every rank sends part r of its input to rank r, and sums the
-  // parts that it receives. Each byte is sent once.
+  // The reduce-scatter is an all-to-all: every rank sends part r of its input to rank r, and sums
+  // the parts that it receives. Each byte is sent once.
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op) override {
     if (input.numel() == 0) {
       return done_work();

@@ -13,8 +13,8 @@
 
 namespace tessera::comm {
 
-/// Returns a text that is equal for two processes if they can reach each other over loopback. It
-/// contains the boot id and the network namespace.
+/// Returns a text that is equal for two processes if they can reach each other over loopback. The
+/// text contains the boot id and the network namespace.
 std::string host_identity();
 
 /// The name of this machine, which other machines need not know.

@@ -42,14 +42,14 @@ GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// The argument of set_up(), which waits until all ranks of `info` have called set_up(), then calls
-/// `make` and logs the call in the flight record. `use`: see watched(). Collective. Throws
+/// Makes a group, for set_up(), which waits until all ranks of `info` have called set_up(), then
+/// calls `make` and logs the call in the flight record. `use`: see watched(). Collective. Throws
 /// PeerError if a rank does not call set_up() in time.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);
 
-/// Makes a group for CPU tensors of the ranks of `info`. Its traffic is not counted.
+/// Makes a group for CPU tensors of the ranks of `info`. The group's traffic is not counted.
 CommunicatorPtr make_host_group(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
 /// Makes the group over which the ranks of `info` compare their calls (agree_on_calls()).

@@ -17,8 +17,8 @@ namespace tessera::comm {
 namespace {
 
 /// Disables libtorch's flight recorder, which has data races between ranks that are threads of one
-/// process. `done` is static, so that setenv() runs once: it is unsafe while other threads read the
-/// environment.
+/// process. `done` is static, so that setenv() runs once: setenv() is unsafe while other threads
+/// read the environment.
 void disable_flight_recorder() {
   static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   static_cast<void>(done);

@@ -27,7 +27,7 @@ constexpr auto kFaultKey = "fault";
 /// ranks of the job, host_identity(), and RecordMemory::handle().
 enum Field : std::size_t { kSize, kHost, kHandle };
 
-/// Tracks which ranks of a job have announced themselves in the store.
+/// Arrivals tracks which ranks of a job have announced themselves in the store.
 class Arrivals {
  public:
   Arrivals(detail::Store& store, const JobVariables& job, const RecordPtr& own)
@@ -42,7 +42,7 @@ class Arrivals {
                detail::concat(job.size, '\n', own_host(), '\n', own->handle()));
   }
 
-  /// Asks the store which ranks have announced themselves. Returns the ranks that have not.
+  /// Asks the store which ranks have announced themselves, and returns the ranks that are missing.
   const std::vector<int>& look() {
     std::string fault;
     try {

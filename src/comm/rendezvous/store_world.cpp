@@ -262,15 +262,15 @@ class StoreWorld final : public World {
   std::vector<CommunicatorPtr> in_order_;  ///< all groups, in the order of their creation
   /// The NCCL group of all ranks, from which other groups are split; nullptr before the first use.
   CommunicatorPtr nccl_of_all_;
-  /// The number of NCCL groups of each name that this rank has made; it may differ on other ranks.
+  /// The number of NCCL groups of each name that this rank has made; may differ on other ranks.
   std::map<std::string, int> times_named_;
   // Groups are cached for the life of the World, because several meshes use the same groups.
   Groups groups_, host_groups_;
 };
 
-/// Closes the groups of Worlds that the program has not shut down, when main() returns or calls
-/// exit(). CUDA is then still usable. Static objects, which may also own a World, are destroyed
-/// later, when CUDA is no longer usable.
+/// LeftWorlds closes the groups of Worlds that the program has not shut down, when main() returns
+/// or calls exit(). CUDA is then still usable. Static objects, which may also own a World, are
+/// destroyed later, when CUDA is no longer usable.
 class LeftWorlds {
  public:
   LeftWorlds() = default;

@@ -1,8 +1,7 @@
 // Makes a World from the launcher's environment variables, or from a broadcast that the program
-// supplies. Rank
-// 0, or the launcher's agent, serves a TCP store. Every rank writes the identity of its machine
-// into the store and reads those of the other ranks. Then every rank knows which ranks share its
-// machine.
+// supplies. Rank 0, or the launcher's agent, serves a TCP store. Every rank writes the identity of
+// its machine into the store and reads the other identities. Then every rank knows which ranks
+// share its machine.
 
 #include <c10/util/Exception.h>
 
@@ -36,8 +35,8 @@
 namespace tessera::comm {
 namespace {
 
-// Shows each warning once in a job. A rank asks the store whether another rank has already shown
-// the text; the ranks may warn at different times and use no collective.
+// JobWarnings shows each warning once in a job. A rank asks the store whether another rank has
+// already shown the text; the ranks may warn at different times and use no collective.
 
 std::string in_one_line(std::string text) {
   for (char& c : text) {
@@ -163,7 +162,7 @@ StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
 }
 
 /// Connects to the store. Adds to libtorch's error message the address and the environment
-/// variables from which it was read.
+/// variables from which the address was read.
 StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   try {
     return connect_in_time(store_of(job, options), job, options);
@@ -370,8 +369,8 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
   return make_world(size == 1 ? alone(job) : meet_by_broadcast(job, broadcast, adjusted), adjusted);
 }
 
-// Ends a rank's process after an uncaught exception, with one line that says which rank failed and
-// why.
+// run_main() ends a rank's process after an uncaught exception, with one line that says which rank
+// failed and why.
 
 namespace {
 

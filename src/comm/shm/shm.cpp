@@ -120,7 +120,7 @@ std::string to_text(const ShmCall& call) {
                         call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
 }
 
-/// Runs collectives one after another in shared memory. In each one the ranks compare their calls.
+/// ShmGroup runs collectives one by one in shared memory. In each, the ranks compare their calls.
 class ShmGroup {
  public:
   ShmGroup(std::unique_ptr<ShmSegment> segment, GroupInfo group)
@@ -252,14 +252,14 @@ class ShmGroup {
   /// Whether another rank has ended or was too late, so that the round numbers of the ranks no
   /// longer match.
   bool failed_ = false;
-  /// The operation that has started and is not finished. There is at most one, because it uses the
-  /// slots.
+  /// The operation that has started and is not finished. There is at most one, because the
+  /// operation uses the slots.
   ShmOperationPtr under_way_;
 };
 
 // The communicator for shared memory. In each round of a collective, a rank writes to its slot (a
 // buffer) and reads all slots. ShmGroup runs the rounds; the classes in shm_rounds.h compute which
-// bytes are in a slot. The end of this file decides whether the ranks can share memory.
+// bytes are in a slot. Functions at the end of the file decide if ranks can share memory.
 
 /// Up to this size in bytes, every rank reduces the whole tensor, in one round instead of two: for
 /// small tensors, waiting for other ranks costs more than the additions.
@@ -452,7 +452,7 @@ class ShmCommunicator final : public Communicator {
 constexpr auto kHandleKey = "handle";
 
 /// Makes the shared memory on the group's first rank, and opens it on the other ranks. Returns
-/// nullptr on a rank that cannot.
+/// nullptr on a rank where this fails.
 std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
@@ -476,8 +476,8 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
   return result;
 }
 
-/// Whether this rank reads the flight records of all other ranks and finds their processes by their
-/// pids. A rank in a wait uses the pids to detect dead ranks. In another pid namespace a pid is
+/// Whether this rank can read the flight records of all other ranks and find their processes by
+/// pid. A rank in a wait uses the pids to detect dead ranks. In another pid namespace a pid is
 /// unused or belongs to another process, so groups across pid namespaces do not use shared memory.
 bool recognises_peers(const GroupInfo& group) {
   const WorldWatch& world = group.watch->world();

@@ -202,7 +202,7 @@ void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
 }
 
 /// Reads all ranks' slots (buffers in shared memory). Checks the counts before the first byte is
-/// copied, so that nothing is written if they do not match.
+/// copied, so that nothing is written if the counts do not match.
 void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
   if (round == 0) {
     check_counts(slots);
@@ -234,7 +234,7 @@ void ExchangeRounds::check_counts(Slots slots) const {
   }
 }
 
-/// Copies what this rank sends to itself directly, because no other rank needs it.
+/// Copies what this rank sends to itself directly, because no other rank needs these bytes.
 void ExchangeRounds::copy_own() const {
   const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
   const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;

@@ -39,7 +39,7 @@ constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// The number of checks before a waiting rank sleeps: roughly 20 us, the time to sleep and wake up.
+/// How often a waiting rank checks before it sleeps: about 20 us, the time to sleep and wake up.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;

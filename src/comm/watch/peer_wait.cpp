@@ -36,7 +36,7 @@ void fail_without_peers(const GroupInfo& group, const std::string& collective,
                         const std::string& reason) {
   const WorldWatch& world = group.watch->world();
   // A dying process closes its sockets a little before other ranks can see that the process has
-  // ended. On another machine they see this about a second later.
+  // ended. Ranks on another machine see this about a second later.
   const milliseconds dying{world.has_remote() ? 2500 : 300};
   constexpr milliseconds kNap{20};
   std::vector<int> peers = group.ranks;

@@ -48,10 +48,10 @@ class PeerWait {
   /// watchdog's limit, prints a line about the wait.
   void check(const Missing& missing);
 
-  /// Says which missing rank has ended, so the call cannot complete; "" if none is known.
+  /// A text with the missing rank that has ended, so that the call cannot complete; "" if none has.
   std::string why_lost(const Missing& missing) const;
-  /// After the time-out, says which ranks did not arrive and what they do; before the time-out, "".
-  /// Prints a line at the watchdog's limit.
+  /// After the time-out, a text with the ranks that did not arrive and what they do; before the
+  /// time-out, "". Prints a line at the watchdog's limit.
   std::string why_late(const Missing& missing);
 
  private:
@@ -69,9 +69,9 @@ class PeerWait {
   bool reported_ = false;
 };
 
-/// A thread that waits for collectives on the GPU. The program does not wait for them, so no
-/// function of the program can throw. If a collective cannot complete, the watchdog prints one line
-/// and ends the process.
+/// A thread that waits for collectives on the GPU. The program does not wait for these collectives,
+/// so no function of the program can throw. If a collective cannot complete, the watchdog prints
+/// one line and ends the process.
 class Watchdog : tessera::detail::NoCopy {
  public:
   explicit Watchdog(WorldWatch& world) : world_(world) {}
@@ -106,9 +106,9 @@ class Watchdog : tessera::detail::NoCopy {
   std::thread thread_;
   // Only the watchdog's thread uses the following members.
   std::vector<DeviceCall> calls_;  ///< collectives on the GPU that have not ended, in order
-  /// The wait for the first of calls_, since the GPU has completed the collective before.
+  /// The wait for the first of calls_; it begins when the previous collective has completed.
   std::optional<PeerWait> wait_;
-  /// The time at which the watchdog saw that a rank has ended for which the first of calls_ waits.
+  /// The time at which the watchdog saw that a rank has ended that the first of calls_ needs.
   std::optional<std::chrono::steady_clock::time_point> lost_since_;
 };
 
@@ -155,13 +155,13 @@ bool arrives(const std::future<Answer>& answer, std::chrono::microseconds time) 
 }
 
 /// Returns when all ranks of a group have called meet(). Only this call may use `store`. Called
-/// before a back end is made, because that would wait for a dead rank until the time-out. Throws
-/// PeerError as PeerWait does.
+/// before a back end is made, because its creation would wait for a dead rank until the time-out.
+/// Throws PeerError as PeerWait does.
 void meet(const detail::StorePtr& store, const GroupInfo& group);
 
 /// Whether every rank of the World calls this function within 2 s, each rank for one group. All
 /// ranks get the same answer. `world`: the store of all ranks. `own`: a store that only this group
-/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only that of a
+/// uses, and only for this call. `meeting`: the prefix of the keys in `world`; only the prefix of a
 /// group's first rank is used. Throws PeerError as PeerWait does.
 bool all_come_at_once(const detail::StorePtr& world, const detail::StorePtr& own,
                       const GroupInfo& group, int world_size, const std::string& meeting);

@@ -32,7 +32,7 @@ using flight::Record;
 
 constexpr auto kRecordBytes = static_cast<off_t>(sizeof(Record));
 
-/// nullptr if the file cannot be mapped.
+/// Maps the file of a flight record; returns nullptr on failure.
 Record* map_record(int fd) {
   void* base = mmap(nullptr, sizeof(Record), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return base == MAP_FAILED ? nullptr : static_cast<Record*>(base);
@@ -101,14 +101,14 @@ RecordPtr open_record(const std::string& handle) {
     return nullptr;
   }
   auto opened = std::make_shared<RecordMemory>(fd, record, handle);
-  // If the token differs, the path is of another pid namespace, and the file is another one here.
+  // If the token differs, the path is of another pid namespace, and here it names another file.
   return record->token == token && record->magic == flight::kMagic ? opened : nullptr;
 }
 
 namespace {
 
 constexpr std::chrono::seconds kPatience{1};
-/// The key of the announcements that ranks have ended.
+/// The store's key of the announcements that ranks have ended.
 constexpr auto kEnds = "ends";
 
 std::string wait_key(std::uint64_t group, int rank) {
@@ -118,7 +118,7 @@ std::string wait_key(std::uint64_t group, int rank) {
 }  // namespace
 
 struct WorldWatch::Remote {
-  /// Why each rank that has ended will not arrive.
+  /// For each rank that has ended, the reason why it will not arrive.
   using Ends = std::map<int, std::string>;
 
   detail::StorePtr store;        ///< a separate connection, because a call of the store may block
@@ -201,7 +201,7 @@ std::string WorldWatch::what_it_does(int rank) const {
     return detail::concat("the process of rank ", rank, " (pid ", record.pid, ") has ended ",
                           flight::progress_text(record), "; look for its error");
   }
-  // A rank that ended well may be traced at its exit, such as by LeakSanitizer.
+  // `running` excludes a rank that ended well, which LeakSanitizer may trace at its exit.
   const std::string stopped =
       running && is_stopped(record.pid)
           ? detail::concat("is stopped (by SIGSTOP, Ctrl-Z or a debugger; kill -CONT ", record.pid,
@@ -280,7 +280,7 @@ void WorldWatch::look() const {
     try {
       remote_->ends = remote_->asked.get();
     } catch (const std::exception&) {
-      // The process that serves the store has ended, and the job with it. Each rank notices this
+      // The process that serves the store has ended, which ends the job. Each rank notices this
       // itself.
     }
   }
@@ -382,7 +382,7 @@ BegunCall GroupWatch::begin(const char* collective, std::string_view purpose) {
   Record& record = world_->own();
   const BegunCall call{record.calls_begun.fetch_add(1) + 1, begun_++};
   flight::CallSlot& slot = record.calls[call.order % flight::kCalls];
-  // `order` is set by an exchange, so that no later write becomes visible before this one.
+  // `order` is set by an exchange, so that no later write becomes visible before this write.
   slot.order.exchange(0, std::memory_order_acq_rel);
   slot.label.store(
       {.group = group_->id,

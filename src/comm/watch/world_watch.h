@@ -22,7 +22,7 @@ namespace tessera::comm {
 class Watchdog;
 
 /// The memory of a rank's flight record (log of its collectives). Only that rank writes the memory;
-/// other ranks on the machine map it.
+/// other ranks on the machine map the memory.
 class RecordMemory : tessera::detail::NoCopy {
  public:
   /// Takes ownership of the file and of its mapping.
@@ -65,8 +65,8 @@ struct WatchedGroup {
   std::vector<int> ranks;
 };
 
-/// Writes this rank's flight record and reads the state of the other ranks: from their flight
-/// records on the same machine, through the job's store on other machines. Thread safe.
+/// WorldWatch writes this rank's flight record and reads the state of the other ranks: from their
+/// flight records on the same machine, through the job's store on other machines. Thread safe.
 class WorldWatch : tessera::detail::NoCopy {
  public:
   /// Starts no thread. `records`: the flight record of each rank, nullptr for ranks on other
@@ -84,7 +84,7 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Records that this rank begins no more collectives, and stops the watchdog.
   void end();
 
-  /// False once `rank` has ended or aborted: it takes part in no more collectives. Cheap.
+  /// Whether `rank` may begin more collectives; false once the rank has ended or aborted. Cheap.
   bool may_come(int rank) const;
   /// Returns which of `ranks` ended first; nullopt if none has ended.
   std::optional<int> first_to_end(const std::vector<int>& ranks) const;
@@ -100,7 +100,7 @@ class WorldWatch : tessera::detail::NoCopy {
   std::vector<int> not_in(const WatchedGroup& group, std::uint64_t number) const;
 
   // The functions below read the state of ranks on other machines from the job's store. If the
-  // store does not answer, they block for at most a second.
+  // store does not answer, these functions block for at most a second.
 
   /// The ranks of `group` that are on other machines.
   std::vector<int> away(const WatchedGroup& group) const;
@@ -112,7 +112,7 @@ class WorldWatch : tessera::detail::NoCopy {
   /// Tells the other machines that this rank waits in the call `number` of a group.
   void announce_wait(const WatchedGroup& group, std::uint64_t number) const;
   /// The ranks of `group` on other machines that have not called announce_wait() for call `number`
-  /// or a later one; nullopt if the store does not answer.
+  /// or a later call; nullopt if the store does not answer.
   std::optional<std::vector<int>> not_waiting(const WatchedGroup& group,
                                               std::uint64_t number) const;
 
@@ -143,7 +143,7 @@ struct BegunCall {
 /// Thread safe.
 void set_waits(flight::Record& record, const BegunCall& call, bool waits);
 
-/// Records the calls of one process group in this rank's flight record. One thread at a time.
+/// GroupWatch records a process group's calls in this rank's flight record. One thread at a time.
 class GroupWatch {
  public:
   GroupWatch(WorldWatchPtr world, const std::string& name, const std::vector<int>& ranks);

@@ -21,21 +21,22 @@ namespace tessera::comm {
 // code must pass the result of flush_pending_transfers(group) as the group. Ranks are numbered as
 // in the group. All functions throw PeerError.
 
-/// Returns the values of each rank. All ranks must pass the same number of values. One all-gather.
+/// Returns each rank's values. All ranks must pass equally many values. Costs one all-gather.
 std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::Device device,
                                                      const std::vector<std::int64_t>& own);
 
-/// The values of each rank, exchanged between CPUs by Communicator::any_rank: waits for no GPU work
-/// and counts no traffic. In a fake world (fake_world()) every rank has the values of this rank.
+/// Returns each rank's values, exchanged between CPUs by Communicator::any_rank, which waits for no
+/// GPU work and counts no traffic. In a fake world (fake_world()) every rank has the values of this
+/// rank.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own);
 
 /// Returns the text of rank `root`, which may contain any bytes; `own` is ignored on other ranks.
-/// Two broadcasts: the length, then the text.
+/// Costs two broadcasts: of the length, then of the text.
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own);
 
-/// The ranks whose value `own` differs from the value on rank 0. One all-gather of one number.
+/// The ranks whose value `own` differs from rank 0's value. Costs one all-gather of one number.
 std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own);
 
 /// An exception that was thrown on one of the ranks.
@@ -45,8 +46,8 @@ struct Failure {
 };
 
 /// Runs `work`, which must not communicate, and catches its exceptions. Returns the failure of the
-/// first rank that threw; nullopt if none did. One all-reduce of one number; after a failure, also
-/// two broadcasts.
+/// first rank that threw; nullopt if none did. Costs one all-reduce of one number; after a failure,
+/// also two broadcasts.
 ///
 ///   if (const auto failure = comm::first_failure(group, device, [&] { write(file); })) {
 ///     fail("saving failed on rank ", failure->rank, ": ", failure->message);

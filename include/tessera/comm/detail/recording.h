@@ -1,4 +1,4 @@
-// The callers and the list of a rank's collectives.
+// Records a rank's collectives, and the functions that called them.
 #pragma once
 
 #include <string_view>
@@ -11,9 +11,9 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// Lists the individual collectives that a counter counts while the recorder exists, in the order
-/// in which they start. The list grows with every call, so use a recorder for a step and not for a
-/// whole training run. Without a recorder no list is made. Thread safe.
+/// CallRecorder lists the single collectives that a TrafficCounter counts while the recorder
+/// exists, in the order in which they start. The list grows with every call, so use a recorder for
+/// a step and not for a whole training run. Without a recorder no list is made. Thread safe.
 class CallRecorder : tessera::detail::NoCopy {
  public:
   explicit CallRecorder(TrafficCounter& counter);

@@ -23,7 +23,7 @@ class LaneScope : tessera::detail::NoCopy {
 };
 
 /// Sets the streams that make_streams() returns for the CPU in this process, for example to record
-/// where work is issued. nullptr restores the default streams.
+/// the lane in which work is issued. nullptr restores the default streams.
 void set_host_streams(StreamsPtr streams);
 
 /// Sets the purpose of a group's calls (Communicator::set_purpose) while this object exists.

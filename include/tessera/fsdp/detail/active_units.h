@@ -12,8 +12,8 @@ namespace tessera::fsdp {
 
 class Unit;
 
-/// Finds the FSDP units of a model once. Serves code that often asks which unit is running, such as
-/// a log of all operators.
+/// ActiveUnits finds the FSDP units of a model once, for code that often asks which unit is
+/// running, such as a log of all operators.
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);
