@@ -72,10 +72,10 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 
 namespace tessera::detail {
 
-// Finds replicas (tensors that must be equal on all ranks) that differ between ranks, and the first
-// element that differs. If all replicas are equal, the cost is one exchange of a hash in CPU
-// memory. Values are sent only for the error message, in blocks, so that no rank needs memory for
-// the copies of all ranks.
+// check_replicas() finds replicas (tensors that must be equal on all ranks) that differ between
+// ranks, and the first element that differs. If all replicas are equal, the cost is one exchange of
+// a hash in CPU memory. Values are sent only for the error message, in blocks, so that no rank
+// needs memory for the copies of all ranks.
 
 namespace {
 
@@ -309,7 +309,7 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// Computes the sizes of a whole tensor from the sizes of its parts. A rank knows only its own part.
+// agreed_sizes() computes the sizes of a whole tensor from the sizes of its parts on all ranks.
 // From an uneven part, the rank would infer other sizes than the other ranks.
 
 namespace {

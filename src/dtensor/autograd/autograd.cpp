@@ -161,8 +161,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// Also installs the hook that redistributes a leaf's gradient to the leaf's layout, if `tensor` is
-/// a leaf that is used for the first time.
+/// If `tensor` is a leaf that is used for the first time, also installs the hook that redistributes
+/// its gradient to its layout.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");

@@ -315,7 +315,7 @@ CachesOfRanks& caches_of_ranks() {
   return all;
 }
 
-/// Registers a thread's cache with its rank for the lifetime of the thread.
+/// A CacheListing registers a thread's cache with its rank while the thread runs.
 class CacheListing : NoCopy {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
@@ -370,8 +370,8 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// key_ still has the words of the call that was not found. Between look-up and insertion,
-/// plan_call runs operators only below kDistributedKey, so no other call changes key_.
+/// The member key_ still has the words of the call that was not found. Between look-up and
+/// insertion, plan_call runs operators only below kDistributedKey, so no other call changes key_.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
   // Uses the first empty entry of the hash table, because look_up stops there. If no entry is

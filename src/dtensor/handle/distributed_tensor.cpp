@@ -221,8 +221,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), target}, options));
 }
 
-/// Makes two recorded operations, so that backward first gives the local gradient its placements
-/// and then redistributes it to this tensor's placements.
+/// Records two operations in autograd's graph, so that backward first gives the local gradient its
+/// placements and then redistributes it to this tensor's placements.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
@@ -376,8 +376,8 @@ DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const De
               [&](const at::Tensor& t) { normal_(t, 0, 1, key); });
 }
 
-// Prints distributed tensors. libtorch's printer reads memory, and a distributed tensor has none of
-// its own. The printer here shows this rank's values and their place in the whole tensor.
+// to_string() prints distributed tensors. libtorch's printer reads memory, and a distributed tensor
+// has none of its own. to_string() shows this rank's values and their place in the whole tensor.
 
 namespace {
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// Addresses of a map's elements do not change when elements are added.
+/// The table of all lowerings. Addresses of its elements do not change when lowerings are added.
 Lowerings& lowerings() {
   static Lowerings by_name;
   return by_name;

@@ -32,7 +32,7 @@ std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCal
   return inputs;
 }
 
-// Turns a sharding rule into a CallPlan. core makes the decision (propagate), which becomes
+// Turns a sharding rule into a CallPlan. propagate() of src/core chooses layouts, which become
 // redistribution steps for each input, local sizes for arguments, and layouts for results. The
 // result depends only on the call's cache key and on this rank's coordinate.
 
@@ -200,13 +200,13 @@ bool is_new(const OperatorInfo& info, std::size_t o) {
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Makes an output contiguous if ranks might not agree on its strides, because some rank's part is
-/// too thin to determine the order of dimensions in memory.
+/// Makes an output contiguous if ranks might not agree on its strides, because some rank's shard
+/// has too few positions to determine the order of dimensions in memory.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  // Whether the inputs determine the order of dimensions; computed only if an output needs it.
+  // Whether the inputs determine the order of dimensions; computed only if an output needs this.
   std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
@@ -266,9 +266,9 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// For each written tensor: the layout of the new value that the operator writes, unless it is the
-/// tensor's own layout and the tensor was not redistributed. An operator that changes shapes is
-/// skipped: its result replaces the local tensor (ResultWrapper::give_back).
+/// Sets, for each written tensor, the layout of the new value that the operator writes, unless it
+/// is the tensor's own layout and the tensor was not redistributed. An operator that changes shapes
+/// is skipped: its result replaces the local tensor (ResultWrapper::give_back).
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {
@@ -416,8 +416,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects the lowering (an alternative implementation) if it sends less than the redistribution of
-/// the inputs, or that the operator requires. Calls with a seeded generator never use a lowering.
+/// Selects the lowering (alternative implementation) if it sends less than the redistribution of
+/// the inputs, or communicates on purpose (own_collectives). Not for calls with a seeded generator.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -500,8 +500,8 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
 }
 
 /// Plans a random operator that draws by global element. Sets has_rule although no sharding rule is
-/// used, so that nothing is gathered. Dropout of a Partial tensor needs the reduction first:
-/// dropping terms is not dropping sums.
+/// used, so that nothing is gathered. Dropout reduces a Partial tensor first, because dropout of
+/// terms is not dropout of their sum.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = kind;
   plan.has_rule = true;
@@ -548,7 +548,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_writes(plan, info, bound, {});
   }
   plan_form(plan, info, bound);
-  // A strict scope permits a request for a single value, but not a gather.
+  // A StrictScope permits a request for a single value (item()), but not a gather.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue);
   plan.kind = kind_of(plan, info, bound);
   return plan;

@@ -79,7 +79,7 @@ bool is_trained_number(const at::Tensor& tensor) {
 
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
-  // Plain values would be written to a distributed tensor, as torch::nn::init does.
+  // The call would write plain values to a distributed tensor, as torch::nn::init does.
   if (std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
         return tessera::is_distributed(tensors[input]);
       })) {
@@ -163,7 +163,7 @@ void check_movement(const PlannedCall& call) {
 }
 
 /// Whether a call has plain arguments other than numbers without gradient. Plain numbers without
-/// gradient are compared between ranks, because libtorch's composed operators make such numbers.
+/// gradient, which libtorch's composed operators make, are compared between ranks.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);

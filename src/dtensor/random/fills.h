@@ -37,9 +37,9 @@ inline constexpr const char* kDrawsInOrder =
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// During this scope, tensors that this thread draws for have their sizes from `source`. A composed
-/// operator (dropout) needs the scope: it makes a new tensor without the history of its input, and
-/// fills it.
+/// During this scope, tensors that this thread fills with random numbers count as having their
+/// sizes from `source`. A composed operator (dropout) needs the scope: it makes a new tensor
+/// without the history of its input, and fills it.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);

@@ -173,8 +173,8 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
 
 // The steps of a redistribution plan on this rank. A collective uses flat buffers with the ranks'
 // chunks one after another, all of the same size. But the chunks of a dimension are strided in the
-// tensor, and the last chunk may be short. So most of the work here is reordering and padding,
-// without copies if the memory is already in order.
+// tensor, and the last chunk may be short. So most of the code here reorders and pads, without
+// copies if the memory is already in order.
 
 /// A 1-D tensor of the elements of `tensor` in order, with lazy conjugation and negation resolved.
 at::Tensor flat(const at::Tensor& tensor) {
@@ -291,7 +291,7 @@ class AllToAll {
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Copies the parts for each rank into one buffer. Makes no copy if the scattered dimension of
+  /// Copies the elements for each rank into one buffer. Makes no copy if the scattered dimension of
   /// the view comes first, because its chunks are then in order.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
@@ -363,9 +363,9 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
 // Results are contiguous, with the elements in the right order; the caller reshapes them. Data is
 // copied only if a collective needs it reordered or padded. Below autograd.
 //
-// `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
-// collective is done. The first chunk of torch.chunk is the largest. If this chunk is empty, all
-// chunks are empty, and every rank of the group knows this.
+// Started::rest owns the buffers of the collective, because the caller's tensors may be freed
+// before the collective is done. The first chunk of torch.chunk is the largest. If this chunk is
+// empty, all chunks are empty, and every rank of the group knows this.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -646,15 +646,15 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
       target.layout);
 }
 
-// Sums many small gradients of tensor parallelism, which are Partial, in one all-reduce. FSDP's
-// reduction of a parameter group adds sums to a DeferredSums (fsdp/collectives.cpp); the
-// DeferredSums object is in the context that FSDP units share.
+// DeferredSums sums many small Partial gradients of tensor parallelism in one all-reduce. FSDP adds
+// such gradients when it reduces a parameter group (fsdp/collectives.cpp). All FSDP units of a
+// model share one DeferredSums object in their context.
 
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Compares the layout without the Partial by pointer, because layouts are interned. Only sums are
+  // Compares the layout without the Partial by address, because layouts are interned. Only sums are
   // combined: a mean or a product cannot be added to sums.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
@@ -686,7 +686,7 @@ void DeferredSums::run() {
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// Ranks match terms by position, so all ranks must have added the terms in the same order.
+/// Ranks match terms by position, so all ranks must have added their terms in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {
@@ -707,10 +707,10 @@ void DeferredSums::run(const Bucket& bucket) {
 
 namespace tessera {
 
-// The collectives that a program sees. The wrapper around every process group (comm/checked/)
-// counts all collectives in a table, with or without a CommunicationScope. A scope reports the
-// difference between two readings of the table. Only the list of single calls is recorded for the
-// scope itself.
+// CommunicationScope records a program's collectives. The wrapper around every process group
+// (comm/checked/) counts all collectives in a table, with or without a CommunicationScope. A scope
+// reports the difference between two readings of the table. Only the list of single calls is
+// recorded for the scope itself.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()),

@@ -51,7 +51,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// The error message for a call of data_ptr(), in the words of a program that prints or computes.
+/// The error message for a call of data_ptr(), for programs that print or compute.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),

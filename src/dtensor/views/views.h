@@ -15,7 +15,7 @@
 
 namespace tessera::detail {
 
-/// Adds to an error that sizes are global, because programs often pass a rank's own sizes.
+/// Adds to an error message that sizes are global, because programs often pass a rank's own sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
 /// Returns the strides of the results of a view operator on tensors with global sizes, one entry

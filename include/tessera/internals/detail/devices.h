@@ -52,8 +52,8 @@ struct CudnnVersions {
 /// Returns the versions of cuDNN; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
-// Replaces libtorch's allocator for CPU memory. Deriving from c10::Allocator is public. The
-// function that sets the allocator of the process is exported, but not documented.
+// The functions below replace libtorch's allocator for CPU memory. Deriving from c10::Allocator is
+// public. The function that sets the process's allocator is exported, but not documented.
 //
 // Canary: CpuAllocatorCanary, a test of libtorch itself.
 
