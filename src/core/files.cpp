@@ -20,14 +20,14 @@
 namespace tessera::files {
 
 // AtomicFile writes files that are either complete or absent (checkpoints, token shards, reports).
-// A reader of the final name never sees partial data, even after a crash. Steps of a write: write
+// A reader of the final file never sees partial data, even after a crash. Steps of a write: write
 // to a temporary name in the same folder (rename() is atomic only within one file system), fsync,
 // rename, fsync of the folder.
 
 namespace {
 
-/// The part of a temporary file's name after the final name. It contains the machine's name,
-/// because writers remove stale files only of their machine: file locks may not work across
+/// The suffix of a temporary file's name, after the final name. It contains the machine's name,
+/// because writers remove only stale files of their own machine: file locks may not work across
 /// machines.
 std::string temporary_mark() {
   std::array<char, 256> host{};

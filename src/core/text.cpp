@@ -67,7 +67,7 @@ class Checker final : public nlohmann::json_sax<json> {
   int depth_ = 0;
   std::size_t keys_ = 0;
   std::size_t values_ = 0;
-  /// The keys so far of each JSON object that is being read, the outermost object first.
+  /// The keys read so far of each unfinished JSON object, the outermost object first.
   std::vector<std::unordered_set<std::string>> objects_;
 };
 

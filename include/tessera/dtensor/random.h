@@ -21,7 +21,7 @@ namespace tessera {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// The parts of a fused tensor (nn::FusedLinear), which together contain all rows of the tensor.
+  /// The parts (separate weights) of a fused tensor (nn::FusedLinear), which have all of its rows.
   /// Each part draws from its own stream instead of `stream`. The parts must stay valid during the
   /// call that gets the key.
   std::span<const RandomPart> parts{};

@@ -15,8 +15,8 @@
 namespace tessera::detail {
 
 // The canonical form of the Digits of a tensor dimension (see Layout). Layouts are interned by
-// content, so two descriptions of the same division must become one. Otherwise equal layouts would
-// be different objects, and would be redistributed into each other.
+// content, so all descriptions of one sharding must get one form. Otherwise equal layouts would be
+// different objects, and would be redistributed into each other.
 
 namespace {
 
@@ -172,8 +172,8 @@ void Layout::Content::canonicalise() {
   for (auto& digits : dims) {
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  // The order of `partial` has no meaning, because reductions always run from inner mesh dimensions
-  // to outer ones; so equal layouts get the same order.
+  // The order of `partial` has no meaning, because reductions always run from inner to outer mesh
+  // dimensions. Sorting makes equal layouts equal lists.
   std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }

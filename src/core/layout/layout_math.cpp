@@ -91,9 +91,9 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
   return stream << to_string(shape);
 }
 
-// The functions below compute which part of a tensor the rank at a coordinate stores. They are
-// pure: any rank can compute the part of any other rank without communication. All divisions follow
-// torch.chunk: full chunks of ceil(size / n) positions, then a shorter one, then empty ones.
+// The functions below compute which elements of a tensor a rank stores. They are pure: a rank can
+// compute the elements of any other rank without communication. All divisions follow torch.chunk:
+// full chunks of ceil(size / n) positions, then a shorter one, then empty ones.
 
 namespace {
 

@@ -112,7 +112,7 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 Placement parse_placement(std::string_view text) {
-  // PyTorch prints a space behind each comma, but users may omit it. No name contains a space.
+  // PyTorch prints a space after each comma, but users may omit it. No name contains a space.
   std::string packed(text);
   std::erase_if(packed, [](unsigned char c) { return std::isspace(c) != 0; });
   const auto placement = parse(packed);

@@ -1,4 +1,4 @@
-// The redistribution planner finds the cheapest steps from one layout to another. It does not
+// The redistribution planner finds the cheapest steps from one layout to another. Planning does not
 // communicate: every rank computes the same plan, so ties must be broken in the same way on all
 // ranks. Plans are cached and executed in src/dtensor/redistribute/.
 #include "tessera/core/detail/redistribute_plan.h"
@@ -79,9 +79,9 @@ struct Tail {
 
 /// A layout between the start and the target of a redistribution, and the possible next steps.
 ///
-/// A mesh dimension is called settled if it, and all mesh dimensions before it in its tensor
-/// dimension, divide the tensor dimension as in the target layout. No step moves a settled mesh
-/// dimension, so the search visits fewer layouts.
+/// A mesh dimension is called settled if it shards a tensor dimension as in the target layout, and
+/// all mesh dimensions that shard the tensor dimension before it do so too. No step moves a settled
+/// mesh dimension, so the search visits fewer layouts.
 class SearchState {
  public:
   /// `problem` must outlive this object.
@@ -403,7 +403,7 @@ struct Shares {
 };
 
 /// Returns the Shares of a layout, as if all divisions were even and independent. If a mesh
-/// dimension shards different tensor dimensions now and in the target, a rank needs only a part of
+/// dimension shards different tensor dimensions now and in the target, a rank needs only some of
 /// its current elements.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
@@ -686,7 +686,7 @@ class Search {
 };
 
 /// Throws Error unless both layouts are for the same mesh and number of tensor dimensions, because
-/// the search uses dimensions of one layout as indices in the other.
+/// the search uses dimensions of one layout as indices in the other layout.
 void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(from->mesh_sizes() == to->mesh_sizes(), "redistribution from ", to_string(*from),
                 " to ", to_string(*to),

@@ -33,7 +33,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions so far.
+  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -43,7 +43,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
     if (uneven) {
       return std::nullopt;
     }
-    // The mesh dimensions so far divide the major Digit (sub-dimension) into single positions, so
+    // The visited mesh dimensions divide the major Digit (sub-dimension) into single positions, so
     // this mesh dimension divides the minor Digit.
     if (left == 1) {
       minor.mesh_dims.push_back(mesh_dim);
@@ -188,7 +188,7 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
 }
 
 /// The number of bytes of the whole tensor. A dimension of size 0 counts as size 1; otherwise ranks
-/// without elements would choose other collectives than the other ranks.
+/// without elements would choose different collectives than other ranks.
 std::int64_t bytes_of(const TensorMeta& tensor) {
   std::int64_t bytes = tensor.itemsize;
   for (const std::int64_t size : tensor.sizes) {
@@ -374,7 +374,7 @@ class TensorGroupPropagation {
     return best ? *best : std::vector<Digit>{};
   }
 
-  /// A cost. Choices without communication win; others are compared by bytes.
+  /// A cost. Choices without communication win; all other choices are compared by bytes.
   struct Cost {
     bool moves = false;
     double bytes = 0;

@@ -52,7 +52,7 @@ struct FromLocalBackward final : Node {
 };
 
 /// The backward of to_local. The gradient from the caller's code is a local tensor: this rank's
-/// part of a gradient with the layout in `spec`, which also has the global sizes.
+/// shard of a gradient with the layout and global sizes in `spec`.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;

@@ -136,7 +136,7 @@ void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const Operator
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
   // An OperatorMode may return results without running the operator. Then the arguments are still
-  // on the stack. If the operator ran, the stack has results that were moved from. In both cases
+  // on the stack. If the operator ran, the stack has results that were moved from. In either case
   // the mode's results replace the values on the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
@@ -186,7 +186,7 @@ TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// The parts of the dispatch cache that cached calls with unboxed arguments do not run: cache keys
+// Functions of the dispatch cache that cached calls with unboxed arguments do not run: cache keys
 // of boxed arguments and plain tensors, insertion, statistics. Code that such calls run is inline
 // in the header.
 

@@ -337,8 +337,8 @@ class ResultWrapper {
   /// Saves what is needed to make the view again from its base after a write through the view.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // All results of one call share one record of the base's version, because they are parts of the
-    // base that do not overlap.
+    // All results of one call share one record of the base's version, because the results are views
+    // that do not overlap.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {

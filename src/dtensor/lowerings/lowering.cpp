@@ -47,8 +47,8 @@ const Lowering* lowering_of(const OperatorInfo& info) {
   return found == lowerings().end() ? nullptr : &found->second;
 }
 
-// Helpers of the lowerings (alternative implementations of operators). Counts of bytes decide
-// between a lowering and the sharding rule, so both count the maximum that one rank sends.
+// Helpers of the lowerings (alternative implementations of operators). Byte counts decide between a
+// lowering and the sharding rule. Each count is the maximum that one rank sends.
 
 namespace {
 

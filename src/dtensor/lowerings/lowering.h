@@ -58,7 +58,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// Helpers of the lowerings: sizes of local parts, and the layout of a reduction's result.
+// Helpers of the lowerings: local sizes, and the layout of a reduction's result.
 
 using Dims = std::vector<std::int64_t>;
 

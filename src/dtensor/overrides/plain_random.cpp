@@ -72,7 +72,7 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// Throws Error if this rank has only a part of the tensor, for which the operator would draw
+/// Throws Error if this rank has only a shard of the tensor, for which the operator would draw
 /// sequentially. `own_generator`: whether the caller passed a generator.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,

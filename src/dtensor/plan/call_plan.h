@@ -58,7 +58,7 @@ struct CallPlan {
     TensorSpecPtr spec;       ///< the spec of the result; the first call determines it
     bool contiguous = false;  ///< made contiguous, because ranks could disagree on strides
   };
-  /// A call of another operator, which runs on the local tensors in place of the called operator.
+  /// A call of another operator, which runs on the local tensors instead of the called operator.
   struct LocalCall {
     c10::OperatorHandle op;
     std::vector<Argument> arguments;

@@ -327,10 +327,10 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   agree_on_strides(plan, info);
 }
 
-// Makes the plan of a call, in this order: the common mesh, the inputs, their layouts by the
-// sharding rule (or a gather of all inputs), an alternative implementation that sends less, and the
-// kind. Called if a cache key is not in this thread's cache. Planning does not communicate, and
-// reads no tensor values except wrapped numbers, so all ranks make the same plan.
+// plan_call() makes the plan of a call, in this order: the common mesh, the inputs, their layouts
+// by the sharding rule (or a gather of all inputs), an alternative implementation that sends less,
+// and the kind. Called if a cache key is not in this thread's cache. Planning does not communicate,
+// and reads no tensor values except wrapped numbers, so all ranks make the same plan.
 
 /// Whether a value is a distributed tensor, or a list with a distributed tensor. Elements of lists
 /// may be None.
@@ -537,7 +537,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     strides = view_strides(op, arguments);
   }
   std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
-  // A random operator that does not draw by global element runs as a whole on every rank. On
+  // A random operator that does not draw by global index runs on whole tensors on every rank. On
   // shards, all ranks would draw the same numbers.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);

@@ -30,7 +30,7 @@
 namespace tessera::detail {
 namespace {
 
-/// The place of each tensor in a call, as text: "argument 1"; in a list, "argument 0[2]".
+/// The position of each tensor in a call, as text: "argument 1"; in a list, "argument 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {

@@ -55,7 +55,7 @@ RandomKey next_random_key();
 
 /// A scope for random operators that are gathered (CallPlan::seeded): all ranks run the whole
 /// operator and must draw the same numbers. During the scope the default generator of `device` is
-/// seeded by `key`. Ranks that are threads of one process wait for one another.
+/// seeded by `key`. Ranks that are threads of one process enter such scopes one after another.
 class SeededGenerator : NoCopy {
  public:
   SeededGenerator(c10::Device device, RandomKey key);

@@ -152,8 +152,8 @@ SeededGenerator::~SeededGenerator() {
   generator_.set_state(outer_);
 }
 
-// Finds the elements for which this rank draws random numbers. For the batch dimension, by
-// convention dimension 0, the rows of the forward determine the elements (BatchRows). For other
+// These functions find the elements for which a rank draws random numbers. For the batch dimension,
+// by convention dimension 0, the rows of the forward determine the elements (BatchRows). For other
 // dimensions the layout does. Apart from its rows, a plain tensor is the same on every rank.
 
 namespace {

@@ -44,7 +44,7 @@ namespace tessera::detail {
 namespace {
 
 /// The number of positions that this rank has if the mesh dimensions split `extent` positions one
-/// after another: each mesh dimension splits the share that the previous one left.
+/// after another: each mesh dimension splits the chunk of the previous one.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -262,7 +262,7 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
 }
 
 /// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
-/// after). One digit (factor of a dimension) is gathered by chunks, the other is scattered.
+/// after). One digit (factor of a dimension) is gathered by chunks, the other digit is scattered.
 class AllToAll {
  public:
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
@@ -304,7 +304,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// Joins all ranks' parts along the gathered dimension of the view.
+  /// Joins the elements from all ranks along the gathered dimension of the view.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -467,8 +467,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 namespace {
 
-/// Bounds the cache of redistribution plans, which is emptied when it is full: specs contain sizes,
-/// so a program whose sizes keep changing would add plans for ever.
+/// The size at which the cache of redistribution plans is emptied: specs contain sizes, so a
+/// program whose sizes keep changing would add plans for ever.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// Identifies a redistribution. Spec and layout are interned, and the key owns both, so their
@@ -485,7 +485,7 @@ struct RedistributionKeyHash {
   }
 };
 
-/// One cache per thread, because plans own meshes, and ranks may be threads of one process.
+/// The cache of plans of this thread: plans own meshes, and ranks may be threads of one process.
 auto& plans() {
   thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
       plans;

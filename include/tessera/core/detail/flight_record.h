@@ -73,7 +73,7 @@ class SharedWords {
   std::array<std::atomic<std::uint64_t>, std::tuple_size_v<Words>> words_{};
 };
 
-/// The properties of a collective that do not change after it has begun.
+/// The properties of a collective that do not change once the collective has begun.
 struct CallLabel {
   std::uint64_t group = 0;  ///< GroupSlot::id of the collective's group
   /// Number of the collective within its process group; 0 is the initialisation of the group.

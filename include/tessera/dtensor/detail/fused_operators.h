@@ -102,7 +102,7 @@ struct VocabularyShard {
   comm::Communicator* group = nullptr;  ///< ranks that share the columns; nullptr: this rank alone
 };
 
-/// Whether the part of dimension `dim` on each rank is one contiguous range of the vocabulary. Only
+/// Whether each rank's shard of dimension `dim` is one contiguous range of the vocabulary. Only
 /// then a rank can tell which targets are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Throws Error unless has_consecutive_columns() is true.

@@ -54,7 +54,7 @@ class BatchRows {
   /// Constructs the rows of a forward whose input has `sizes` on this rank (nullopt: no input
   /// tensor). `dims` are 1-D meshes that number the data-parallel ranks, the outermost mesh first.
   BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes);
-  /// Constructs the rows of a forward whose tensors are part `index` of `count` equal parts.
+  /// Constructs the rows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
   /// Whether a BatchPart of the program declared the rows, and not the forward's input.
@@ -149,7 +149,7 @@ struct ActiveRandomRegion {
   bool replays = false;
 };
 
-/// Sets this thread's RandomRegion during the scope; nullptr means no region. `replays`: whether
+/// A RandomRegionScope sets this thread's RandomRegion; nullptr means no region. `replays`: whether
 /// the scope recomputes a forward in which the region has already drawn its numbers.
 class RandomRegionScope {
  public:

@@ -52,15 +52,15 @@ std::uint16_t port_of(const StorePtr& store);
 // c10d's process groups, with the interface that Gloo and NCCL share. The interface is documented
 // for Python only, where torch.distributed calls it through the dispatcher.
 //
-// Some of these functions may be renamed: the headers of 2.15 contain both names.
+// Some functions of c10d may be renamed: libtorch 2.15's headers contain old and new names.
 //
 // Canary: C10dGroupCanary, a test of libtorch itself, with Gloo.
 
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// A running collective. wait(time) throws both after the time-out and after a failure;
-/// isCompleted() distinguishes the two cases.
+/// A running collective. wait(time) throws after a time-out and after a failure; isCompleted()
+/// distinguishes these cases.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 

@@ -35,8 +35,8 @@ inline void count_write(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-/// Makes two tensors share a version counter, so that a write to one tensor counts for both. Both
-/// must have a counter.
+/// Makes two tensors share a version counter, so that a write to one tensor counts for both
+/// tensors. Both must have a counter.
 inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other) {
   tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
