@@ -52,8 +52,8 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 /// generator. libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
-/// This rank's position in its sequence of random operators. set_random_state() with the returned
-/// state repeats the numbers that were drawn after this call.
+/// Returns this rank's position in its sequence of random operators. set_random_state() with the
+/// returned state repeats the numbers that were drawn after this call.
 RandomState random_state();
 /// Sets this rank's position to a state that random_state() returned. Random operators then repeat
 /// the numbers that were drawn after that call of random_state().

@@ -296,9 +296,8 @@ class TensorGroupPropagation {
   }
 
   /// Returns the placement that `choice` needs for an input. A tensor with the sharded factor
-  /// (einsum index letter) is sharded. Otherwise a tensor that is added to a sum is Partial, so
-  /// that it is added once; a tensor in which the operator is linear stays partial; others are
-  /// replicated.
+  /// (index letter) is sharded. Otherwise a tensor that is added to a sum is Partial, so that it is
+  /// added once; an input in Linear::partial_inputs stays partial; others are replicated.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];

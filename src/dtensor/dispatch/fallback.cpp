@@ -69,8 +69,8 @@ void run_plain(PlannedCall& call) {
 /// call is redispatched without the keys that it has already passed, including kDistributedKey;
 /// otherwise it would return to this function for ever.
 void run_decomposed(PlannedCall& call) {
-  // libtorch's kernel of a _foreach_ operator for the CPU is a loop over the positions of its
-  // lists, which is right on every device.
+  // libtorch's CPU kernel of a _foreach_ operator loops over the tensors of its lists, which is
+  // right on every device.
   if (call.info.traits.has(Trait::kForeach)) {
     return call.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &call.stack);
   }
@@ -210,7 +210,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
   // at::mul(x, 2.0) passes the number as a tensor. A call with an infinite number needs another
-  // plan, so the key contains the class of the number.
+  // plan, so the key contains the kind of the number.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }

@@ -192,7 +192,7 @@ class Localizer {
   }
 
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
-    // Reuses the result of an equal earlier argument, as in cat({x, x}).
+    // Reuses the redistributed tensor of an equal earlier argument, as in cat({x, x}).
     for (const Moved& done : moved_) {
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
         return done.to;
@@ -371,8 +371,8 @@ class ResultWrapper {
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // The type is compared, because it may depend on state that is not in the cache key, such as
-    // libtorch's default type.
+    // The type is compared, because the type may depend on state that is not in the cache key, such
+    // as libtorch's default type.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }

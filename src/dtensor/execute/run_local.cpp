@@ -98,8 +98,8 @@ void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // A random operator on gathered tensors runs as a whole on every rank, and all ranks must draw
-  // the same random numbers.
+  // A random operator on gathered tensors runs on the global tensors on every rank, and all ranks
+  // must draw the same random numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
     generator.emplace(run.device, next_random_key());
@@ -211,7 +211,7 @@ void run_local(PlannedCall& call, CallKind kind) {
 
 // The random operators of at:: that draw by global element instead of gathering. Each such operator
 // takes the next random key of the rank's sequence (fills.h), whatever the layout, so that the
-// numbers do not depend on the mesh. Other random operators run as a whole on every rank, under a
+// numbers do not depend on the mesh. Other random operators run on gathered tensors, under a
 // SeededGenerator. This code handles distributed tensors; plain_random.cpp handles plain tensors.
 
 namespace {

@@ -36,7 +36,7 @@ struct LocalRun {
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
   c10::Device device = c10::kCPU;  ///< device on which random numbers are drawn
-  std::vector<c10::IValue> view_arguments;  ///< for making a view of a moved tensor again
+  std::vector<c10::IValue> view_arguments;  ///< to make a view of a redistributed base again
 
   /// Whether the base of a view was redistributed first. The result is then a view of a copy of the
   /// base.

@@ -550,7 +550,7 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // Making the mask costs little compared to the scores. It has at most chunk * (chunk +
+      // Making the mask costs little compared to the scores. The mask has at most chunk * (chunk +
       // window) elements, or chunk^2 if the window is longer than the chunk.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,

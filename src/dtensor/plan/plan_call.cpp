@@ -445,8 +445,8 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether the call needs only the operator on the local tensors and wrapped results. A plan that
-/// needs any other step of run_local must be refused, because UnboxedKernel::run has none.
+/// Whether the call needs only the operator on the local tensors and wrapped results. False for a
+/// plan that needs any other step of run_local, because UnboxedKernel::run omits these steps.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;

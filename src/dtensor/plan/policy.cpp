@@ -196,8 +196,8 @@ void check_plain(const PlannedCall& call) {
   }
 }
 
-/// Throws for an operator of another library if a gradient is wanted that no autograd kernel
-/// records: libtorch's autograd kernels exclude autograd's keys for the operators that they call.
+/// Throws for an operator of another library if a gradient is wanted but the operator has no
+/// autograd kernel. (Autograd kernels exclude autograd's keys for the operators that they call.)
 void check_gradients(const PlannedCall& call) {
   if (!call.info.is_own || !at::GradMode::is_enabled() || is_below_autograd()) {
     return;

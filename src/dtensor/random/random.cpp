@@ -98,8 +98,8 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
   fill(tensor, kernels::Bernoulli{p}, key);
 }
 
-// A rank's sequence of random operators, and libtorch's generator for operators that run as a
-// whole. Every rank counts its own random operators; manual_seed requires equal calls on all ranks.
+// A rank's sequence of random operators, and libtorch's generator for gathered tensors. Every rank
+// counts its own random operators; manual_seed requires equal calls on all ranks.
 
 namespace {
 
@@ -472,7 +472,7 @@ void fill_exponential(const RandomTarget& target, Arguments arguments) {
   target.local.copy_(uniform_numbers(target).log_().div_(-rate));
 }
 
-/// Integers in [from, to): one uniform number of 53 bits makes each.
+/// Fills with integers in [from, to), each computed from one uniform number of 53 bits.
 void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t to) {
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();

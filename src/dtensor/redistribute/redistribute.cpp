@@ -347,7 +347,7 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
   std::vector<std::int64_t> around_;
-  // Chunks of the gathered dimension of the view (from_) and of the scattered one (to_).
+  // Chunks of the view's gathered dimension (from_) and of its scattered dimension (to_).
   std::vector<Chunk> from_, to_;
 };
 

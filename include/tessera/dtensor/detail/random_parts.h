@@ -8,7 +8,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Rows of a fused parameter that get the random numbers of a separate tensor of only these rows.
+/// Rows of a fused parameter, which get the random numbers of a tensor of these rows alone.
 struct RandomPart {
   std::uint64_t stream = 0;  ///< random stream of the separate tensor
   PartRows rows;

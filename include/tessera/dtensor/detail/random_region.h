@@ -100,9 +100,8 @@ class RandomRegion {
   /// random operator on a plain tensor cannot know which elements of the global tensor it fills,
   /// and throws.
   void note_part();
-  /// Finds the global elements for which `call` draws. Collective at the first call if
-  /// data-parallel ranks must compare their numbers of rows. Throws Error if the elements are
-  /// unknown.
+  /// Finds the global elements for which `call` draws; throws Error if they are unknown. Collective
+  /// at the first call if data-parallel ranks must compare their numbers of rows.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -116,7 +115,7 @@ class RandomRegion {
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
   /// The RandomPlaces that the outermost region found in forward, by call. A recomputation in
-  /// backward reads them, because its inputs look like parameters.
+  /// backward reads these RandomPlaces, because its inputs look like parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
