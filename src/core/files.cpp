@@ -20,14 +20,14 @@
 namespace tessera::files {
 
 // AtomicFile writes files that are either complete or absent (checkpoints, token shards, reports).
-// A reader of the final name never sees partial data, even after a crash. Steps of a write: write
+// A reader of the final file never sees partial data, even after a crash. Steps of a write: write
 // to a temporary name in the same folder (rename() is atomic only within one file system), fsync,
 // rename, fsync of the folder.
 
 namespace {
 
-/// The part of a temporary file's name after the final name. It contains the machine's name,
-/// because writers remove stale files only of their machine: file locks may not work across
+/// The suffix of a temporary file's name, after the final name. It contains the machine's name,
+/// because writers remove only stale files of their own machine: file locks may not work across
 /// machines.
 std::string temporary_mark() {
   std::array<char, 256> host{};
@@ -130,8 +130,8 @@ void AtomicFile::open_temporary() {
       fail_system("cannot write");
     }
     // The lock shows other processes that this writer is alive. A process that looked before the
-    // lock was taken may have removed the file, or may hold the lock to remove it; then this writer
-    // tries another name.
+    // lock was taken may have removed the file, or may hold the file's lock to remove it; this
+    // writer then tries another name.
     const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (is_taken || !still_linked(fd_)) {
       close(std::exchange(fd_, -1));
@@ -367,7 +367,7 @@ std::string read_file(const std::filesystem::path& path, const std::string& what
 
 namespace tessera::detail {
 
-// Computes CRC-32C with a table or, if the processor has it, with the SSE 4.2 instruction.
+// CRC-32C is computed with a table or, if the processor has it, with the SSE 4.2 instruction.
 
 namespace {
 

@@ -44,7 +44,7 @@ namespace {
 
 constexpr std::array kStopSignals = {SIGTERM, SIGUSR1};
 
-// Whether a stop signal has come. A global, because a signal handler can access only globals.
+// Whether a stop signal has come; a global variable, because signal handlers can use only globals.
 std::atomic<bool> stop_came = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal's handler may not wait for a lock");
 std::array<struct sigaction, kStopSignals.size()> old_actions;

@@ -14,9 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-/// Checks JSON text before it is parsed to JSON values, because an nlohmann::json object silently
-/// keeps only the last of several equal keys. A SAX parser is used, because the callback of
-/// json::parse() would make parsing slow.
+/// A Checker checks JSON text before the text is parsed to JSON values, because an nlohmann::json
+/// object silently keeps only the last of several equal keys. A SAX parser is used, because the
+/// callback of json::parse() would make parsing slow.
 class Checker final : public nlohmann::json_sax<json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}
@@ -67,7 +67,7 @@ class Checker final : public nlohmann::json_sax<json> {
   int depth_ = 0;
   std::size_t keys_ = 0;
   std::size_t values_ = 0;
-  /// The keys so far of each JSON object that is being read, the outermost object first.
+  /// The keys read so far of each unfinished JSON object, the outermost object first.
   std::vector<std::unordered_set<std::string>> objects_;
 };
 
@@ -118,8 +118,8 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 namespace tessera {
 namespace {
 
-/// Returns the Levenshtein distance. `row` is one row of the table of the dynamic program;
-/// `diagonal` is the entry of the previous row that was just overwritten.
+/// Returns the Levenshtein distance. `row` is one row of the dynamic program's table; `diagonal` is
+/// the entry of the previous row that was just overwritten.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

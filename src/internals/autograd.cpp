@@ -243,7 +243,7 @@ void move_hooks(const at::Tensor& from, const at::Tensor& to) {
   }
 }
 
-// Replaces autograd's engine by one that calls the functions of EngineAnswers.
+// AnsweringEngine replaces autograd's engine and calls the functions of EngineAnswers.
 
 namespace {
 

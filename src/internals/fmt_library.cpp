@@ -1,5 +1,5 @@
-// Compiles the parts of {fmt} that are normally in its library, because libtorch has {fmt}'s
-// headers but not the library.
+// This file compiles the functions of {fmt} that are normally in its library, because libtorch has
+// {fmt}'s headers but not the library.
 
 #include <fmt/format-inl.h>
 

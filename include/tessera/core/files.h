@@ -38,8 +38,8 @@ void create_folders(const std::filesystem::path& folder);
 enum class Symlinks { kFollow, kRefuse };
 
 /// An untrusted regular file that is open for reading. The file is read by pread() and not mapped
-/// to memory. So if it is truncated meanwhile, Error is thrown and the process is not killed. All
-/// functions throw Error with the file's name. Thread safe.
+/// to memory. If another process truncates the file, Error is thrown; with a mapped file this
+/// process would be killed. All functions throw Error with the file's name. Thread safe.
 class InputFile {
  public:
   /// Opens the file. A FIFO is rejected, without waiting for its writer. `what`: the expected kind

@@ -15,34 +15,34 @@ namespace tessera {
 /// A reduction that computes the value of a Partial tensor from the local tensors of the ranks.
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMax, kMin, kProduct };
 
-/// Every rank along the mesh dimension has the same values. PyTorch's Replicate.
+/// Every rank along the mesh dimension has the same values. Like PyTorch's Replicate.
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
 
 /// Tensor dimension `dim` is divided over the mesh dimension in the same way as by torch.chunk: the
-/// last ranks may have fewer positions than the other ranks, or none. PyTorch's Shard.
+/// last ranks may have fewer positions than the other ranks, or none. Like PyTorch's Shard.
 struct Shard {
   std::int64_t dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
 /// Every rank along the mesh dimension has a local tensor of the full shape. The value of the
-/// tensor is the reduction of these local tensors by `op`. PyTorch's Partial.
+/// tensor is the reduction of these local tensors by `op`. Like PyTorch's Partial.
 struct Partial {
   ReduceOp op = ReduceOp::kSum;
   friend bool operator==(const Partial&, const Partial&) = default;
 };
 
 /// Tensor dimension `dim` is divided into `split_factor` chunks, and each chunk is sharded over the
-/// mesh dimension. PyTorch's _StridedShard.
+/// mesh dimension. Like PyTorch's _StridedShard.
 struct StridedShard {
   std::int64_t dim = 0;
   std::int64_t split_factor = 1;
   friend bool operator==(const StridedShard&, const StridedShard&) = default;
 };
 
-/// How a tensor is distributed over one mesh dimension. PyTorch's Placement.
+/// How a tensor is distributed over one mesh dimension. Like PyTorch's Placement.
 using Placement = std::variant<Replicate, Shard, Partial, StridedShard>;
 /// How a tensor is distributed over a mesh: one placement for each mesh dimension, in the order of
 /// the mesh dimensions.

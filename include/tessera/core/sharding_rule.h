@@ -60,12 +60,12 @@ struct OpCall {
 };
 
 /// How one operator may be sharded, in the einsum style of GSPMD (Xu et al. 2021) and Shardy. A
-/// factor is an index letter of the einsum. Every tensor dimension is a list of factors, major
+/// factor is an index letter of the einsum. Every tensor dimension is a list of factors, outermost
 /// first, whose sizes multiply to the dimension's size. If a factor is sharded, each tensor that
 /// has the factor is sharded over the same mesh dimensions. Inputs without the factor are
-/// replicated. Outputs without the factor become Partial if the factor has a reduction; if it has
-/// none, it must not be sharded. For mm (m, k) x (k, n) -> (m, n) the factors are m, n and k, and k
-/// has the reduction sum.
+/// replicated. Outputs without the factor become Partial by the factor's reduction; a factor
+/// without a reduction must then not be sharded. For mm (m, k) x (k, n) -> (m, n) the factors are
+/// m, n and k, and k has the reduction sum.
 ///
 /// A rule describes one mesh dimension; propagate() applies it to a whole mesh. A value type.
 struct ShardingRule : detail::LocalExecution {
@@ -80,7 +80,7 @@ struct ShardingRule : detail::LocalExecution {
     /// nullopt: the factor must not be sharded if an output lacks it.
     std::optional<ReduceOp> reduction = std::nullopt;
     /// Whether the shards of the factor (einsum index letter) may differ in size. False if the
-    /// result depends on equal sizes (a mean).
+    /// result depends on equal sizes (as a mean does).
     bool allow_uneven = true;
     /// Whether a shard may be empty. False if the operator throws for an empty tensor (a maximum),
     /// because then only some ranks would throw.

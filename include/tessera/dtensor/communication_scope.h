@@ -11,11 +11,11 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Records this rank's collectives during the scope: counts calls and bytes by mesh dimension, and
-/// lists the calls. The list grows with every call, so use it for one step, not for a whole
-/// training run. Bytes are those of this rank's inputs. Not collective. Records the calls of all
-/// threads of this rank; the methods of the scope are for one thread. PyTorch's CommDebugMode, with
-/// bytes.
+/// A CommunicationScope records this rank's collectives while it exists: it counts calls and bytes
+/// by mesh dimension, and lists the calls. The list grows with every call, so use a scope for one
+/// step, not for a whole training run. Bytes are those of this rank's inputs. Not collective.
+/// Records the calls of all threads of this rank; the methods are for one thread. Like PyTorch's
+/// CommDebugMode, with bytes.
 ///
 ///   CommunicationScope communication(mesh);
 ///   model(x).sum().backward();

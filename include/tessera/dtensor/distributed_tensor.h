@@ -21,7 +21,7 @@ namespace tessera {
 /// A handle to a tensor that is distributed over a mesh. The tensor is an at::Tensor that reports
 /// the global sizes and contains a local tensor. The handle converts implicitly to this at::Tensor,
 /// which every at:: function, autograd and torch::optim accept. The handle adds the functions that
-/// only distributed tensors have. PyTorch's DTensor.
+/// only distributed tensors have. Like PyTorch's DTensor.
 ///
 /// Collective functions must be called by all ranks of the mesh, in the same order. Thread safety
 /// is that of at::Tensor: several threads may read one tensor, and a write needs a lock. Only one
@@ -36,15 +36,15 @@ class DistributedTensor {
   /// A handle to `tensor`, which must be distributed. Throws Error for a plain tensor.
   explicit DistributedTensor(at::Tensor tensor);
 
-  /// A distributed tensor whose local tensor on this rank is `local`. Both share memory. `sizes`:
-  /// the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes in CPU
-  /// memory, which is collective. With `sizes`, from_local() is not collective, except with
+  /// Returns a distributed tensor whose local tensor on this rank is `local`. Both share memory.
+  /// `sizes`: the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes
+  /// in CPU memory, which is collective. With `sizes`, from_local() is not collective, except with
   /// TESSERA_DEBUG=1, which compares sizes, type and placements between ranks. Throws Error if
   /// `local` does not have the sizes of this rank's shard; if the ranks exchanged sizes, every rank
   /// throws. Gradient: the local tensor's gradient has the placements of the distributed tensor,
   /// with Replicate in place of Partial. `grad_placements` overrides these placements, and must
-  /// split the tensor in the same way. For example, Partial for a replicated tensor gives each
-  /// rank its own term of the gradient.
+  /// split the tensor in the same way. For example, Partial for a replicated tensor gives each rank
+  /// its own term of the gradient.
   static DistributedTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                                       const Placements& placements,
                                       std::optional<std::vector<std::int64_t>> sizes = {},
@@ -89,7 +89,7 @@ class DistributedTensor {
 /// pass a tensor of the same sizes and type. Without `source` the call is not collective, and the
 /// gradient is redistributed to Replicate. A tensor that is replicated on all mesh dimensions
 /// shares the memory of `tensor`; pass tensor.clone() to avoid this. A meta tensor gives a meta
-/// local tensor of the right sizes. PyTorch's distribute_tensor.
+/// local tensor of the right sizes. Like PyTorch's distribute_tensor.
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, std::optional<int> source = {});
 

@@ -21,9 +21,9 @@ namespace tessera {
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
-  /// The parts of a fused tensor (nn::FusedLinear), which together have all rows. Each part draws
-  /// from its own stream instead of `stream`. The parts must stay valid during the call that gets
-  /// the key.
+  /// The parts (separate weights) of a fused tensor (nn::FusedLinear), which have all of its rows.
+  /// Each part draws from its own stream instead of `stream`. The parts must stay valid during the
+  /// call that gets the key.
   std::span<const RandomPart> parts{};
 };
 
@@ -52,8 +52,8 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key);
 /// generator. libtorch's own generators are not changed.
 void manual_seed(std::uint64_t seed);
 
-/// This rank's position in its sequence of random operators. set_random_state() with the returned
-/// state repeats the numbers drawn after this call.
+/// Returns this rank's position in its sequence of random operators. set_random_state() with the
+/// returned state repeats the numbers that were drawn after this call.
 RandomState random_state();
 /// Sets this rank's position to a state that random_state() returned. Random operators then repeat
 /// the numbers that were drawn after that call of random_state().

@@ -31,7 +31,7 @@ class StrictScope {
 /// complete. Outside of the scope, a plain tensor in such an operator is an Error, except in the
 /// forward of a parallelized module and in libtorch's gradient formulas. Two kinds of plain tensors
 /// need no scope, because ranks compare their values at each call: single-element tensors without
-/// gradient, and all plain tensors in hooks and functions that the program adds to a backward.
+/// gradient, and all plain tensors in hooks and functions that the program adds to a backward. Like
 /// PyTorch's implicit_replication.
 class ReplicationScope : tessera::detail::NoCopy {
  public:

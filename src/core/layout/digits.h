@@ -21,13 +21,13 @@ std::int64_t mesh_size(const Sizes& mesh_sizes, int mesh_dim) {
 std::int64_t mesh_product(const std::vector<std::int64_t>& mesh_sizes,
                           const std::vector<int>& mesh_dims);
 
-/// Returns the canonical form of `digits` (see Layout). Neighbouring Digits that act as one are
-/// merged, even if only the sizes show it: [2 over dp][8] is [16 over dp] for dp=2.
+/// Returns the canonical form of `digits` (see Layout). Neighbouring Digits that shard like a
+/// single Digit are merged: [2 over dp][8] is [16 over dp] for dp=2.
 std::vector<Digit> canonical_digits(const std::vector<std::int64_t>& mesh_sizes,
                                     std::vector<Digit> digits);
 
 /// Returns `layout` with every mesh dimension of size 1 replicated. The local tensors are the same
-/// as with `layout`, so a redistribution plan need not distinguish the two.
+/// as with `layout`, so redistribution plans need not distinguish both layouts.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout);
 
 }  // namespace tessera::detail

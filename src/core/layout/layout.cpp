@@ -15,18 +15,18 @@
 namespace tessera::detail {
 
 // The canonical form of the Digits of a tensor dimension (see Layout). Layouts are interned by
-// content, so two descriptions of the same division must become one. Otherwise equal layouts would
-// be different objects, and would be redistributed into each other.
+// content, so all descriptions of one sharding must get one form. Otherwise equal layouts would be
+// different objects, and would be redistributed into each other.
 
 namespace {
 
 using MeshSizes = std::vector<std::int64_t>;
 
 /// Whether torch.chunk divides `extent * factor` positions over `mesh_dims` at the same boundaries
-/// as `extent` blocks of `factor` positions. If so, an undivided Digit (sub-dimension) of `factor`
-/// positions can be merged with the Digit of `extent` positions before it. Divisibility is not
-/// needed, because uneven chunks may scale as well: 5 over 3 ranks gives 2, 2 and 1, and 10 over 3
-/// ranks gives 4, 4 and 2.
+/// as `extent` blocks of `factor` positions. If so, a Digit (sub-dimension) of `factor` positions
+/// that is not sharded can be merged with the Digit of `extent` positions before it. Divisibility
+/// is not needed, because uneven chunks may scale as well: 5 over 3 ranks gives 2, 2 and 1, and 10
+/// over 3 ranks gives 4, 4 and 2.
 bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
                 std::span<const int> mesh_dims) {
   if (mesh_dims.empty() || extent == 0) {
@@ -51,9 +51,9 @@ std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   return extent;
 }
 
-/// Whether two sub-dimensions (Digit) can be merged into one over the mesh dimensions of both. In
-/// one case `minor` is not divided. In the other case the chunks of `major` are single positions,
-/// so the mesh dimensions of `minor` divide further.
+/// Whether two sub-dimensions (Digit) can be merged into one that is sharded over the mesh
+/// dimensions of both: `minor` is not sharded, or each rank has at most one position of `major`. In
+/// both cases torch.chunk must give the same boundaries (cuts_scale).
 bool is_one_digit(const MeshSizes& mesh, const Digit& major, const Digit& minor) {
   if (major.mesh_dims.empty()) {
     return mesh_product(mesh, minor.mesh_dims) == 1;
@@ -75,7 +75,7 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
-    // A digit of a single, undivided position is needed only if a dimension has no other digit.
+    // A digit of one position that is not sharded is needed only if a dimension has no other digit.
     if (digit.extent == 1 && digit.mesh_dims.empty() && digits.size() > 1) {
       continue;
     }
@@ -172,8 +172,8 @@ void Layout::Content::canonicalise() {
   for (auto& digits : dims) {
     digits = detail::canonical_digits(mesh_sizes, std::move(digits));
   }
-  // The order of `partial` has no meaning, because reductions always run from inner mesh dimensions
-  // to outer ones; so equal layouts get the same order.
+  // The order of `partial` has no meaning, because reductions always run from inner to outer mesh
+  // dimensions. Sorting makes equal layouts equal lists.
   std::sort(partial.begin(), partial.end(),
             [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
 }

@@ -91,8 +91,8 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
   return stream << to_string(shape);
 }
 
-// Computes which part of a tensor the rank at a coordinate stores. The functions are pure: any rank
-// can compute the part of any other rank without communication. All divisions follow torch.chunk:
+// The functions below compute which elements of a tensor a rank stores. They are pure: a rank can
+// compute the elements of any other rank without communication. All divisions follow torch.chunk:
 // full chunks of ceil(size / n) positions, then a shorter one, then empty ones.
 
 namespace {
@@ -153,8 +153,8 @@ std::vector<Run> repeat(const Chunk& chunk, const std::vector<Run>& inner,
 }
 
 /// Returns the contiguous ranges of a tensor dimension that the rank at `coordinate` stores, in
-/// order. The loop goes from the last Digit (sub-dimension) outwards. As long as the rank has all
-/// positions of the Digits so far, there is a single range.
+/// order. The loop goes from the innermost Digit (sub-dimension) outwards. As long as the rank has
+/// all positions of the Digits visited so far, there is a single range.
 std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
                       std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(dim);

@@ -112,7 +112,7 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 Placement parse_placement(std::string_view text) {
-  // PyTorch prints a space behind each comma, but users may omit it. No name contains a space.
+  // PyTorch prints a space after each comma, but users may omit it. No name contains a space.
   std::string packed(text);
   std::erase_if(packed, [](unsigned char c) { return std::isspace(c) != 0; });
   const auto placement = parse(packed);
@@ -126,9 +126,9 @@ Placement parse_placement(std::string_view text) {
 //
 // In PyTorch's list of placements, the order of the mesh dimensions is the order in which they
 // divide a tensor dimension. If a mesh dimension divides after a later mesh dimension, it has a
-// StridedShard. Its split factor is the number of chunks of the later mesh dimension, which divides
-// first. Example: FSDP over tensor parallelism on mesh (dp=2, tp=4) divides over tp first, then
-// over dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
+// StridedShard. The split factor of a StridedShard is the number of chunks of the later mesh
+// dimension, which divides first. Example: FSDP over tensor parallelism on mesh (dp=2, tp=4)
+// divides over tp first, then over dp; PyTorch writes [_StridedShard(0, sf=4), Shard(0)].
 //
 // Placements to a layout: the mesh dimensions, from the last to the first, are inserted into the
 // order, each after the mesh dimensions whose sizes multiply to its split factor.
@@ -136,9 +136,9 @@ Placement parse_placement(std::string_view text) {
 // A layout to placements: the split factor of a mesh dimension is the product of the sizes of the
 // later mesh dimensions that divide before it.
 //
-// If no order explains a split factor, the mesh dimension divides each of `split_factor` undivided
-// blocks (a flattened view, a fused weight). DigitCutter then unflattens the tensor dimension into
-// Digits (see Layout), which must divide evenly.
+// If no order explains a split factor, the mesh dimension divides each of `split_factor` contiguous
+// blocks of the tensor dimension (a flattened view, a fused weight). DigitCutter then unflattens
+// the tensor dimension into Digits (see Layout), which must divide evenly.
 
 namespace {
 
@@ -170,13 +170,13 @@ std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<
   return order;
 }
 
-/// Applies the cuts of one tensor dimension in mesh order. Stores the Digits (see Layout) of the
-/// tensor dimension after each cut.
+/// A DigitCutter applies the cuts of one tensor dimension in mesh order. It stores the Digits (see
+/// Layout) of the tensor dimension after each cut.
 class DigitCutter {
  public:
   DigitCutter(const Sizes& mesh, std::int64_t size) : mesh_(mesh), digits_{Digit{size, {}}} {}
 
-  /// Divides a sub-dimension over a mesh dimension. Returns false if the cut is at no boundary.
+  /// Shards a Digit over the cut's mesh dimension. Returns false if Digits cannot express the cut.
   bool apply(const Cut& cut) {
     const auto first = skip(cut.split_factor);
     if (!first) {
@@ -201,8 +201,8 @@ class DigitCutter {
   std::vector<Digit> digits() && { return std::move(digits_); }
 
  private:
-  /// Returns the number of positions of a sub-dimension (Digit) on each rank; nullopt if it differs
-  /// between ranks, because only equal chunks can be divided further in the same way.
+  /// Returns the number of positions of a sub-dimension (Digit) on each rank; nullopt if the number
+  /// differs between ranks, because only equal chunks can be divided further in the same way.
   std::optional<std::int64_t> remaining(const Digit& digit) const {
     const auto parts = detail::mesh_product(mesh_, digit.mesh_dims);
     if (digit.extent % parts != 0) {
@@ -211,8 +211,8 @@ class DigitCutter {
     return digit.extent / parts;
   }
 
-  /// Returns the index of the Digit (sub-dimension) after the first `factor` undivided positions.
-  /// May split a Digit in two, so that there is a boundary.
+  /// Returns the index of the first Digit (sub-dimension) after those Digits whose numbers of
+  /// positions on a rank multiply to `factor`. Splits a Digit in two if necessary.
   std::optional<std::size_t> skip(std::int64_t factor) {
     for (std::size_t i = 0; i < digits_.size(); ++i) {
       if (factor == 1) {
@@ -222,7 +222,7 @@ class DigitCutter {
       if (!left || *left == 0) {
         return std::nullopt;
       }
-      // The first `factor` positions end inside this Digit (sub-dimension).
+      // The boundary is inside this Digit (sub-dimension), which is split there.
       if (*left % factor == 0 && *left != factor) {
         const auto behind = *left / factor;
         digits_[i].extent /= behind;
@@ -303,9 +303,9 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
   return out;
 }
 
-/// Returns the split factor of `mesh_dim`, which divides one of `digits`: the number of undivided
-/// positions of the preceding Digits when PyTorch applies `mesh_dim`, times the sizes of later mesh
-/// dimensions that divide its Digit first. See NOTE [Orders and strided shards].
+/// Returns the split factor of `mesh_dim`, which shards one of `digits`: the number of positions
+/// that a rank has of the preceding Digits when PyTorch applies `mesh_dim`, times the sizes of
+/// later mesh dimensions that divide the Digit first. See NOTE [Orders and strided shards].
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {

@@ -1,4 +1,4 @@
-// The redistribution planner finds the cheapest steps from one layout to another. It does not
+// The redistribution planner finds the cheapest steps from one layout to another. Planning does not
 // communicate: every rank computes the same plan, so ties must be broken in the same way on all
 // ranks. Plans are cached and executed in src/dtensor/redistribute/.
 #include "tessera/core/detail/redistribute_plan.h"
@@ -19,8 +19,8 @@
 namespace tessera {
 namespace {
 
-// Lists the possible next steps from one layout towards another. A collective can append or remove
-// only the innermost mesh dimensions of a tensor dimension, or of a Digit of it (layout.h).
+// A SearchState lists the possible next steps from a layout. A collective can append or remove only
+// the innermost mesh dimensions of a tensor dimension, or of a Digit of it (layout.h).
 
 /// What a redistribution plan must achieve: a tensor of global `sizes` must get layout `to`.
 struct Problem {
@@ -41,9 +41,9 @@ bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// Returns `digits` with only the mesh dimensions in `present`. nullopt if a mesh dimension that is
-/// not in `present` has one in `present` after it in a Digit (sub-dimension), because missing mesh
-/// dimensions can only be appended at the end.
+/// Returns `digits` with only the mesh dimensions in `present`. nullopt if a Digit (sub-dimension)
+/// has a mesh dimension in `present` after one that is not, because missing mesh dimensions can
+/// only be appended at the end.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -77,11 +77,11 @@ struct Tail {
   std::vector<int> mesh_dims;
 };
 
-/// A layout on the way from the start to the target, and what may be the next steps.
+/// A layout between the start and the target of a redistribution, and the possible next steps.
 ///
-/// A mesh dimension is called settled if it, and all mesh dimensions before it in its tensor
-/// dimension, divide the tensor dimension as in the target layout. No step moves a settled mesh
-/// dimension, so the search visits fewer layouts.
+/// A mesh dimension is called settled if it shards a tensor dimension as in the target layout, and
+/// all mesh dimensions that shard the tensor dimension before it do so too. No step moves a settled
+/// mesh dimension, so the search visits fewer layouts.
 class SearchState {
  public:
   /// `problem` must outlive this object.
@@ -104,8 +104,8 @@ class SearchState {
 
   /// Returns the lists of mesh dimensions (Tail) that one collective may remove from a tensor
   /// dimension. A list begins with the innermost mesh dimension and extends outwards over mesh
-  /// dimensions that are not settled. A collective over several mesh dimensions uses one flattened
-  /// process group. If a list cannot be one group, no longer list can.
+  /// dimensions that do not shard as in the target. A collective over several mesh dimensions uses
+  /// one flattened process group. If a list cannot be one group, no longer list can.
   std::vector<Tail> tails() const {
     std::vector<Tail> out;
     for (int d = 0; d < layout_->tensor_ndim(); ++d) {
@@ -170,7 +170,7 @@ class SearchState {
   }
 
   /// Returns the tensor dimension that the target shards over `mesh_dims`. nullopt if other mesh
-  /// dimensions must be removed from it first, or appended to it first.
+  /// dimensions must first be removed from this tensor dimension, or appended to it.
   std::optional<Destination> final_destination(std::span<const int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
     if (dim < 0 || !complete_[static_cast<std::size_t>(dim)]) {
@@ -222,7 +222,7 @@ class SearchState {
     return out;
   }
 
-  // The after_ functions return the layout after a step.
+  // The functions after_... return the layout after a step.
 
   /// The layout after the mesh dimensions of `tail` were gathered, or moved to `destination`.
   LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
@@ -232,8 +232,8 @@ class SearchState {
     return interned(std::move(dims), layout_->partial(), destination);
   }
 
-  /// The layout after `mesh_dims`, which are replicated or partial now, were reduced, or sharded at
-  /// `destination`.
+  /// The layout after `mesh_dims`, which are replicated or partial now, were reduced, or were
+  /// sharded as `destination` says.
   LayoutPtr after_reduction(std::span<const int> mesh_dims,
                             const Destination* destination = nullptr) const {
     auto partial = layout_->partial();
@@ -260,7 +260,7 @@ class SearchState {
     const auto present = layout_->mesh_dims_of(dim);
     std::size_t settled = 0;
     // If there are several Digits (sub-dimensions), comparing the orders of mesh dimensions is not
-    // enough, because the order does not show which Digit a mesh dimension divides.
+    // enough: an order does not show which Digit a mesh dimension divides.
     if (here.size() > 1 || there.size() > 1) {
       if (fits_several_digits(dim, present)) {
         settled = present.size();
@@ -320,15 +320,15 @@ class SearchState {
 
   const Problem& problem_;
   LayoutPtr layout_;
-  // For each mesh dimension, whether it is settled (see SearchState).
+  // For each mesh dimension, whether it already shards as in the target (see SearchState).
   std::vector<bool> settled_;
-  // For each tensor dimension, whether it is not sharded or all of its mesh dimensions are settled.
+  // Per tensor dimension, whether all mesh dimensions that shard it now do so as in the target.
   std::vector<bool> complete_;
 };
 
-// The costs of redistribution steps: bytes from the actual sizes of shards, time from the
-// CostModel, and the lower bound for the A* search. The rank that sends most bytes counts, because
-// a collective takes as long as its slowest rank.
+// The costs of redistribution steps: the bytes that a step sends, from the actual sizes of shards;
+// its time by a CostModel; and the lower bound for the A* search. The rank that sends most bytes
+// counts, because a collective takes as long as its slowest rank.
 
 /// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
 /// Step::bytes.
@@ -342,8 +342,8 @@ constexpr CostModel kTime{.latency_us = 10, .bytes_per_us = 80'000};
 /// Bytes are compared first: a byte costs 1000 times the latency of a collective.
 constexpr CostModel kBytesFirst{.latency_us = 1, .bytes_per_us = 1e-3};
 
-/// The time of a step without communication: a kernel launch and perhaps a copy. It is not 0, so
-/// that of two plans with equal communication the one with fewer steps wins.
+/// The time of a step without communication: a kernel launch and perhaps a copy. The time is not 0,
+/// so that of two plans with equal communication the one with fewer steps wins.
 constexpr double kLocalStepUs = 0.5;
 
 /// Returns the coordinate of the rank with the largest shards: torch.chunk puts short chunks last.
@@ -403,7 +403,7 @@ struct Shares {
 };
 
 /// Returns the Shares of a layout, as if all divisions were even and independent. If a mesh
-/// dimension shards different tensor dimensions now and in the target, a rank needs only a part of
+/// dimension shards different tensor dimensions now and in the target, a rank needs only some of
 /// its current elements.
 Shares shares(const SearchState& state) {
   const auto& problem = state.problem();
@@ -427,7 +427,7 @@ Shares shares(const SearchState& state) {
   return out;
 }
 
-/// The number of different reductions that must still run, each in a separate collective.
+/// The number of different reductions that must still run, each in a collective of its own.
 int pending_reductions(const SearchState& state) {
   unsigned ops = 0;
   for (const auto& partial : state.layout()->partial()) {
@@ -460,8 +460,8 @@ double step_cost(const CostModel& model, const Step& step) {
 }
 
 /// A lower bound of the cost from `layout` to the target: counts each unavoidable collective once
-/// and never more bytes than must arrive. If the bound were too high, the search would miss the
-/// cheapest plan.
+/// and never more bytes than a rank must receive. If the bound were too high, the search would miss
+/// the cheapest plan.
 double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layout) {
   const SearchState state(problem, layout);
   const int reductions = pending_reductions(state);
@@ -567,8 +567,8 @@ void all_to_all(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Proposes to gather mesh dimensions. Every mesh dimension that is not settled can be gathered, so
-/// the search reaches every target.
+/// Proposes to gather mesh dimensions. Every mesh dimension that does not shard as in the target
+/// yet can be gathered, so the search reaches every target.
 void all_gather(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     out.push_back({.kind = StepKind::kAllGather,
@@ -686,7 +686,7 @@ class Search {
 };
 
 /// Throws Error unless both layouts are for the same mesh and number of tensor dimensions, because
-/// the search uses dimensions of one layout as indices in the other.
+/// the search uses dimensions of one layout as indices in the other layout.
 void check_arguments(LayoutPtr from, LayoutPtr to, std::span<const std::int64_t> sizes) {
   TESSERA_CHECK(from->mesh_sizes() == to->mesh_sizes(), "redistribution from ", to_string(*from),
                 " to ", to_string(*to),
@@ -723,8 +723,8 @@ std::int64_t bytes_of(const std::vector<Step>& steps) {
 
 /// Returns the fastest plan, unless a plan without Problem::temporary_dims sends fewer bytes.
 /// PyTorch's greedy planner uses no temporary dimensions, so the result never sends more bytes than
-/// PyTorch's. If only time counted, small tensors would be all-reduced and sliced instead of
-/// reduce-scattered twice: one collective less, but more bytes.
+/// PyTorch's. If only time counted, small tensors would be all-reduced and sliced (one collective)
+/// instead of reduce-scattered twice, which sends fewer bytes.
 std::vector<Step> search(Problem problem, LayoutPtr from) {
   auto fastest = Search(problem, kTime).run(from);
   // A plan of one step cannot be improved, so most redistributions need only one search.

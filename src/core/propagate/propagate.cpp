@@ -21,11 +21,11 @@ using detail::ceil_div;
 using detail::mesh_size;
 
 // Sharding rules unflatten a tensor dimension into factors (einsum index letters), layouts into
-// Digits. If their boundaries do not agree, the tensor dimension cannot keep its sharding.
+// Digits. If the boundaries of factors and Digits disagree, the dimension cannot keep its sharding.
 
 /// Unflattens `digit` into a major Digit of `extent` positions, which is returned, and a minor
-/// Digit, which remains in `digit`. Outer mesh dimensions divide the major one until its chunks are
-/// single positions; the remaining mesh dimensions divide the minor one.
+/// Digit, which remains in `digit`. Outer mesh dimensions divide the major Digit until its chunks
+/// are single positions; the remaining mesh dimensions divide the minor Digit.
 std::optional<Digit> cut(Digit& digit, std::int64_t extent,
                          std::span<const std::int64_t> mesh_sizes) {
   if (digit.extent % extent != 0) {
@@ -33,7 +33,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions so far.
+  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -43,7 +43,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
     if (uneven) {
       return std::nullopt;
     }
-    // The mesh dimensions so far divide the major Digit (sub-dimension) into single positions, so
+    // The visited mesh dimensions divide the major Digit (sub-dimension) into single positions, so
     // this mesh dimension divides the minor Digit.
     if (left == 1) {
       minor.mesh_dims.push_back(mesh_dim);
@@ -188,7 +188,7 @@ bool has_factor(const ShardingRule::TensorFactors& tensor, int factor) {
 }
 
 /// The number of bytes of the whole tensor. A dimension of size 0 counts as size 1; otherwise ranks
-/// without elements would choose other collectives than the other ranks.
+/// without elements would choose different collectives than other ranks.
 std::int64_t bytes_of(const TensorMeta& tensor) {
   std::int64_t bytes = tensor.itemsize;
   for (const std::int64_t size : tensor.sizes) {
@@ -226,9 +226,9 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
   return first->mesh_sizes();
 }
 
-/// Computes the layouts of one group of a rule's tensors: chooses what each mesh dimension does,
-/// one mesh dimension after another (see propagate), revokes impossible choices, and makes layouts
-/// from the choices. Refers to its constructor's arguments, which must outlive the object.
+/// A TensorGroupPropagation computes the layouts of one group of a rule's tensors: it chooses what
+/// each mesh dimension shards, one after another (see propagate), revokes impossible choices, and
+/// makes layouts from the choices. Refers to its constructor's arguments, which must outlive it.
 class TensorGroupPropagation {
  public:
   TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
@@ -295,9 +295,9 @@ class TensorGroupPropagation {
     return choices;
   }
 
-  /// Returns the placement that `choice` needs for an input. A tensor that has the sharded factor
-  /// (einsum index letter) is sharded. Else a tensor that is added to a sum is Partial, so that it
-  /// counts once; a tensor in which the operator is linear stays partial; others are replicated.
+  /// Returns the placement that `choice` needs for an input. A tensor with the sharded factor
+  /// (index letter) is sharded. Otherwise a tensor that is added to a sum is Partial, so that it is
+  /// added once; an input in Linear::partial_inputs stays partial; others are replicated.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -342,9 +342,9 @@ class TensorGroupPropagation {
   /// outputs are arguments (new_zeros). Its layout is then only a hint for the outputs' layouts.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
-  /// Returns how an input divides `factor` (index letter), as Digits whose extents are not 0. The
-  /// input is the one that agrees with `choices` on the most mesh dimensions; of several, one that
-  /// is written in place, then the largest. Empty if no input shards the factor.
+  /// Returns how an input divides `factor` (index letter), as Digits whose extents are not 0. Of
+  /// all inputs, the one that agrees with `choices` on the most mesh dimensions is used; of
+  /// several, one that is written in place, then the largest. Empty if no input shards the factor.
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -352,8 +352,8 @@ class TensorGroupPropagation {
     bool inplace = false;
     for (const Input& input : inputs_) {
       for (const auto& [held, digits] : input.digits) {
-        // An input that is written in place cannot be redistributed, so it decides, and other
-        // inputs are ignored.
+        // An input that is written in place cannot be redistributed, so its Digits are used, and
+        // other inputs are ignored.
         if (held != factor || inplace) {
           continue;
         }
@@ -373,7 +373,7 @@ class TensorGroupPropagation {
     return best ? *best : std::vector<Digit>{};
   }
 
-  /// A cost. Choices without communication win; others are compared by bytes.
+  /// A cost. Choices without communication win; all other choices are compared by bytes.
   struct Cost {
     bool moves = false;
     double bytes = 0;
@@ -443,8 +443,8 @@ class TensorGroupPropagation {
     }
   }
 
-  /// Returns the cheapest candidate for a mesh dimension. If all are rejected (for an in-place
-  /// output that is sharded), returns replication (see LocalExecution::Inplace).
+  /// Returns the cheapest candidate for a mesh dimension. If all candidates are rejected (for an
+  /// in-place output that is sharded), returns replication (see LocalExecution::Inplace).
   Choice choose_dim(std::size_t mesh_dim, const std::vector<Choice>& before,
                     const std::set<int>& unsharded) const {
     std::optional<Choice> best;
@@ -603,10 +603,10 @@ class TensorGroupPropagation {
     return total;
   }
 
-  /// Makes the choices for all mesh dimensions. Only then is known whether a factor (einsum index
-  /// letter) would be divided in a way that the rule forbids (unevenly, with an empty shard, in
-  /// several ranges). If so, the choices are made again without sharding this factor, at most once
-  /// for each factor.
+  /// Makes the choices for all mesh dimensions. Only after all choices is known whether a factor
+  /// (einsum index letter) would be divided in a way that the rule forbids (unevenly, with an empty
+  /// shard, in several ranges). If so, the choices are made again without sharding this factor, at
+  /// most once for each factor.
   void decide() {
     std::set<int> unsharded;
     for (bool done = false; !done;) {

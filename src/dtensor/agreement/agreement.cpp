@@ -72,10 +72,10 @@ void detail::check_replicated(const DeviceMesh& mesh, std::string_view what,
 
 namespace tessera::detail {
 
-// Finds replicas (tensors that must be equal on all ranks) that differ between ranks, and the first
-// element that differs. If all replicas are equal, the cost is one exchange of a hash in CPU
-// memory. Values are sent only for the error message, in blocks, so that no rank needs memory for
-// the copies of all ranks.
+// check_replicas() finds replicas (tensors that must be equal on all ranks) that differ between
+// ranks, and the first element that differs. If all replicas are equal, the cost is one exchange of
+// a hash in CPU memory. Values are sent only for the error message, in blocks, so that no rank
+// needs memory for the copies of all ranks.
 
 namespace {
 
@@ -309,8 +309,8 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// Computes the sizes of a whole tensor from the sizes of its parts. A rank knows only its own part.
-// From an uneven part, the rank would infer other sizes than the other ranks.
+// agreed_sizes() computes the global sizes of a tensor from the local sizes on all ranks. From the
+// size of an uneven shard alone, a rank would infer other global sizes than the other ranks.
 
 namespace {
 
@@ -336,8 +336,8 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Whether the sizes of the part at `coordinate` are added to the size of the whole tensor. If
-/// several ranks have copies of one part, only one copy is added.
+/// Whether the local sizes at `coordinate` are added to the global size. If several ranks have
+/// copies of one shard, the size of only one copy is added.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -347,8 +347,8 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
   return true;
 }
 
-/// For each rank, the size along `split.dim` that the rank's part should have if the whole tensor
-/// has `sizes`.
+/// For each rank, the size along `split.dim` that its shard should have if the global sizes are
+/// `sizes`.
 Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
                       const MeshShape& mesh) {
   Sizes chunks;
@@ -359,7 +359,7 @@ Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& 
   return chunks;
 }
 
-/// Hashes the properties that are equal for all parts of a tensor: its type, and its sizes along
+/// Hashes the properties that are equal for all shards of a tensor: its type, and its sizes along
 /// dimensions that are not sharded.
 std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& split) {
   Sizes sizes = local.sizes().vec();
@@ -370,7 +370,7 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// For each rank: the sizes of its part along the dimensions in `split`, and the hash from
+/// For each rank: the sizes of its shard along the dimensions in `split`, and the hash from
 /// hash_of_rest(). With fake ranks, contains only this rank's values.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {

@@ -52,7 +52,7 @@ struct FromLocalBackward final : Node {
 };
 
 /// The backward of to_local. The gradient from the caller's code is a local tensor: this rank's
-/// part of a gradient with the layout in `spec`, which also has the global sizes.
+/// shard of a gradient with the layout and global sizes in `spec`.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;
@@ -161,8 +161,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// Also installs the hook that redistributes a leaf's gradient to the leaf's layout, if `tensor` is
-/// a leaf that is used for the first time.
+/// If `tensor` is a leaf that is used for the first time, also installs the hook that redistributes
+/// its gradient to its layout.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");

@@ -27,8 +27,8 @@ namespace tessera::detail {
 
 /// The cache key of an operator call: everything on which its plan depends, as a flat list of
 /// 64-bit words. These are the operator, the interned spec of each distributed tensor, the sizes,
-/// strides and type of each plain tensor, and the arguments that sharding rules read. The object is
-/// reused from call to call, so that building a key allocates nothing.
+/// strides and type of each plain tensor, and the arguments that sharding rules read. One CallKey
+/// object is reused for all calls, so that building a key allocates nothing.
 ///
 /// Calls with boxed and with unboxed arguments have equal keys: unboxed kernels add their arguments
 /// one by one, and boxed arguments are unpacked and added in the same way.
@@ -240,10 +240,10 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // A plain pointer, because access to it needs no guard for thread-local initialisation.
+  // Stored as a plain pointer, because access to it needs no guard for thread-local initialisation.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
-  // A member instead of a local variable, so that the memory of the key's words is reused.
+  // A member instead of a local variable, so that calls reuse the memory of the key's words.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
   std::uint64_t uses_ = 0;  ///< number of look-ups: hits plus misses

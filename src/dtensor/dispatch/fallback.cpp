@@ -69,8 +69,8 @@ void run_plain(PlannedCall& call) {
 /// call is redispatched without the keys that it has already passed, including kDistributedKey;
 /// otherwise it would return to this function for ever.
 void run_decomposed(PlannedCall& call) {
-  // libtorch's kernel of a _foreach_ operator for the CPU is a loop over the positions of its
-  // lists, which is right on every device.
+  // libtorch's CPU kernel of a _foreach_ operator loops over the tensors of its lists, which is
+  // right on every device.
   if (call.info.traits.has(Trait::kForeach)) {
     return call.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &call.stack);
   }
@@ -136,7 +136,7 @@ void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const Operator
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
   // An OperatorMode may return results without running the operator. Then the arguments are still
-  // on the stack. If the operator ran, the stack has results that were moved from. In both cases
+  // on the stack. If the operator ran, the stack has results that were moved from. In either case
   // the mode's results replace the values on the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
@@ -186,7 +186,7 @@ TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// The parts of the dispatch cache that cached calls with unboxed arguments do not run: cache keys
+// Functions of the dispatch cache that cached calls with unboxed arguments do not run: cache keys
 // of boxed arguments and plain tensors, insertion, statistics. Code that such calls run is inline
 // in the header.
 
@@ -210,7 +210,7 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
   // at::mul(x, 2.0) passes the number as a tensor. A call with an infinite number needs another
-  // plan, so the key contains the class of the number.
+  // plan, so the key contains the kind of the number.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
@@ -315,7 +315,7 @@ CachesOfRanks& caches_of_ranks() {
   return all;
 }
 
-/// Registers a thread's cache with its rank for the lifetime of the thread.
+/// A CacheListing registers a thread's cache with its rank while the thread runs.
 class CacheListing : NoCopy {
  public:
   explicit CacheListing(const CallCache& cache) : cache_(cache) {
@@ -370,8 +370,8 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// key_ still has the words of the call that was not found. Between look-up and insertion,
-/// plan_call runs operators only below kDistributedKey, so no other call changes key_.
+/// The member key_ still has the words of the call that was not found. Between look-up and
+/// insertion, plan_call runs operators only below kDistributedKey, so no other call changes key_.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
   // Uses the first empty entry of the hash table, because look_up stops there. If no entry is

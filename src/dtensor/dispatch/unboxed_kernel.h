@@ -219,8 +219,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // Compares the type too, because it may depend on state that is not in the cache key, such as
-    // libtorch's default type.
+    // Compares the type too, because the type may depend on state that is not in the cache key,
+    // such as libtorch's default type.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));

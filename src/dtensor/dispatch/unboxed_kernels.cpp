@@ -45,7 +45,7 @@ namespace tessera::detail {
 
 namespace {
 
-/// Calls _unsafe_view on a local tensor, with a copy if the tensor cannot be viewed.
+/// The operator _unsafe_view on a local tensor; copies the tensor if it cannot be viewed.
 struct UnsafeViewOfPart : at::_ops::_unsafe_view {
   static at::Tensor call(const at::Tensor& part, c10::SymIntArrayRef sizes) {
     return at::_ops::_unsafe_view::call(viewable(part, C10_AS_INTARRAYREF_SLOW(sizes)), sizes);
@@ -62,7 +62,7 @@ void implement(torch::Library& library) {
   (UnboxedKernel<Ops>::implement(library), ...);
 }
 
-// Groups of operators: pointwise, matrix products, reductions, views and joins.
+// The groups of operators are: pointwise, matrix products, reductions, views and joins.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): a list of its operators
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,

@@ -53,9 +53,9 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
 
 /// Adds the storage offset of the local tensor, the first of `arguments`, to the offset argument of
 /// as_strided and its variants. A distributed tensor's own offset is 0, whatever the local tensor's
-/// offset. Throws Error, on all ranks, if the tensor had to be gathered and now has other strides
-/// than the distributed tensor. Also throws if the view would read memory between elements, which
-/// was not gathered.
+/// offset. Throws Error, on all ranks, if the tensor had to be gathered and the gathered tensor has
+/// other strides than the distributed tensor. Also throws if the view would read memory between
+/// elements, which was not gathered.
 void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                               std::span<c10::IValue> arguments) {
   const auto where = static_cast<std::size_t>(info.storage_offset);
@@ -85,8 +85,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 "does not come along: redistribute what it is a view of to Replicate first");
 }
 
-/// Converts the call's tensors to local tensors one by one, and counts them, because a plan refers
-/// to its inputs by number.
+/// A Localizer converts the call's tensors to local tensors one by one, and counts them, because a
+/// plan refers to its inputs by number.
 class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
@@ -192,7 +192,7 @@ class Localizer {
   }
 
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
-    // Reuses the result of an equal earlier argument, as in cat({x, x}).
+    // Reuses the redistributed tensor of an equal earlier argument, as in cat({x, x}).
     for (const Moved& done : moved_) {
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
         return done.to;
@@ -258,7 +258,7 @@ void rewrite_arguments(LocalRun& run) {
 
 namespace {
 
-/// Wraps results and counts them as a plan counts its outputs: each element of a list separately.
+/// A ResultWrapper wraps results, numbered as a plan's outputs: each element of a list separately.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
@@ -303,8 +303,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// Finds the spec before `local` may be copied, because the strides must be those of the plan,
-  /// not of a contiguous copy.
+  /// Finds the spec before `local` is copied to be contiguous, because the strides must be those of
+  /// the plan, not of a contiguous copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {
@@ -337,8 +337,8 @@ class ResultWrapper {
   /// Saves what is needed to make the view again from its base after a write through the view.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
-    // All results of one call share one record of the base's version, because they are parts of the
-    // base that do not overlap.
+    // All results of one call share one record of the base's version, because the results are views
+    // that do not overlap.
     seen_ = seen_ == nullptr ? view->seen : seen_;
     view->seen = seen_;
     if (!run_.is_moved()) {
@@ -371,8 +371,8 @@ class ResultWrapper {
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // The type is compared, because it may depend on state that is not in the cache key, such as
-    // libtorch's default type.
+    // The type is compared, because the type may depend on state that is not in the cache key, such
+    // as libtorch's default type.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }

@@ -29,9 +29,9 @@ namespace tessera::detail {
 
 namespace {
 
-/// Leaves inference mode while a view of a redistributed tensor is made. Otherwise the view's own
-/// copy of the elements would be an inference tensor without a version counter. libtorch requires a
-/// view to have a counter if its base has one.
+/// An OrdinaryViewScope leaves inference mode while a view of a redistributed tensor is made.
+/// Otherwise the view's own copy of the elements would be an inference tensor without a version
+/// counter. libtorch requires a view to have a counter if its base has one.
 class OrdinaryViewScope : NoCopy {
  public:
   explicit OrdinaryViewScope(const LocalRun& run) {
@@ -81,8 +81,8 @@ void run_local_call(LocalRun& run) {
   }
 }
 
-/// Saves the arguments of a view operator, so that write_through can make the view again from a
-/// redistributed base.
+/// Saves the arguments of a view operator whose base was redistributed, so that write_through can
+/// make the view again.
 void keep_view_arguments(LocalRun& run) {
   if (run.call.info.viewed < 0 || !run.is_moved()) {
     return;
@@ -98,8 +98,8 @@ void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // A random operator on gathered tensors runs as a whole on every rank, and all ranks must draw
-  // the same random numbers.
+  // A random operator on gathered tensors runs on the global tensors on every rank, and all ranks
+  // must draw the same random numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
     generator.emplace(run.device, next_random_key());
@@ -158,7 +158,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
-/// Copies all new values to the caller's tensors. Collective only if there are written_views.
+/// Copies all new values to the caller's tensors. Collective only if written_views is not empty.
 void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
@@ -209,15 +209,15 @@ void run_local(PlannedCall& call, CallKind kind) {
   wrap_results(run);
 }
 
-// The random operators of at:: that draw by global element instead of gathering. Each takes the
-// next random key of the rank's sequence (fills.h), whatever the layout, so that the numbers do not
-// depend on the mesh. Other random operators run as a whole on every rank, under a SeededGenerator.
-// This code handles distributed tensors; plain_random.cpp handles plain tensors.
+// The random operators of at:: that draw by global element instead of gathering. Each such operator
+// takes the next random key of the rank's sequence (fills.h), whatever the layout, so that the
+// numbers do not depend on the mesh. Other random operators run on gathered tensors, under a
+// SeededGenerator. This code handles distributed tensors; plain_random.cpp handles plain tensors.
 
 namespace {
 
-/// Fills a Partial tensor. Its local tensors are terms instead of elements, so a tensor without
-/// Partial is filled first.
+/// Fills a Partial tensor. The local tensors of a Partial tensor are terms instead of elements, so
+/// a tensor without Partial is filled first.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();

@@ -36,7 +36,7 @@ struct LocalRun {
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
   c10::Device device = c10::kCPU;  ///< device on which random numbers are drawn
-  std::vector<c10::IValue> view_arguments;  ///< for making a view of a moved tensor again
+  std::vector<c10::IValue> view_arguments;  ///< to make a view of a redistributed base again
 
   /// Whether the base of a view was redistributed first. The result is then a view of a copy of the
   /// base.
@@ -60,13 +60,13 @@ TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 /// different rows. Collective if ranks must compare their numbers of rows.
 void check_rows_together(const PlannedCall& call);
 
-/// Runs an in-place random operator that draws by global element: nothing is gathered, and every
-/// mesh draws the same numbers. The result replaces the call's arguments on the stack. Not
-/// collective, except for a view of a tensor that had to be gathered.
+/// Runs an in-place random operator that draws by the element's global index: nothing is gathered,
+/// and every mesh draws the same numbers. The result replaces the call's arguments on the stack.
+/// Not collective, except for a view of a tensor that had to be gathered.
 void run_random_inplace(PlannedCall& call);
 
-/// Runs native_dropout by global element: every mesh drops the same elements. Collective if the
-/// tensor is Partial, because it is then reduced first.
+/// Runs native_dropout by the element's global index: every mesh drops the same elements.
+/// Collective if the tensor is Partial, because it is then reduced first.
 void run_native_dropout(PlannedCall& call);
 
 }  // namespace tessera::detail

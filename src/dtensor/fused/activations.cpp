@@ -33,7 +33,7 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-/// Computes the gradients of silu_mul and also its result, for backwards that recompute the result.
+/// The operator that computes silu_mul and its gradients, for backwards that recompute silu_mul.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
                     ThreeTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
@@ -204,7 +204,7 @@ void check_rotary_sizes(c10::IntArrayRef x, c10::IntArrayRef cos, c10::IntArrayR
   }
 }
 
-/// Rotates queries and keys in one kernel launch.
+/// The operator that rotates queries and keys in one kernel launch.
 struct RotaryEmbeddingQk
     : FusedOperator<RotaryEmbeddingQk, TwoTensors(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, const at::Tensor&, bool)> {
@@ -219,8 +219,8 @@ at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
-/// Heads may be sharded, because both elements of a rotated pair belong to one head. The tables are
-/// sharded like the sequence.
+/// Heads may be sharded, because the two elements of a rotated pair belong to one head. The tables
+/// are sharded like the sequence.
 std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
@@ -462,8 +462,8 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
   return rule;
 }
 
-/// The autograd node of RMS norm. Saving one number per row avoids a pass over the input in
-/// backward.
+/// The autograd node of RMS norm. The node saves one number per row, which avoids a pass over the
+/// input in backward.
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
@@ -499,7 +499,7 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// A second gradient is the gradient of the sum of the first two inputs, if that sum is a result.
+  /// A second gradient belongs to the result x + residual of add_rms_norm.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();

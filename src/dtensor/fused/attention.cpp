@@ -37,7 +37,7 @@
 
 namespace tessera::detail {
 
-// The kernels behind scaled_dot_product_attention, which itself does not return the log-sum-exp.
+// Calls of the kernels behind scaled_dot_product_attention, which does not return the log-sum-exp.
 // Each kernel returns the log-sum-exp in its own format, and its backward expects the same format.
 
 namespace {
@@ -393,12 +393,12 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 }
 
 // Causal attention of chunks of a sequence to the keys of the whole sequence. All queries of a
-// chunk see all keys before the chunk, and the chunk's own keys form a causal square. So two kernel
-// calls suffice, without a mask of chunk * keys elements, which would need a slower kernel. Forward
-// merges both results by log-sum-exp, as in blockwise and ring attention (Liu et al. 2023).
-// Backward passes the merged result to each call. Only the merged results are saved. With
-// documents, the queries of one document in a chunk are a separate chunk, whose sequence is the
-// document.
+// chunk see all keys before the chunk, and attention to the chunk's own keys is causal attention.
+// So two kernel calls suffice, without a mask of chunk * keys elements, which would need a slower
+// kernel. Forward merges the two results by log-sum-exp, as in blockwise and ring attention (Liu et
+// al. 2023). Backward passes the merged result to each call. Only the merged results are saved.
+// With documents, the queries of one document in a chunk are a separate chunk, whose sequence is
+// the document.
 
 namespace {
 
@@ -537,8 +537,8 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   return pieces;
 }
 
-/// An uninitialised tensor that lies in memory as (batch, tokens, heads, width), the order in which
-/// projections read it.
+/// An uninitialised tensor with the memory order (batch, tokens, heads, width), in which
+/// projections read attention's result.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
@@ -550,7 +550,7 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // Making the mask costs little compared to the scores. It has at most chunk * (chunk +
+      // Making the mask costs little compared to the scores. The mask has at most chunk * (chunk +
       // window) elements, or chunk^2 if the window is longer than the chunk.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,

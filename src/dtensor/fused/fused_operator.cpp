@@ -13,7 +13,7 @@
 
 namespace tessera::detail {
 
-// The parts of fused operators that do not depend on an operator's type: the gradient of a
+// The code of fused operators that does not depend on an operator's type: the gradient of a
 // FusedNode, recomputation, and the sharding rule of elementwise operators.
 
 /// Gradient mode is on in a backward only if the backward is recorded (create_graph).
@@ -51,7 +51,7 @@ void FusedNode::record(const at::Tensor& result) {
 
 /// Redistributes a gradient that is Partial or has another sharding, so that the inputs' gradients
 /// get the layouts of the inputs and are not Partial unnecessarily. If the gradient is replicated,
-/// the operator uses this rank's part directly.
+/// the operator uses this rank's shard directly.
 at::Tensor FusedNode::in_layout_of_result(const at::Tensor& gradient, std::size_t result) const {
   const TensorSpecPtr& spec = results_[result];
   const DistributedTensorImpl* given = as_distributed(gradient);

@@ -34,8 +34,8 @@ inline OptionalTensor optional_tensor(const at::Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-/// Calls of an operator of this library, like at::_ops for libtorch's operators. `Op` has a `name`,
-/// such as "tessera::silu_mul", and a `signature`, such as "(Tensor gate, Tensor up) -> Tensor".
+/// A FusedOperator calls an operator of this library, like at::_ops. `Op` has a `name`, such as
+/// "tessera::silu_mul", and a `signature`, such as "(Tensor gate, Tensor up) -> Tensor".
 template <class Op, class Schema>
 class FusedOperator;
 

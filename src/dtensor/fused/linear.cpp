@@ -24,7 +24,7 @@ struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const 
       "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
 };
 
-/// Computes the gradient of `weight`, of which only the sizes and layout are read.
+/// The operator that computes the gradient of `weight`, whose sizes and layout alone are read.
 struct EmbeddingBackward
     : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, std::int64_t)> {
@@ -131,10 +131,10 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return Embedding::call(weight, indices, /*first_row=*/0, /*total_rows=*/-1);
 }
 
-// The matrix product of a linear layer in fp8, with its two gradients. Each row's scale is computed
-// from the rank's part of the row, so scales need no communication. A part's values differ from the
-// whole row's only where they are subnormal (kernels/detail/fused.h). Rounding is not linear, so
-// Partial inputs are reduced first.
+// The fp8 matrix product of a linear layer, and its two gradients. Each rank computes the scale of
+// a sharded row from its shard of the row, without communication. Scales are powers of two, so a
+// shard's scale changes only the rounding of elements that are subnormal with the whole row's scale
+// (kernels/detail/fused.h). Rounding is not linear, so Partial inputs are reduced first.
 
 namespace {
 

@@ -19,9 +19,9 @@
 
 namespace tessera::detail {
 
-// Cross entropy over a vocabulary that may be sharded. Needs two all-reduces of numbers per token
-// (a maximum, then two sums) instead of an all-gather of the logits, a language model's largest
-// activation. Backward needs no communication.
+// Cross entropy over a sharded vocabulary needs two all-reduces of numbers per token (a maximum,
+// then two sums) instead of an all-gather of the logits, a language model's largest activation.
+// Backward needs no communication.
 
 namespace {
 
@@ -114,8 +114,8 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
     return kernels::row_losses(rows, into);
   }
   const kernels::RowTerms terms = kernels::row_terms(rows);
-  // The maximum over the columns of all ranks. Relative to it no exponential overflows, and the
-  // sums of all ranks have one common scale.
+  // Computes the maximum over the columns of all ranks. Relative to this maximum no exponential
+  // overflows, and the sums of all ranks have one common scale.
   reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
   kernels::make_relative(rows, terms);
   reduce(*shard.group, terms.terms, ReduceOp::kSum);

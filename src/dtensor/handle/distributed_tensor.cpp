@@ -71,8 +71,8 @@ void compare(const DeviceMesh& mesh, const std::string& text) {
 }
 
 /// Returns the result of `make`, which must not communicate. With checks_agreement(), ranks compare
-/// the result as text. A rank on which `make` throws takes part with a text that no tensor has: the
-/// other ranks see the difference and throw, and this rank rethrows its own error.
+/// the result as text. A rank on which `make` throws sends a text that no tensor has: all other
+/// ranks see the difference and throw, and this rank rethrows its own error.
 DistributedTensor make_agreed(const DeviceMesh& mesh,
                               const std::function<DistributedTensor()>& make) {
   if (!detail::checks_agreement()) {
@@ -112,7 +112,7 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   }
 }
 
-/// The global sizes of a tensor, computed from all ranks' parts if the caller has not given sizes.
+/// The global sizes of a tensor, from all ranks' local sizes if the caller has given no sizes.
 std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
                                          const Placements& placements) {
   const auto strided = [](const Placement& placement) {
@@ -145,8 +145,8 @@ void check_whole(const at::Tensor& tensor) {
                 "already: redistribute() changes its placements");
 }
 
-/// Returns `made`. With TESSERA_DEBUG=1 first compares the copies of replicated parts between
-/// ranks, which is collective.
+/// Returns `made`. With TESSERA_DEBUG=1 first compares replicated local tensors between ranks,
+/// which is collective.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
   const DeviceMesh& mesh = made.mesh();
   for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {
@@ -221,8 +221,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), target}, options));
 }
 
-/// Makes two recorded operations, so that backward first gives the local gradient its placements
-/// and then redistributes it to this tensor's placements.
+/// Records two operations in autograd's graph, so that backward first gives the local gradient its
+/// placements and then redistributes it to this tensor's placements.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
@@ -376,8 +376,8 @@ DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const De
               [&](const at::Tensor& t) { normal_(t, 0, 1, key); });
 }
 
-// Prints distributed tensors. libtorch's printer reads memory, and a distributed tensor has none of
-// its own. The printer here shows this rank's values and their place in the whole tensor.
+// to_string() prints distributed tensors. libtorch's printer reads memory, and a distributed tensor
+// has none of its own. to_string() shows this rank's values and their global indices.
 
 namespace {
 

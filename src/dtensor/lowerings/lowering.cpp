@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// Addresses of a map's elements do not change when elements are added.
+/// The table of all lowerings. Addresses of its elements do not change when lowerings are added.
 Lowerings& lowerings() {
   static Lowerings by_name;
   return by_name;
@@ -41,8 +41,8 @@ const Lowering* lowering_of(const OperatorInfo& info) {
   return found == lowerings().end() ? nullptr : &found->second;
 }
 
-// Helpers of the lowerings (alternative implementations of operators). Counts of bytes decide
-// between a lowering and the sharding rule, so both count the maximum that one rank sends.
+// Helpers of the lowerings (alternative implementations of operators). Byte counts decide between a
+// lowering and the sharding rule. Each count is the maximum that one rank sends.
 
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
   if (!call.call.has_tensor(arg)) {

@@ -44,8 +44,8 @@ struct Lowering {
 /// ends, because cached plans refer to it.
 const Lowering* lowering_of(const OperatorInfo& info);
 
-/// Registers lowerings (alternative implementations), as a static object in the defining file. An
-/// operator has at most one lowering.
+/// An AddedLowerings registers lowerings (alternative implementations), as a static object in the
+/// defining file. An operator has at most one lowering.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> added);
 };

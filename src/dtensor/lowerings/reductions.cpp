@@ -110,7 +110,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 
 /// Arguments: (self, target, weight, reduction, ignore_index)
 Results run_mean(Arguments arguments) {
-  // Computes the sum first; the sharding rule makes the sum and the weight Partial. Shards have
+  // Computes the sum first; the sharding rule makes sum and total weight Partial. Shards have
   // different weights, because of their sizes, classes and ignored samples.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),

@@ -30,9 +30,9 @@
 namespace tessera::detail {
 
 // Composite operators whose composition in libtorch does not work on distributed tensors. For plain
-// tensors, each kernel here uses libtorch's own implementation. For distributed tensors it is
-// composed of operators that work on them. operator_info.cpp lists the names (kOwnKernel,
-// kHelperTensors).
+// tensors, each kernel here uses libtorch's own implementation. For distributed tensors, the kernel
+// is composed of operators that work on distributed tensors. operator_info.cpp lists the names
+// (kOwnKernel, kHelperTensors).
 
 namespace {
 
@@ -99,7 +99,7 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
 }
 
 // Gradient formulas that make plain zeros and write the gradient into them. A distributed gradient
-// would have to be gathered. In the kernels here the zeros have the gradient's layout.
+// would have to be gathered for this. In these kernels the zeros have the gradient's layout.
 
 /// The backward of max.dim, sort, topk and other operators that select values.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
@@ -155,8 +155,8 @@ void compose_in_scope(const c10::OperatorHandle& op, c10::DispatchKeySet,
   }
 }
 
-/// For operators whose composition in libtorch does not work on distributed tensors: runs it on
-/// gathered tensors.
+/// Runs libtorch's composition of an operator on gathered tensors, for operators whose composition
+/// does not work on distributed tensors.
 void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
                       torch::jit::Stack* stack) {
   const auto& info = operator_info(op);
@@ -173,10 +173,10 @@ void compose_gathered(const c10::OperatorHandle& op, c10::DispatchKeySet,
   distribute_results(mesh_of(tensors), info.returns.size(), *stack);
 }
 
-/// For operators that write to their last argument `out` through operators that the dispatcher does
-/// not know as views (_unsafe_view, set_). For a distributed `out`, runs the overload without `out`
-/// and copies its result. Throws for wrong sizes, because the layout of `out` may not permit other
-/// sizes.
+/// Runs an operator that writes to its last argument `out` through operators that the dispatcher
+/// does not know as views (_unsafe_view, set_). For a distributed `out`, runs the overload without
+/// `out` and copies its result. Throws for wrong sizes, because the layout of `out` may not permit
+/// other sizes.
 void copy_result_to_out(const c10::OperatorHandle& op, c10::DispatchKeySet,
                         torch::jit::Stack* stack) {
   const auto& info = operator_info(op);

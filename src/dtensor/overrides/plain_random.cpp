@@ -72,7 +72,7 @@ bool has_generator(const OperatorInfo& info, Arguments arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
-/// Throws Error if this rank has only a part of the tensor, for which the operator would draw
+/// Throws Error if this rank has only a shard of the tensor, for which the operator would draw
 /// sequentially. `own_generator`: whether the caller passed a generator.
 void check_whole(const OperatorInfo& info, const RandomPlace& place, bool own_generator) {
   TESSERA_CHECK(!place.is_part || !own_generator, info.name,
@@ -170,7 +170,7 @@ void count_if_empty(const at::Tensor& tensor) {
   }
 }
 
-/// Dropout operators; the arguments are a tensor, a probability, and the training flag.
+/// The kernel of dropout operators, whose arguments are a tensor, a probability, the training flag.
 void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   const double p = arguments[1].toDouble();
@@ -180,7 +180,7 @@ void composed_dropout(const c10::OperatorHandle& op, c10::DispatchKeySet keys, S
   note_source(op, keys, stack);
 }
 
-/// multinomial draws several samples per row with replacement sequentially.
+/// The kernel of multinomial, which draws several samples per row with replacement sequentially.
 void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_of(operator_info(op), *stack);
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
@@ -224,7 +224,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(c10::DispatchKeySet keys, cons
   return {x.mul(kept).mul(1 / (1 - p)), kept.to(at::kBool)};
 }
 
-/// Attention with dropout. CUDA's fused kernels would draw their own random numbers.
+/// The kernel of attention with dropout. CUDA's fused kernels would draw their own random numbers.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,

@@ -58,7 +58,7 @@ struct CallPlan {
     TensorSpecPtr spec;       ///< the spec of the result; the first call determines it
     bool contiguous = false;  ///< made contiguous, because ranks could disagree on strides
   };
-  /// A call of another operator, which runs on the local tensors in place of the called operator.
+  /// A call of another operator, which runs on the local tensors instead of the called operator.
   struct LocalCall {
     c10::OperatorHandle op;
     std::vector<Argument> arguments;
@@ -122,10 +122,10 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
 /// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope, which are in no
-/// cache key, does not permit the plan, or if gradients of an operator of another library are
-/// wanted that no autograd kernel computes. Otherwise warns once about an operator without a rule,
-/// and installs the hooks that make gradients of plain tensor arguments plain. Compares plain
-/// tensors that are permitted but not known to be the same on every rank.
+/// cache key, does not permit the plan. Also throws if a gradient is wanted of another library's
+/// operator that has no autograd kernel. Otherwise warns once about an operator without a rule, and
+/// installs the hooks that make gradients of plain tensor arguments plain. Compares plain tensors
+/// that are permitted but not known to be the same on every rank.
 void check_policy(const PlannedCall& call);
 
 /// Like check_policy, for operator `name`, which gathers its inputs without a plan. Not collective.

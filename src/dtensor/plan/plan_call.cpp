@@ -32,7 +32,7 @@ std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCal
   return inputs;
 }
 
-// Turns a sharding rule into a CallPlan. core makes the decision (propagate), which becomes
+// Turns a sharding rule into a CallPlan. propagate() of src/core chooses layouts, which become
 // redistribution steps for each input, local sizes for arguments, and layouts for results. The
 // result depends only on the call's cache key and on this rank's coordinate.
 
@@ -200,13 +200,13 @@ bool is_new(const OperatorInfo& info, std::size_t o) {
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Makes an output contiguous if ranks might not agree on its strides, because some rank's part is
-/// too thin to determine the order of dimensions in memory.
+/// Makes an output contiguous if ranks might not agree on its strides, because some rank's shard
+/// has too few positions to determine the order of dimensions in memory.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  // Whether the inputs determine the order of dimensions; computed only if an output needs it.
+  // Whether the inputs determine the order of dimensions; computed only if an output needs this.
   std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
@@ -266,9 +266,9 @@ void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   input.plan = std::move(steps);
 }
 
-/// For each written tensor: the layout of the new value that the operator writes, unless it is the
-/// tensor's own layout and the tensor was not redistributed. An operator that changes shapes is
-/// skipped: its result replaces the local tensor (ResultWrapper::give_back).
+/// Sets, for each written tensor, the layout of the new value that the operator writes, unless it
+/// is the tensor's own layout and the tensor was not redistributed. An operator that changes shapes
+/// is skipped: its result replaces the local tensor (ResultWrapper::give_back).
 void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound,
                  std::span<const ShardingRule::Inplace> inplace) {
   if (info.changes_shape) {
@@ -327,10 +327,10 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   agree_on_strides(plan, info);
 }
 
-// Makes the plan of a call, in this order: the common mesh, the inputs, their layouts by the
-// sharding rule (or a gather of all inputs), an alternative implementation that sends less, and the
-// kind. Called if a cache key is not in this thread's cache. Planning does not communicate, and
-// reads no tensor values except wrapped numbers, so all ranks make the same plan.
+// plan_call() makes the plan of a call, in this order: the common mesh, the inputs, their layouts
+// by the sharding rule (or a gather of all inputs), an alternative implementation that sends less,
+// and the kind. Called if a cache key is not in this thread's cache. Planning does not communicate,
+// and reads no tensor values except wrapped numbers, so all ranks make the same plan.
 
 /// Whether a value is a distributed tensor, or a list with a distributed tensor. Elements of lists
 /// may be None.
@@ -416,8 +416,8 @@ void gather_inputs(CallPlan& plan) {
   }
 }
 
-/// Selects the lowering (an alternative implementation) if it sends less than the redistribution of
-/// the inputs, or that the operator requires. Calls with a seeded generator never use a lowering.
+/// Selects the lowering (alternative implementation) if it sends less than the redistribution of
+/// the inputs, or communicates on purpose (own_collectives). Not for calls with a seeded generator.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -445,8 +445,8 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether the call needs only the operator on the local tensors and wrapped results. A plan that
-/// needs any other step of run_local must be refused, because UnboxedKernel::run has none.
+/// Whether the call needs only the operator on the local tensors and wrapped results. False for a
+/// plan that needs any other step of run_local, because UnboxedKernel::run omits these steps.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;
@@ -500,8 +500,8 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
 }
 
 /// Plans a random operator that draws by global element. Sets has_rule although no sharding rule is
-/// used, so that nothing is gathered. Dropout of a Partial tensor needs the reduction first:
-/// dropping terms is not dropping sums.
+/// used, so that nothing is gathered. Dropout reduces a Partial tensor first, because dropout of
+/// terms is not dropout of their sum.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = kind;
   plan.has_rule = true;
@@ -537,7 +537,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     strides = view_strides(op, arguments);
   }
   std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
-  // A random operator that does not draw by global element runs as a whole on every rank. On
+  // A random operator that does not draw by global index runs on whole tensors on every rank. On
   // shards, all ranks would draw the same numbers.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
@@ -548,7 +548,7 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_writes(plan, info, bound, {});
   }
   plan_form(plan, info, bound);
-  // A strict scope permits a request for a single value, but not a gather.
+  // A StrictScope permits a request for a single value (item()), but not a gather.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue);
   plan.kind = kind_of(plan, info, bound);
   return plan;

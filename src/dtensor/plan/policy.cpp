@@ -30,7 +30,7 @@
 namespace tessera::detail {
 namespace {
 
-/// The place of each tensor in a call, as text: "argument 1"; in a list, "argument 0[2]".
+/// The position of each tensor in a call, as text: "argument 1"; in a list, "argument 0[2]".
 std::vector<std::string> places_of(const BoundCall& bound) {
   std::vector<std::string> places;
   for (std::size_t i = 0; i < bound.call.args.size(); ++i) {
@@ -79,7 +79,7 @@ bool is_trained_number(const at::Tensor& tensor) {
 
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
-  // Plain values would be written to a distributed tensor, as torch::nn::init does.
+  // The call would write plain values to a distributed tensor, as torch::nn::init does.
   if (std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
         return tessera::is_distributed(tensors[input]);
       })) {
@@ -163,7 +163,7 @@ void check_movement(const PlannedCall& call) {
 }
 
 /// Whether a call has plain arguments other than numbers without gradient. Plain numbers without
-/// gradient are compared between ranks, because libtorch's composed operators make such numbers.
+/// gradient, which libtorch's composed operators make, are compared between ranks.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
@@ -196,8 +196,8 @@ void check_plain(const PlannedCall& call) {
   }
 }
 
-/// Throws for an operator of another library if a gradient is wanted that no autograd kernel
-/// records: libtorch's autograd kernels exclude autograd's keys for the operators that they call.
+/// Throws for an operator of another library if a gradient is wanted but the operator has no
+/// autograd kernel. (Autograd kernels exclude autograd's keys for the operators that they call.)
 void check_gradients(const PlannedCall& call) {
   if (!call.info.is_own || !at::GradMode::is_enabled() || is_below_autograd()) {
     return;

@@ -37,9 +37,9 @@ inline constexpr const char* kDrawsInOrder =
     "draw what one rank does; draw before forward, or uniform, normal, exponential or Bernoulli "
     "numbers, which are drawn by element";
 
-/// During this scope, tensors that this thread draws for have their sizes from `source`. A composed
-/// operator (dropout) needs the scope: it makes a new tensor without the history of its input, and
-/// fills it.
+/// During this scope, tensors that this thread fills with random numbers count as having their
+/// sizes from `source`. A composed operator (dropout) needs the scope: it makes a new tensor
+/// without the history of its input, and fills it.
 class RandomSourceScope : NoCopy {
  public:
   explicit RandomSourceScope(at::Tensor source);
@@ -55,7 +55,7 @@ RandomKey next_random_key();
 
 /// A scope for random operators that are gathered (CallPlan::seeded): all ranks run the whole
 /// operator and must draw the same numbers. During the scope the default generator of `device` is
-/// seeded by `key`. Ranks that are threads of one process wait for one another.
+/// seeded by `key`. Ranks that are threads of one process enter such scopes one after another.
 class SeededGenerator : NoCopy {
  public:
   SeededGenerator(c10::Device device, RandomKey key);

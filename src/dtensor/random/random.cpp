@@ -69,8 +69,8 @@ std::uint64_t stream_of(const char* name) {
   return hash;
 }
 
-// Derives stream number `index` by the finaliser of MurmurHash3, applied to the stream plus `index`
-// + 1 times the golden ratio.
+// Derives stream number `index` by MurmurHash3's finaliser, applied to `stream` + (`index` + 1) *
+// the golden ratio.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index) {
   std::uint64_t x = stream + (index + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDULL;
@@ -98,13 +98,13 @@ void bernoulli_(const at::Tensor& tensor, double p, RandomKey key) {
   fill(tensor, kernels::Bernoulli{p}, key);
 }
 
-// A rank's sequence of random operators, and libtorch's generator for operators that run as a
-// whole. Every rank counts its own random operators; manual_seed requires equal calls on all ranks.
+// A rank's sequence of random operators, and libtorch's generator for gathered tensors. Every rank
+// counts its own random operators; manual_seed requires equal calls on all ranks.
 
 namespace {
 
-/// Lets ranks that are threads of one process take turns with the process's default generators. The
-/// mutex is locked for one operator on local tensors, which does not wait for another rank.
+/// The mutex of the process's default generators, which ranks that are threads of one process
+/// share. A rank locks it for one operator on local tensors, which does not wait for another rank.
 std::mutex& turns() {
   static std::mutex mutex;
   return mutex;
@@ -152,9 +152,9 @@ SeededGenerator::~SeededGenerator() {
   generator_.set_state(outer_);
 }
 
-// Finds the elements for which this rank draws random numbers. For the batch dimension, by
-// convention dimension 0, the rows of the forward determine the elements (BatchRows). For other
-// dimensions a layout does. Apart from its rows, a plain tensor is the same on every rank.
+// These functions find the elements for which a rank draws random numbers. For the batch dimension,
+// by convention dimension 0, the rows of the forward determine the elements (BatchRows). For other
+// dimensions the layout does. Apart from its rows, a plain tensor is the same on every rank.
 
 namespace {
 
@@ -168,8 +168,8 @@ bool is_parameter(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
 }
 
-/// Uses a list of blocks instead of one offset, because a shard may be several ranges of the global
-/// tensor.
+/// Returns a list of blocks instead of one offset, because a shard may be several ranges of the
+/// global tensor.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
   TESSERA_CHECK(
@@ -259,7 +259,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     return false;
   }
   // A first dimension of size 1 may be one row of the batch, or a dimension without rows; sizes
-  // cannot tell. All ranks throw, so that none waits.
+  // cannot tell. All ranks throw, so that no rank waits for others.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -309,7 +309,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // The offset of this rank's rows, because all rows have equally many elements on every rank.
+    // The first element of this rank's rows. All rows have equally many elements on every rank.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
@@ -472,7 +472,7 @@ void fill_exponential(const RandomTarget& target, Arguments arguments) {
   target.local.copy_(uniform_numbers(target).log_().div_(-rate));
 }
 
-/// Integers in [from, to): one uniform number of 53 bits makes each.
+/// Fills with integers in [from, to), each computed from one uniform number of 53 bits.
 void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t to) {
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();

@@ -249,8 +249,8 @@ OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
   // A quick test comes first, because this function runs at each dispatch. The included keys are in
-  // the thread's own memory, which is fast to read; the full search covers all state that the
-  // thread carries.
+  // the thread's own memory, which is fast to read; the full search walks the list of the thread's
+  // debug info.
   if (!detail::is_included(detail::kDistributedKey)) {
     return nullptr;
   }

@@ -44,7 +44,7 @@ namespace tessera::detail {
 namespace {
 
 /// The number of positions that this rank has if the mesh dimensions split `extent` positions one
-/// after another: each mesh dimension splits the share that the previous one left.
+/// after another: each mesh dimension splits the chunk of the previous one.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -173,8 +173,8 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
 
 // The steps of a redistribution plan on this rank. A collective uses flat buffers with the ranks'
 // chunks one after another, all of the same size. But the chunks of a dimension are strided in the
-// tensor, and the last chunk may be short. So most of the work here is reordering and padding,
-// without copies if the memory is already in order.
+// tensor, and the last chunk may be short. So most of the code here reorders and pads, without
+// copies if the memory is already in order.
 
 /// A 1-D tensor of the elements of `tensor` in order, with lazy conjugation and negation resolved.
 at::Tensor flat(const at::Tensor& tensor) {
@@ -262,7 +262,7 @@ at::Tensor separate(const at::Tensor& tensor, std::int64_t stride, const Chunked
 }
 
 /// An all-to-all on this rank. The local tensor is viewed as (before, digit, between, digit,
-/// after). One digit (factor of a dimension) is gathered by chunks, the other is scattered.
+/// after). One digit (factor of a dimension) is gathered by chunks, the other digit is scattered.
 class AllToAll {
  public:
   AllToAll(const Step& step, const DeviceMesh& mesh, c10::IntArrayRef sizes)
@@ -291,7 +291,7 @@ class AllToAll {
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
-  /// Copies the parts for each rank into one buffer. Makes no copy if the scattered dimension of
+  /// Copies the elements for each rank into one buffer. Makes no copy if the scattered dimension of
   /// the view comes first, because its chunks are then in order.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
@@ -304,7 +304,7 @@ class AllToAll {
     return at::cat(blocks);
   }
 
-  /// Joins all ranks' parts along the gathered dimension of the view.
+  /// Joins the elements from all ranks along the gathered dimension of the view.
   at::Tensor unpack(const at::Tensor& received) const {
     if (gather_dim() == 1 && around_[0] == 1) {
       return received;
@@ -347,7 +347,7 @@ class AllToAll {
   std::size_t me_;
   std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
   std::vector<std::int64_t> around_;
-  // Chunks of the gathered dimension of the view (from_) and of the scattered one (to_).
+  // Chunks of the view's gathered dimension (from_) and of its scattered dimension (to_).
   std::vector<Chunk> from_, to_;
 };
 
@@ -363,9 +363,9 @@ comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
 // Results are contiguous, with the elements in the right order; the caller reshapes them. Data is
 // copied only if a collective needs it reordered or padded. Below autograd.
 //
-// `rest` owns the buffers of the collective, because the caller's tensors may be freed before the
-// collective is done. The first chunk of torch.chunk is the largest. If this chunk is empty, all
-// chunks are empty, and every rank of the group knows this.
+// Started::rest owns the buffers of the collective, because the caller's tensors may be freed
+// before the collective is done. The first chunk of torch.chunk is the largest. If this chunk is
+// empty, all chunks are empty, and every rank of the group knows this.
 
 Started all_gather_step(const Step& step, const at::Tensor& local, const DeviceMesh& mesh,
                         c10::IntArrayRef sizes) {
@@ -467,8 +467,8 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 
 namespace {
 
-/// Bounds the cache of redistribution plans, which is emptied when it is full: specs contain sizes,
-/// so a program whose sizes keep changing would add plans for ever.
+/// The size at which the cache of redistribution plans is emptied: specs contain sizes, so a
+/// program whose sizes keep changing would add plans for ever.
 constexpr std::size_t kCachedPlans = 2048;
 
 /// Identifies a redistribution. Spec and layout are interned, and the key owns both, so their
@@ -485,7 +485,7 @@ struct RedistributionKeyHash {
   }
 };
 
-/// One cache per thread, because plans own meshes, and ranks may be threads of one process.
+/// The cache of plans of this thread: plans own meshes, and ranks may be threads of one process.
 auto& plans() {
   thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
       plans;
@@ -646,15 +646,15 @@ at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec
       target.layout);
 }
 
-// Sums many small gradients of tensor parallelism, which are Partial, in one all-reduce. FSDP's
-// reduction of a parameter group adds sums to a DeferredSums (fsdp/collectives.cpp); the
-// DeferredSums object is in the context that FSDP units share.
+// DeferredSums sums many small Partial gradients of tensor parallelism in one all-reduce. FSDP adds
+// such gradients when it reduces a parameter group (fsdp/collectives.cpp). All FSDP units of a
+// model share one DeferredSums object in their context.
 
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf) {
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Compares the layout without the Partial by pointer, because layouts are interned. Only sums are
+  // Compares the layout without the Partial by address, because layouts are interned. Only sums are
   // combined: a mean or a product cannot be added to sums.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
@@ -686,7 +686,7 @@ void DeferredSums::run() {
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
 
-/// Ranks match terms by position, so all ranks must have added the terms in the same order.
+/// Ranks match terms by position, so all ranks must have added their terms in the same order.
 void DeferredSums::run(const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const Term& term : bucket.terms) {
@@ -707,10 +707,10 @@ void DeferredSums::run(const Bucket& bucket) {
 
 namespace tessera {
 
-// The collectives that a program sees. The wrapper around every process group (comm/checked/)
-// counts all collectives in a table, with or without a CommunicationScope. A scope reports the
-// difference between two readings of the table. Only the list of single calls is recorded for the
-// scope itself.
+// CommunicationScope records a program's collectives. The wrapper around every process group
+// (comm/checked/) counts all collectives in a table, with or without a CommunicationScope. A scope
+// reports the difference between two readings of the table. Only the list of single calls is
+// recorded for the scope itself.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()),

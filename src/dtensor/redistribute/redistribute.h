@@ -38,7 +38,7 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
 /// Scatters `tensor` with the layout of `target`, and returns this rank's local tensor. `source` is
-/// the position, in the target's mesh, of the rank whose values are scattered; other ranks' tensors
+/// the position in the target's mesh of the rank whose values are scattered; other ranks' tensors
 /// give only sizes and type. Collective over the mesh: one broadcast of the whole tensor. Runs
 /// below autograd.
 at::Tensor scatter_from(const at::Tensor& tensor, int source, const ShardingSpec& target);

@@ -51,7 +51,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// The error message for a call of data_ptr(), in the words of a program that prints or computes.
+/// The error message for a call of data_ptr(), for programs that print or compute.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -388,7 +388,7 @@ std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArra
   return tessera::local_sizes(*sharding.layout, sizes, coordinate);
 }
 
-// The sort is stable, so that dimensions with equal strides have one order on all ranks.
+// The sort is stable, so that dimensions of equal stride have the same order on all ranks.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -406,7 +406,7 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
 }
 
 // A dimension that is not sharded has one size on all ranks. A dimension that is sharded into equal
-// parts, or into parts of at least two positions, is ordered in the same way on all ranks.
+// shards, or shards of at least two positions, is ordered in the same way on all ranks.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);

@@ -70,7 +70,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 /// every operator.
 ///
 /// The local tensor has no autograd state. It shares its version counter with this TensorImpl, so
-/// that autograd detects a write to either of the two if the other was saved.
+/// that autograd detects a write to one of these two tensors if the other was saved.
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);

@@ -15,9 +15,9 @@
 
 namespace tessera::detail {
 
-// Strides and storage offsets. A distributed tensor has computed global strides. Its local tensor
-// has other strides, which a redistribution changes again. Operators on memory (views, as_strided,
-// expanded tensors) need local strides that match the global strides.
+// Strides and storage offsets. The global strides of a distributed tensor are computed. Its local
+// tensor has other strides, which a redistribution changes again. Operators on memory (views,
+// as_strided, expanded tensors) need local strides that match the global strides.
 
 namespace {
 

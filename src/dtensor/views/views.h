@@ -15,7 +15,7 @@
 
 namespace tessera::detail {
 
-/// Adds to an error that sizes are global, because programs often pass a rank's own sizes.
+/// Adds to an error message that sizes are global, because programs often pass a rank's own sizes.
 void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 
 /// Returns the strides of the results of a view operator on tensors with global sizes, one entry
@@ -46,8 +46,8 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
 /// Throws Error if the detached view `impl` (with its own copy of elements) may not be written.
 void check_writable(const DistributedTensorImpl& impl, std::string_view what);
 
-/// Writes the values of `view`, which has its own copy of elements, to its base, and if the base
-/// has its own copy too, to the base's base. Collective: the base is gathered and sliced again.
+/// Writes the values of `view`, which has its own copy of elements, to its base; if the base has
+/// its own copy too, also to the base's base. Collective: the base is gathered and sliced again.
 void write_through(const at::Tensor& view);
 
 }  // namespace tessera::detail

@@ -17,10 +17,10 @@
 TESSERA_API_BEGIN
 namespace tessera::flight {
 
-// The flight record of a rank stores its last collectives in shared memory. Other ranks on the same
-// machine read it while the rank runs. With TESSERA_RUN_DIR it is a file that `tessera-run
-// --explain` reads afterwards, complete even if the rank was killed. Only the rank itself writes.
-// Times are nanoseconds since 1970.
+// The flight record of a rank stores the rank's last collectives in shared memory. Other ranks on
+// the machine read the record while the rank runs. If TESSERA_RUN_DIR is set, the record is a file
+// that `tessera-run --explain` reads afterwards, complete even if the rank was killed. Only the
+// rank itself writes its record. Times are nanoseconds since 1970.
 
 constexpr std::uint64_t kMagic = 0x3264726365725354;  // first bytes of a record file: "TSrecrd2"
 constexpr std::size_t kGroups = 128;
@@ -33,8 +33,8 @@ enum class RankState : std::uint32_t {
   kGaveUp  ///< the rank has called World::abort()
 };
 
-/// Returns `text` as an array that is padded with zeros. A text longer than the array loses its
-/// beginning, because its end is more specific.
+/// Returns `text` as an array that is padded with zeros. Of a text longer than the array only the
+/// end is kept, because the end is more specific.
 template <std::size_t Size>
 std::array<char, Size> padded(std::string_view text) {
   std::array<char, Size> result{};
@@ -73,7 +73,7 @@ class SharedWords {
   std::array<std::atomic<std::uint64_t>, std::tuple_size_v<Words>> words_{};
 };
 
-/// The properties of a collective that do not change after it has begun.
+/// The properties of a collective that do not change once the collective has begun.
 struct CallLabel {
   std::uint64_t group = 0;  ///< GroupSlot::id of the collective's group
   /// Number of the collective within its process group; 0 is the initialisation of the group.

@@ -19,10 +19,10 @@ namespace tessera {
 /// the same result in either order. True for equal reductions, and for sum and average.
 bool commute(ReduceOp a, ReduceOp b);
 
-/// One of the sub-dimensions into which a tensor dimension is unflattened. It has `extent`
-/// positions, which `mesh_dims` divide in this order. Each mesh dimension divides the chunk of the
-/// previous mesh dimension, as torch.chunk does; `extent` need not be divisible. A Digit without
-/// mesh dimensions is not divided.
+/// One of the sub-dimensions into which a tensor dimension is unflattened. The mesh dimensions
+/// `mesh_dims` shard its `extent` positions one after another: each divides the chunk of the
+/// previous one, as torch.chunk does. `extent` need not be divisible. A Digit without mesh
+/// dimensions is not sharded.
 struct Digit {
   std::int64_t extent = 0;  ///< number of positions; 0 if the Digit is the whole dimension
   std::vector<int> mesh_dims;
@@ -39,17 +39,17 @@ struct PartialDim {
 
 class LayoutPtr;
 
-/// The layout of a tensor on a mesh. For each tensor dimension it has a list of sub-dimensions
-/// (Digit), major first, whose extents multiply to the dimension's size. A layout also lists the
-/// mesh dimensions over which the tensor is partial. The tensor is replicated over every other mesh
-/// dimension. docs/sharding.md compares layouts with PyTorch's lists of placements.
+/// The layout of a tensor on a mesh. For each tensor dimension the layout has a list of
+/// sub-dimensions (Digit), outermost first, whose extents multiply to the dimension's size. The
+/// layout also lists the mesh dimensions over which the tensor is partial. The tensor is replicated
+/// over every other mesh dimension. docs/sharding.md compares layouts with PyTorch's placements.
 ///
 /// Layouts are immutable and interned: equal layouts are one object, so comparing and hashing use
 /// the pointer. Canonical form: a dimension that is not sharded has no Digit; a single Digit has
-/// extent 0; neighbouring Digits that act as one are merged ([2 over dp][8] is [16 over dp] for
-/// dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes only if a
-/// dimension has several Digits (a flattened view of a sharded inner dimension). A program has few
-/// layouts, which exist until the process ends.
+/// extent 0; neighbouring Digits that shard like a single one are merged ([2 over dp][8] is [16
+/// over dp] for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes
+/// only if a dimension has several Digits (a flattened view of a sharded inner dimension). A
+/// program has few layouts, which exist until the process ends.
 ///
 /// If a tensor is partial with different reductions over several mesh dimensions, inner mesh
 /// dimensions are reduced before outer mesh dimensions.
@@ -128,10 +128,10 @@ inline LayoutPtr Layout::ptr() const {
 /// length, or a StridedShard whose chunks do not align with the other shards of its dimension.
 LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placements& placements,
                     std::span<const std::int64_t> sizes);
-/// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A dimension that is not
-/// divided in the order of the mesh dimensions gets a StridedShard. Throws Error if no list of
-/// placements describes the layout: if a dimension has several Digits (sub-dimensions), and a Digit
-/// before the last is divided unevenly.
+/// Converts `layout` of a tensor of global `sizes` to PyTorch's placements. A tensor dimension that
+/// is not divided in the order of the mesh dimensions gets a StridedShard. Throws Error if no list
+/// of placements describes the layout: if a dimension has several Digits (sub-dimensions), and a
+/// Digit before the last is divided unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
 /// Returns a text for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a
 /// tensor dimension that is not sharded. Several Digits (sub-dimensions) are written "2 x 8:m0": 2

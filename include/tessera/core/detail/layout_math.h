@@ -41,8 +41,8 @@ struct Box {
 };
 
 /// The blocks of the global tensor that the rank at `coordinate` stores, in row-major order,
-/// without empty blocks. There is one block, unless a dimension has a Digit (see Layout) that is
-/// not divided before one that is divided.
+/// without empty blocks. There is one block, unless in some dimension a sharded Digit
+/// (sub-dimension, see Layout) follows a Digit of which the rank has several positions.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);
 

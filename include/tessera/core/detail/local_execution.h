@@ -85,17 +85,17 @@ struct LocalExecution {
   };
   std::vector<SizeArgument> size_arguments;
 
-  /// Inputs of which only sizes and type are read (the argument of zeros_like, the target of
-  /// copy_). They are never reduced, and are redistributed only if the result has other local
-  /// sizes.
+  /// Inputs of which the operator reads only sizes and type (the argument of zeros_like, the target
+  /// of copy_). Such inputs are never reduced, and are redistributed only if the result has other
+  /// local sizes.
   std::vector<int> unread;
 
   /// Whether the operator draws random numbers. Such an operator cannot run unchanged on local
   /// tensors, because every shard would get the same numbers.
   bool random = false;
 
-  /// An argument of `local_call` that is a global index: the beginning of this rank's shard of
-  /// dimension `dim` of input `input`. The dimension's factor must have Factor::contiguous.
+  /// An argument of `local_call` that is a global index: where this rank's shard of input `input`
+  /// begins along dimension `dim`. The dimension's factor must have Factor::contiguous.
   struct OffsetArgument {
     int arg = 0;
     int input = 0;

@@ -31,9 +31,9 @@ enum class StepKind : std::uint8_t {
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims), in the
-  /// order in which they divide tensor dimension `dim`. If there are several, the number of
-  /// positions is divisible by the product of their sizes. The group then divides like one mesh
-  /// dimension of that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
+  /// order in which they divide tensor dimension `dim`. If there are several, the product of their
+  /// sizes divides the number of positions. The group then shards `dim` like one mesh dimension of
+  /// that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< tensor dimension `dim` in the comments of StepKind; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
@@ -41,7 +41,7 @@ struct Step {
   LayoutPtr from = nullptr;
   LayoutPtr to = nullptr;
   /// The largest number of bytes that any rank sends; an all-reduce counts as reduce-scatter and
-  /// all-gather. Equal on all ranks: if it is 0, every rank knows that nothing is sent.
+  /// all-gather. Equal on all ranks: if the number is 0, every rank knows that nothing is sent.
   std::int64_t bytes = 0;
 };
 

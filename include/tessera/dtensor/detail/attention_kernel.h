@@ -26,8 +26,8 @@ struct AttentionKernel {
 /// of the result is head i / group of `kv`, where group = heads / kv heads.
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
-/// A sliding window over `keys` keys for `queries` queries. Query i is at position `own` + i. It
-/// sees the key at its position and the keys before, at most `length` keys in total.
+/// A sliding window over `keys` keys for `queries` queries. Query i is at position `own` + i. The
+/// query sees at most `length` keys, of which the last is at its position.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
@@ -57,10 +57,10 @@ void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::T
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask, double dropout);
 
-// Attention to a part of the keys, with the log-sum-exp of its scores, by which results for several
-// parts are merged. On local tensors, without recording in autograd.
+// Functions for attention to a part of the keys, on local tensors, not recorded by autograd.
+// Results for several parts of the keys are merged by the log-sum-exp of their scores.
 
-/// Determines which keys a query sees.
+/// The keys that a query sees.
 struct SeenKeys {
   bool causal = false;  ///< causal: as many queries as keys; query i sees the keys up to i
   at::Tensor mask{};    ///< (queries, keys), added to the scores and of their type, or undefined
@@ -82,16 +82,16 @@ AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const a
 /// Attention of q to k and v. Every query must see at least one key.
 AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
-/// Returns the gradients of q, k and v for one call of attention_part(). The sum over all calls is
-/// the gradient of `whole`, the merged result. The sum is exact, because kernels recompute the
+/// Returns the gradients of q, k and v for one call of attention_part(). `whole`: the merged result
+/// of all calls. The sum of the gradients over all calls is exact, because kernels recompute the
 /// attention weights from the log-sum-exp over all keys.
 AttentionGradients attention_part_backward(const AttentionKernel& kernel, const at::Tensor& grad,
                                            const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const AttentionPart& whole,
                                            const SeenKeys& seen);
 
-/// Merges `part`, the attention of the same queries to other keys, into `merged`. `merged.out` may
-/// change to a wider type.
+/// Merges `part`, the attention of the same queries to other keys, into `merged`. May convert
+/// `merged.out` to a wider type.
 void merge(AttentionPart& merged, const AttentionPart& part);
 
 }  // namespace tessera::detail

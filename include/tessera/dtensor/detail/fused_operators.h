@@ -30,7 +30,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
-/// x weight^T in fp8 (kernels/detail/fused.h). Differentiable.
+/// Computes x weight^T in fp8 (kernels/detail/fused.h). Differentiable.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
@@ -44,9 +44,9 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 /// Causal attention of the queries of several chunks to the keys of the whole sequence, without a
 /// mask of chunk * keys elements. q: (batch, heads, tokens, width), with chunks of equal length one
 /// after another. `firsts`: the position of each chunk's first token. k, v: (batch, kv heads,
-/// sequence, width). `window`: the number of positions that a query sees, with its own; 0: all.
-/// `documents`: offsets as in nn::Documents::offsets(), since a query sees only its own document.
-/// If `documents` is empty, a query sees its whole sequence.
+/// sequence, width). `window`: the number of positions that a query sees, including its own; 0:
+/// all. `documents`: offsets as in nn::Documents::offsets(), since a query sees only its own
+/// document. If `documents` is empty, a query sees its whole sequence.
 at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              c10::IntArrayRef firsts, std::int64_t window = 0,
                              c10::IntArrayRef documents = {});
@@ -54,9 +54,9 @@ at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at:
 /// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
 /// not saved: the node that made it saves its inputs anyway. Backward recomputes the result once
 /// for all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of attention).
-/// Every other tensor is saved itself, as by autograd. So are results that were written to, results
-/// of operators that redistributed their inputs, and all tensors while saved-tensor hooks are
-/// active (activation checkpointing).
+/// Every other tensor is saved itself, as by autograd. Also saved themselves are results that were
+/// written to, results of operators that redistributed their inputs, and all tensors while
+/// saved-tensor hooks are active (activation checkpointing).
 ///
 /// Recomputed values are bit-equal. In a backward with create_graph, autograd records the
 /// recomputation too.
@@ -67,8 +67,8 @@ class KeptTensor {
   /// an input of its recomputation, was written to or released. `gradient`: the gradient of the
   /// saved tensor, used if takes_gradient() is true; undefined if the gradient is not known yet.
   at::Tensor unpack(const at::Tensor& gradient = {}) const;
-  /// Whether unpack() can recompute the tensor and run the backward of its operator for `gradient`
-  /// at once. Both read the same inputs, so that the inputs are read only once.
+  /// Whether unpack() can recompute the tensor and, in one pass over the same inputs, run the
+  /// backward of the tensor's operator for `gradient`.
   bool takes_gradient() const;
   /// Releases the saved tensor. The caller must know that no later backward runs the node that
   /// saved the tensor.
@@ -102,7 +102,7 @@ struct VocabularyShard {
   comm::Communicator* group = nullptr;  ///< ranks that share the columns; nullptr: this rank alone
 };
 
-/// Whether the part of dimension `dim` on each rank is one contiguous range of the vocabulary. Only
+/// Whether each rank's shard of dimension `dim` is one contiguous range of the vocabulary. Only
 /// then a rank can tell which targets are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Throws Error unless has_consecutive_columns() is true.

@@ -8,7 +8,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Rows of a fused parameter that get the random numbers of a separate tensor of only these rows.
+/// Rows of a fused parameter, which get the random numbers of a tensor of these rows alone.
 struct RandomPart {
   std::uint64_t stream = 0;  ///< random stream of the separate tensor
   PartRows rows;
@@ -20,11 +20,11 @@ struct RandomState {
   std::uint64_t calls = 0;  ///< number of random operators since the seed was set
 };
 
-/// A stable stream number for a name (FNV-1a), for example a parameter's FQN.
+/// Returns a stable stream number for a name (FNV-1a), for example a parameter's FQN.
 std::uint64_t stream_of(const char* name);
 
-/// Stream number `index` of many streams that are derived from `stream`, for example one stream for
-/// each call.
+/// Returns stream number `index` of many streams that are derived from `stream`, for example one
+/// stream for each call.
 std::uint64_t substream(std::uint64_t stream, std::uint64_t index);
 
 }  // namespace tessera

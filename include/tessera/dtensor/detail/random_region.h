@@ -20,7 +20,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Describes which elements of the global tensor a local tensor has, to draw random numbers.
+/// The elements of the global tensor that a local tensor has, for drawing random numbers.
 struct RandomPlace {
   kernels::GlobalPlace elements;
   /// The sizes with which the local tensor must be viewed before it is filled, if `elements` splits
@@ -30,7 +30,7 @@ struct RandomPlace {
   bool is_part = false;
 };
 
-/// The elements that a tensor's own layout gives this rank; all elements if the tensor is plain.
+/// The elements that this rank has by the tensor's layout; all elements if the tensor is plain.
 RandomPlace own_place(const at::Tensor& tensor);
 
 /// Fills `local`, a plain floating-point tensor, with random numbers that autograd does not record.
@@ -54,7 +54,7 @@ class BatchRows {
   /// Constructs the rows of a forward whose input has `sizes` on this rank (nullopt: no input
   /// tensor). `dims` are 1-D meshes that number the data-parallel ranks, the outermost mesh first.
   BatchRows(std::vector<DeviceMesh> dims, std::optional<std::vector<std::int64_t>> sizes);
-  /// Constructs the rows of a forward in which every tensor is part `index` of `count` equal parts.
+  /// Constructs the rows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
   /// Whether a BatchPart of the program declared the rows, and not the forward's input.
@@ -64,8 +64,8 @@ class BatchRows {
   /// on all ranks. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
-  /// Changes `place` from elements of this rank's tensor, which has `sizes`, to elements of the
-  /// tensor of all ranks' rows. Collective like settle(). Throws Error if the elements are unknown.
+  /// Converts `place`, elements of this rank's tensor of `sizes`, to elements of the tensor with
+  /// the rows of all ranks. Collective like settle(). Throws Error if the elements are unknown.
   void move(RandomPlace& place, const RandomCall& call, c10::IntArrayRef sizes);
 
  private:
@@ -100,8 +100,8 @@ class RandomRegion {
   /// random operator on a plain tensor cannot know which elements of the global tensor it fills,
   /// and throws.
   void note_part();
-  /// Finds the elements of the global tensor for which `call` draws. Collective at the first call
-  /// if data-parallel ranks must compare rows. Throws Error if the elements are unknown.
+  /// Finds the global elements for which `call` draws; throws Error if they are unknown. Collective
+  /// at the first call if data-parallel ranks must compare their numbers of rows.
   RandomPlace place_of(const RandomCall& call);
 
  private:
@@ -115,7 +115,7 @@ class RandomRegion {
   DeviceMesh replicated_on_;
   bool hands_out_parts_ = false;
   /// The RandomPlaces that the outermost region found in forward, by call. A recomputation in
-  /// backward reads them, because its inputs look like parameters.
+  /// backward reads these RandomPlaces, because its inputs look like parameters.
   std::map<std::pair<std::uint64_t, std::uint64_t>, RandomPlace> places_;
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
@@ -148,7 +148,7 @@ struct ActiveRandomRegion {
   bool replays = false;
 };
 
-/// Sets this thread's RandomRegion during the scope; nullptr means no region. `replays`: whether
+/// A RandomRegionScope sets this thread's RandomRegion; nullptr means no region. `replays`: whether
 /// the scope recomputes a forward in which the region has already drawn its numbers.
 class RandomRegionScope {
  public:

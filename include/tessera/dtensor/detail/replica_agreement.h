@@ -41,7 +41,7 @@ struct Peers {
 
 /// All ranks of a mesh as Peers.
 Peers peers_of(const DeviceMesh& mesh);
-/// The ranks that differ from this rank only in their coordinate along one mesh dimension.
+/// The ranks whose coordinates equal this rank's except along one mesh dimension.
 Peers peers_along(const DeviceMesh& mesh, int dim);
 
 /// Whether the ranks along mesh dimension `mesh_dim` have equal copies: the layout is neither
@@ -78,11 +78,11 @@ std::int64_t hash_of_values(const at::Tensor& tensor);
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 
-/// The global sizes of a tensor with `placements` on `mesh` whose part on this rank is `local`.
-/// Each Shard must name a dimension of `local`; strided shards are not allowed. If a dimension is
-/// sharded, the ranks exchange the sizes of their parts in CPU memory. Throws Error, on every rank,
-/// if the parts are not those of torch.chunk; `what` names the caller. Collective, except for meta
-/// tensors, whose shards count as even.
+/// The global sizes of a tensor with `placements` on `mesh` whose local tensor on this rank is
+/// `local`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
+/// dimension is sharded, the ranks exchange their local sizes in CPU memory. Throws Error, on every
+/// rank, if the shards are not those of torch.chunk; `what` names the caller. Collective, except
+/// for meta tensors, whose shards count as even.
 std::vector<std::int64_t> agreed_sizes(const std::string& what, const at::Tensor& local,
                                        const DeviceMesh& mesh, const Placements& placements);
 

@@ -18,9 +18,9 @@ class Communicator;
 
 /// Finishes this rank's asynchronous redistributions (RedistributeOptions::async), including those
 /// of its backward, and returns `group`. Call this function before a collective that is waited for
-/// at once: ranks may use asynchronous results in different orders, and would otherwise wait for
-/// one another. Only a CPU needs this; on a GPU the streams preserve the order. Does not throw: a
-/// failed redistribution throws when its result is used. Not collective. Example:
+/// at once: ranks may use asynchronous results in different orders, and would otherwise deadlock.
+/// Only a CPU needs this; on a GPU the streams preserve the order. Does not throw: a failed
+/// redistribution throws when its result is used. Not collective. Example:
 /// flush_pending_transfers(group).all_reduce(sums, ReduceOp::kSum)->wait();
 comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 
@@ -45,9 +45,9 @@ void call_at_end_of_backward(std::function<void()> callback);
 /// not sufficient. Both tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
-/// Sums many small tensors over the ranks of a process group, such as the gradients of norm weights
-/// under sequence parallelism. All sums of one type over one group use one all-reduce, instead of
-/// one for each sum. Not thread safe. Without autograd.
+/// A DeferredSums object sums many small tensors over the ranks of a process group, such as the
+/// gradients of norm weights under sequence parallelism. All sums of one type over one group use
+/// one all-reduce, instead of one for each sum. Not thread safe. Without autograd.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
@@ -57,7 +57,7 @@ class DeferredSums {
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
   /// Computes all sums that were added. Collective over each group in use.
   void run();
-  /// Drops the sums of `owner` that run() has not computed. All ranks of the group must do so.
+  /// Drops the sums of `owner` that run() has not computed. All ranks of the group must call this.
   void forget(const void* owner);
 
  private:

@@ -48,8 +48,8 @@ void queue_end_of_backward(std::function<void()> callback);
 // node belongs to the program if torch::autograd::Function made it, in C++ or Python (also in this
 // library), or if its class is neither libtorch's nor this library's.
 //
-// A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export what
-// dynamic_cast needs.
+// A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export the type
+// information that dynamic_cast needs.
 //
 // Canary: GradientHooksCanary, a test of libtorch itself.
 

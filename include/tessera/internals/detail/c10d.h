@@ -28,11 +28,11 @@ using StorePtr = c10::intrusive_ptr<Store>;
 /// Makes a store in the memory of this process.
 StorePtr memory_store();
 
-/// Whether `store` is a memory_store(), or has a prefix (store_below) and is one below it. Calls of
-/// such a store do not wait.
+/// Whether `store` is a memory_store() or a store_below() of one. Calls of such a store do not
+/// wait.
 bool is_in_memory(const StorePtr& store);
 
-/// Returns a store whose keys are those of `store` that begin with `prefix`.
+/// Returns a store that prepends `prefix` to its keys and keeps their values in `store`.
 StorePtr store_below(const std::string& prefix, const StorePtr& store);
 
 struct TcpStore {
@@ -49,18 +49,18 @@ StorePtr connect_store(const TcpStore& where);
 /// Returns the port of a store of connect_store(). For port 0 the server has chosen a free port.
 std::uint16_t port_of(const StorePtr& store);
 
-// c10d's process groups, with the interface that Gloo and NCCL share. It is documented for Python
-// only, where torch.distributed calls it through the dispatcher.
+// c10d's process groups, with the interface that Gloo and NCCL share. The interface is documented
+// for Python only, where torch.distributed calls it through the dispatcher.
 //
-// Some of these functions may be renamed: the headers of 2.15 contain both names.
+// Some functions of c10d may be renamed: libtorch 2.15's headers contain old and new names.
 //
 // Canary: C10dGroupCanary, a test of libtorch itself, with Gloo.
 
 using Group = c10d::Backend;
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-/// A running collective. wait(time) throws both after the time-out and after a failure;
-/// isCompleted() distinguishes the two cases.
+/// A running collective. wait(time) throws after a time-out and after a failure; isCompleted()
+/// distinguishes these cases.
 using GroupWork = c10d::Work;
 using GroupWorkPtr = c10::intrusive_ptr<GroupWork>;
 

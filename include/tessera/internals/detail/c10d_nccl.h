@@ -17,8 +17,8 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// An NCCL process group, through c10d's ProcessGroupNCCL. It uses libtorch's streams and memory
-// pool, and has a flight record (a log of the last collectives), in contrast to NCCL itself.
+// An NCCL process group, through c10d's ProcessGroupNCCL. In contrast to NCCL itself, the class
+// uses libtorch's streams and memory pool, and has a flight record (a log of the last collectives).
 //
 // The sources of libtessera_cuda.so define USE_C10D_NCCL and include NCCL's header.
 //
@@ -67,7 +67,7 @@ inline ncclComm_t communicator_of(NcclProcessGroup& group) {
   return reinterpret_cast<ncclComm_t>(group.getCommPtr());
 }
 
-/// Returns libtorch's NCCL version in the format of NCCL_VERSION_CODE. libtorch itself has the
+/// Returns libtorch's NCCL version in the format of NCCL_VERSION_CODE. libtorch itself stores the
 /// three numbers of the version as 16-bit fields of one integer.
 inline int nccl_of_libtorch() {
   const std::uint64_t packed = torch::cuda::nccl::version();

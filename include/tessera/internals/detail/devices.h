@@ -30,7 +30,7 @@ struct CachedMemory {
   std::int64_t peak_reserved = 0;
   std::int64_t peak_active = 0;  ///< the maximum of the bytes in use by tensors
 };
-/// Returns the maxima since the last call of this function.
+/// Returns the maximum memory use since the last call of this function.
 CachedMemory take_cached_memory(c10::Device device);
 /// Returns the total memory of the device in bytes.
 std::int64_t memory_capacity(c10::Device device);
@@ -52,8 +52,8 @@ struct CudnnVersions {
 /// Returns the versions of cuDNN; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
-// Replaces libtorch's allocator for CPU memory. Deriving from c10::Allocator is public. The
-// function that sets the allocator of the process is exported, but not documented.
+// The functions below replace libtorch's allocator for CPU memory. Deriving from c10::Allocator is
+// public. The function that sets the process's allocator is exported, but not documented.
 //
 // Canary: CpuAllocatorCanary, a test of libtorch itself.
 

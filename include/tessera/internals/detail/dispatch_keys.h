@@ -47,7 +47,7 @@ inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KE
 // guards (InferenceMode, NoGradGuard, AutoDispatchBelowADInplaceOrView) set only certain keys. The
 // guards for any key are in c10::impl.
 //
-// Aliases and inline functions, because every dispatch of a distributed tensor uses them.
+// The functions are inline, because every dispatch of a distributed tensor uses them.
 //
 // Canary: KeyScopesCanary, a test of libtorch itself.
 

@@ -106,9 +106,9 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
   torch::autograd::set_history(output, node);
 }
 
-// A tensor that a node of autograd's graph saves for backward. It may be a result of the node
-// without a reference cycle, later writes to it are detected, and saved-tensor hooks apply to it.
-// torch::autograd::Function stores such tensors in a list; Tessera's nodes have them as members.
+// A tensor that a node of autograd's graph saves for backward. The tensor may be a result of the
+// node without a reference cycle, later writes to it are detected, and saved-tensor hooks apply.
+// torch::autograd::Function stores such tensors in a list; Tessera's nodes store them as members.
 //
 // Up to libtorch 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr;
 // pointer_to() returns the right one.
@@ -126,7 +126,7 @@ bool hooks_keep_tensors();
 // The node of a leaf tensor in autograd's graph (AccumulateGrad), which adds a gradient to `.grad`
 // of the leaf. With OpenGradient another node may add to `.grad` itself, under the lock of the
 // leaf's node. The node can also be replaced, for a parameter for which the graph contains another
-// tensor (FSDP). There is no public way to get or set it.
+// tensor (FSDP). There is no public way to get or set the node of a leaf.
 //
 // Up to libtorch 2.12 the node is owned by shared_ptr, from 2.13 by intrusive_ptr. The leaf has
 // only a weak pointer to its node, and makes a node if there is none.
@@ -157,9 +157,9 @@ using WeakNodePtr = std::weak_ptr<Node>;
 using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
-/// Gives a node access to `.grad` of the leaf to which its gradient goes. The node may add its
-/// result to `.grad` directly and return an undefined gradient. While this object exists, it holds
-/// the lock of the leaf's node.
+/// An OpenGradient gives a node access to `.grad` of the leaf to which the node's gradient goes.
+/// The node may add its result to `.grad` directly and return an undefined gradient. While this
+/// object exists, it holds the lock of the leaf's node.
 class OpenGradient {
  public:
   /// `node` runs on this thread, and returns a gradient for `edge`. tensor() is undefined if other
@@ -185,16 +185,15 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 //
 // Canary: SequenceNumberCanary, a test of libtorch itself.
 
-/// Reserves the sequence number of the node that this thread would make next: no other node gets
-/// the number.
+/// Reserves the sequence number that this thread's next node would get; no other node gets it.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
 
-// Replaces autograd's engine by one that calls two functions of Tessera. One chooses saved-tensor
-// hooks for a tensor that is saved for backward: libtorch's stack of hooks accepts only Python
-// objects, and in C++ libtorch asks the engine instead. The other finds the gradient of a parameter
-// for which the graph contains another tensor (FSDP).
+// install_engine() replaces autograd's engine by one that calls two functions of Tessera. One
+// chooses saved-tensor hooks for a tensor that is saved for backward: libtorch's stack of hooks
+// accepts only Python objects, and in C++ libtorch asks the engine instead. The other finds the
+// gradient of a parameter for which the graph contains another tensor (FSDP).
 //
 // set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.
 //
@@ -221,7 +220,8 @@ struct EngineAnswers {
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's engine, which calls the functions of EngineAnswers. A test derives from it.
+/// libtorch's autograd engine with two functions overridden: they call the functions `hooks` and
+/// `execute` of the installed EngineAnswers. A test derives from this class.
 class AnsweringEngine : public torch::autograd::Engine {
  public:
   AnsweringEngine() = default;

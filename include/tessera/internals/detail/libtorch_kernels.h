@@ -19,9 +19,9 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// Calls libtorch's composite operators directly. For some operators Tessera registers a kernel that
-// calls libtorch's composite implementation. The functions in at:: would dispatch to Tessera's
-// kernel again.
+// The namespace `composite` has libtorch's composite operators for direct calls. For some operators
+// Tessera registers a kernel that calls libtorch's composite implementation. The functions in at::
+// would dispatch to Tessera's kernel again.
 //
 // A new libtorch version may implement a composite operator differently. The tests of operators
 // find composite operators that do not work on distributed tensors; the test below only checks that
@@ -48,9 +48,9 @@ bool has_onednn();
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, float beta,
                     float alpha);
 
-// Converts the results on the stack of a boxed kernel to typed results, for kernels that are also
-// called unboxed. libtorch's KernelFunction does the same for kernels that are registered as boxed,
-// and does not export the conversion.
+// take_result() converts the results on the stack of a boxed kernel to typed results, for kernels
+// that are also called unboxed. libtorch's KernelFunction does the same for kernels that are
+// registered as boxed, and does not export the conversion.
 //
 // Canary: UnboxedCallCanary, a test of libtorch itself.
 
@@ -61,16 +61,16 @@ Result take_result(torch::jit::Stack& stack) {
 }
 
 // The autograd kernel of an operator without a gradient: a backward through the operator throws. In
-// Python an operator without a gradient formula gets this kernel. In C++ it is a function that
-// libtorch exports without documentation.
+// Python an operator without a gradient formula gets this kernel. In C++ the kernel is a function
+// that libtorch exports without documentation.
 //
 // Canary: RefusedGradientCanary, a test of libtorch itself.
 
 torch::CppFunction refuse_gradient();
 
-// Computes sizes of a convolution and strides of a view as libtorch's operators do, and makes meta
-// tensors without dispatching. Only the operators are public, and these need tensors on a device
-// for which they have a kernel.
+// The functions below compute sizes of a convolution and strides of a view as libtorch's operators
+// do, and make meta tensors without dispatching. Only the operators are public, and these need
+// tensors on a device for which they have a kernel.
 //
 // Canary: ShapesByLibtorchCanary, a test of libtorch itself.
 

@@ -15,7 +15,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A tensor's version counter, which counts writes, so that autograd detects that a saved tensor was
+// The version counter of a tensor counts writes, so that autograd detects that a saved tensor was
 // changed. Only Tensor::_version() is public, and it throws for inference tensors. Writes without
 // an operator must be counted explicitly; wrappers share a counter.
 //
@@ -35,8 +35,8 @@ inline void count_write(const at::TensorBase& tensor) {
   tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-/// Makes two tensors share a version counter, so that a write to one tensor counts for both. Both
-/// must have a counter.
+/// Makes two tensors share a version counter, so that a write to one tensor counts for both
+/// tensors. Both must have a counter.
 inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other) {
   tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
@@ -124,13 +124,12 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
 /// would lose the view's grad_fn, and would change `tensor` without recording it.
 at::Tensor guarded_view(const at::Tensor& tensor);
 
-// Frees and allocates the memory of existing tensors, and moves tensors to other memory. PyTorch
-// calls this storage resize. The public functions are Tensor::set_(), an operator that counts as a
-// write, and set_data(), which replaces the tensor's state. The functions below do not change
-// version counters, so that autograd accepts the tensors that it has saved.
+// The functions below free and allocate the memory of existing tensors, and move tensors to other
+// memory. PyTorch calls this storage resize. The public functions are Tensor::set_(), an operator
+// that counts as a write, and set_data(), which replaces the tensor's state. The functions below do
+// not change version counters, so that autograd accepts the tensors that it has saved.
 //
-// From 2.15 a storage can materialise its
-// data on access; memory set by these functions is not of that kind.
+// From 2.15 a storage can materialise its data on access; these functions set ordinary memory.
 //
 // Canary: MemoryUnderTensorsCanary, a test of libtorch itself.
 

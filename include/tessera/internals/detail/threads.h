@@ -61,9 +61,9 @@ class CarriedScope {
   c10::DebugInfoGuard guard_;
 };
 
-// libtorch's thread-local state: dispatch keys, gradient mode, debug info, callbacks. It is copied
-// to continue a call on another thread, as libtorch's backward and at::parallel_for do. It has no
-// public name in torch::autograd.
+// libtorch's thread-local state: dispatch keys, gradient mode, debug info, callbacks. The state is
+// copied to continue a call on another thread, as libtorch's backward and at::parallel_for do. The
+// type has no public name in torch::autograd.
 //
 // Canary: StateOfThreadCanary, a test of libtorch itself.
 
