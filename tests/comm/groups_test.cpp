@@ -13,8 +13,8 @@
 #include "group_of_all.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/core/error.h"
+#include "testing/environment.h"
 #include "testing/errors.h"
-#include "testing/processes.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
@@ -134,15 +134,20 @@ TEST(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic) {
   });
 }
 
+// Shared memory compares each call; Gloo compares it when debugging.
 TEST(Purpose, IsComparedBetweenRanks) {
-  const std::vector<std::string> errors = ErrorsOfRanks(3, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    const at::Tensor output = at::zeros({6});
-    const PurposeScope purpose(group, rank.rank() == 1 ? "unit 'b'" : "unit 'a'");
-    group.all_gather(output, numbers_from(0, 2))->wait();
-  });
-  for (const std::string& error : errors) {
-    EXPECT_CONTAINS(error, "all_gather for unit 'a'", "all_gather for unit 'b'");
+  const testing::DebugChecks checks("1");
+  for (const bool shared : {true, false}) {
+    const testing::SharedMemory shared_memory(shared);
+    const std::vector<std::string> errors = ErrorsOfRanks(3, [&](Rank& rank) {
+      Communicator& group = *group_of_all(*rank.world());
+      EXPECT_EQ(group.name(), shared ? "shm" : "gloo");
+      const PurposeScope purpose(group, rank.rank() == 1 ? "unit 'b'" : "unit 'a'");
+      group.all_gather(at::zeros({6}), numbers_from(0, 2))->wait();
+    });
+    for (const std::string& error : errors) {
+      EXPECT_CONTAINS(error, "all_gather for unit 'a'", "all_gather for unit 'b'");
+    }
   }
 }
 
@@ -154,29 +159,6 @@ TEST(Purpose, EndsWithItsScope) {
     group.all_reduce(sum, ReduceOp::kSum)->wait();
     EXPECT_EQ(sum.item<double>(), 2.0);
   });
-}
-
-TEST(DISABLED_Purpose, DiffersOnRank1) {
-  const WorldPtr world = world_from_environment();
-  const CommunicatorPtr group = world->group({0, 1, 2}, "all");
-  EXPECT_EQ(group->name(), "gloo");
-  const PurposeScope purpose(*group, world->rank() == 1 ? "unit 'b'" : "unit 'a'");
-  try {
-    group->all_gather(at::zeros({6}), numbers_from(0, 2))->wait();
-    ADD_FAILURE() << "no error";
-  } catch (const Error& error) {
-    EXPECT_CONTAINS(error.what(), "unit 'a'");
-    EXPECT_CONTAINS(error.what(), "unit 'b'");
-  }
-}
-
-TEST(Purpose, IsComparedByEveryBackEndWhenDebugging) {
-  const auto processes =
-      testing::RunProcesses(3, "DISABLED_Purpose.DiffersOnRank1",
-                            {.environment = {{"TESSERA_SHM", "0"}, {"TESSERA_DEBUG", "1"}}});
-  for (const testing::Ended& ended : processes) {
-    EXPECT_EQ(ended.exit_code, 0) << ended.output;
-  }
 }
 
 }  // namespace

@@ -230,24 +230,6 @@ TEST(GatheredInput, LetsItsProductBeWrittenTo) {
   }
 }
 
-TEST_ON_MESH(GatheredInput, FeedsAFusedLinear, {2}, {"tp"}) {
-  std::vector<at::Tensor> results;
-  for (const bool regather : {false, true}) {
-    testing::Filled<nn::FusedLinear> linear(4, {{"gate", 6}, {"up", 6}});
-    parallelize_module(
-        linear, mesh,
-        {{"", fused_colwise_parallel({.input_layouts = Shard{0}, .regather = regather})}});
-    const at::Tensor x = split_leaf(testing::uniform_values({3, 4}, 0.2), mesh);
-    linear(x).square().sum().backward();
-    for (const at::Tensor& leaf : {*linear.weight, *linear.bias, x}) {
-      results.push_back(local_tensor(leaf.grad()));
-    }
-  }
-  for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_TRUE(results[i + 3].equal(results[i])) << i;
-  }
-}
-
 using Tensors = std::vector<at::Tensor>;
 
 constexpr testing::SmallLlamaConfig kConfig{.dim = 32, .inner = 64, .hidden = 64};
