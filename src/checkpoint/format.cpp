@@ -82,7 +82,7 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   } while (advance(index, block.first(outer)));
 }
 
-/// A piece has size 1 in each leading dimension of which one slice is larger than `most_elements`.
+/// A piece has size 1 in each leading dimension in which a single slice exceeds `most_elements`.
 void for_each_piece(SizesRef sizes, std::int64_t most_elements,
                     const std::function<void(SizesRef, SizesRef)>& visit) {
   if (product(sizes) == 0) {
@@ -115,8 +115,8 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// The result usually has one block. Some layouts split the part of a rank into several blocks: see
-/// owned_boxes().
+/// The result usually has one block. Some layouts split the shard of a rank into several blocks:
+/// see owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);

@@ -54,13 +54,13 @@ void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_eleme
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
-/// The blocks of a tensor that this rank has: one block for a plain tensor; no block if the rank is
-/// not on the tensor's mesh.
+/// Returns this rank's blocks of a tensor: one block for a plain tensor, none if the rank is not on
+/// the tensor's mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
 /// Returns a view of the block [offset, offset + sizes) of `tensor`.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                     std::span<const std::int64_t> sizes);
-/// Returns a view of the part of the local tensor that `box` describes.
+/// Returns a view of the block of the local tensor that `box` describes.
 at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;

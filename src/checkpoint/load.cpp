@@ -244,8 +244,8 @@ class Comparison {
     }
   }
 
-  /// Whether all values of the parameter are valid after the load. Parts that the step lacks are
-  /// valid only if they had values before the load.
+  /// Whether all values of the parameter are valid after the load. Elements that the step lacks are
+  /// valid only if the parameter had values before the load.
   bool will_be_whole(const nn::ParameterSlot& slot) const {
     const auto found = incomplete_.find(&slot);
     return found == incomplete_.end() || found->second;
@@ -353,7 +353,7 @@ void want_filling(const Filling& filling, StoredStep& step) {
       });
 }
 
-/// Whether two stored tensors of one tied parameter have equal values in the parts that this rank
+/// Whether two stored tensors of one tied parameter have equal values in the blocks that this rank
 /// needs.
 bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
   const c10::ScalarType type = filling.entry.tensor.scalar_type();

@@ -96,8 +96,8 @@ struct BatchOptions {
   /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
   /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Positions restart after this token. Its target would belong to
-  /// the next document, so the target is -100, which the loss ignores.
+  /// The token that ends a document. Positions restart after this token. The target of this token
+  /// would belong to the next document, and is therefore -100, which the loss ignores.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -107,8 +107,8 @@ struct RowRange {
 };
 
 /// Returns the rows that `rank` loads of a batch of `micro_batches` micro-batches. Each micro-batch
-/// is divided among the ranks: on any number of ranks it has the same rows, and its dropout draws
-/// the same random numbers. Throws Error unless the batch is divisible by ranks * micro_batches.
+/// is divided among the ranks, so the rows and the dropout masks of a micro-batch are the same on
+/// any number of ranks. Throws Error unless the batch is divisible by ranks * micro_batches.
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
@@ -129,7 +129,8 @@ class BatchLoader {
   struct Batch {
     at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
     at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
-    at::Tensor positions;  ///< (rows, S) int64, within the document; undefined without documents
+    at::Tensor positions;  ///< position of each token in its document, (rows, S) int64; undefined
+                           ///< unless document_end is set
     /// `positions` in host memory, so that a Llama finds document borders without waiting for a
     /// GPU.
     at::Tensor host_positions{};

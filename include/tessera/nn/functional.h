@@ -57,10 +57,11 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 /// mesh dimensions that shard the indices. An index out of range is an Error on CPU.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
-/// Zeroes each element with probability p and scales the others by 1/(1-p). The mask depends on
-/// `key` and the element's index in the global tensor; backward recomputes it. In the forward of a
-/// model with fully_shard, the global tensor includes the batch rows of all data-parallel ranks.
-/// Throws Error for a plain tensor whose part of the global tensor is unknown (docs/random.md).
+/// Zeroes each element with probability p and multiplies the other elements by 1/(1-p). The mask
+/// depends on `key` and the element's index in the global tensor; backward recomputes it. In the
+/// forward of a model with fully_shard, the global tensor includes the batch rows of all
+/// data-parallel ranks. Throws Error for a plain tensor whose part of the global tensor is unknown
+/// (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 // Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
@@ -75,10 +76,10 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
 
-/// allow_math_attention(true) permits attention by formula ("math") in training on a GPU, for all
-/// threads. Without this permission such training throws Error, because the formula is slow and
-/// saves all scores. Attention with dropout always uses the formula on a GPU. A CPU accepts every
-/// kernel.
+/// allow_math_attention(true) permits PyTorch's "math" attention kernel in training on a GPU, for
+/// all threads. Without this permission such training throws Error, because the kernel is slow and
+/// saves all scores. Attention with dropout always uses the math kernel on a GPU. A CPU accepts
+/// every kernel.
 using tessera::detail::allow_math_attention;
 
 /// The name of the kernel that attention() uses in training, for logs: "flash", "efficient,
@@ -209,16 +210,16 @@ class ContextParallel {
 
   const DeviceMesh& mesh() const { return mesh_; }
 
-  /// Positions of this rank's tokens in a sequence of `sequence` tokens: (sequence / n) int64.
-  /// positions(), shard() and unshard() throw Error unless 2n divides the sequence length. Not
-  /// collective.
+  /// Returns the positions of this rank's tokens in a sequence of `sequence` tokens: (sequence / n)
+  /// int64. positions(), shard() and unshard() throw Error unless 2n divides the sequence length.
+  /// Not collective.
   at::Tensor positions(std::int64_t sequence, c10::Device device) const;
-  /// Returns this rank's part of `whole`, which is split along `dim`. Not collective. Backward
-  /// writes the gradient of this rank's part only. PyTorch's _context_parallel_shard.
+  /// Returns this rank's shard of `whole`, which is split along `dim`. Not collective. Backward
+  /// writes the gradient of this shard only. Like PyTorch's _context_parallel_shard.
   at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
-  /// Gathers the whole tensor, in the order of positions, from equal parts along `dim` on all
-  /// ranks. Collective. Gradient: the sum over all ranks of the gradients of the whole tensor;
-  /// differentiable once. PyTorch's context_parallel_unshard.
+  /// Gathers the whole tensor, in the order of positions, from the equal shards along `dim` of all
+  /// ranks. Collective. Gradient: the gradient of the whole tensor, summed over all ranks;
+  /// differentiable once. Like PyTorch's context_parallel_unshard.
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// Computes attention of this rank's queries with the keys and values of the whole sequence. q:

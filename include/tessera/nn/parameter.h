@@ -94,7 +94,7 @@ class ParameterSlot : public detail::SlotState {
   /// first call of named_slots().
   const std::string& fqn() const { return fqn_; }
 
-  /// For experts and pipeline stages: a mesh whose slices have different parameters under this
+  /// For experts and pipeline stages: a mesh along which ranks have different parameters under this
   /// name. If the mesh is undefined, other slices of the root mesh have copies of the parameter.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }

@@ -12,9 +12,9 @@
 /// fp32 and bf16 on a CPU this library has vectorised kernels, with fp32 arithmetic and one
 /// rounding. Their order of operations depends neither on the instruction set nor on the number of
 /// threads, so results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16,
-/// and give the same bits in every run. An operation is one launch, or two for the gradients of a
-/// norm's weight and of an embedding table. In other cases ATen operators compute the same
-/// formulas.
+/// and give the same bits in every run. An operation takes one kernel launch, or two for the
+/// gradient of a norm's weight or of an embedding table. In other cases ATen operators compute the
+/// same formulas.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -48,7 +48,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 
 /// Returns silu(gate) * up for tensors of one shape (SwiGLU, Shazeer 2020).
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
-/// The gradients of gate and up in silu_mul(gate, up).
+/// Returns the gradients of gate and up in silu_mul(gate, up).
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up);
 /// Recomputes silu_mul(gate, up), bit-equal, together with the gradients of gate and up, in one
@@ -58,7 +58,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
                                                                        const at::Tensor& up);
 /// Rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
 /// head_dim), with halves (x1, x2); cos, sin: (sequence, head_dim). Returns (x1 cos1 - x2 sin1, x2
-/// cos2 + x1 sin2), or with `transposed` the adjoint operation, which computes the gradient.
+/// cos2 + x1 sin2), or if `transposed` the result of the transposed rotation, which is the
+/// gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed);
 /// Like rotary_embedding(), for queries and keys in one pass. Queries and keys may have different
@@ -71,10 +72,10 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
 /// outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
-/// The gradient of a shard of an embedding table; the shard has `rows` rows. Each row's terms are
-/// added in the order of their positions, in fp32 (fp64 for fp64), so the result has the same bits
-/// for any number of threads. On CUDA the terms are summed in parts, which depend on the indices
-/// only.
+/// The gradient of a shard of an embedding table; the shard has `rows` rows. The gradients of one
+/// row's tokens are added in the order of `indices`, in fp32 (fp64 for fp64), so the result has the
+/// same bits for any number of threads. On CUDA partial sums are added, whose tokens depend only on
+/// the indices.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
@@ -87,10 +88,10 @@ struct Fp8Rows {
   at::Tensor scales;  ///< the scales of the rows: (rows, 1), fp32, powers of two
 };
 
-/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`: (1,
-/// columns) powers of two, or undefined for ones. The scale of a row is the smallest power of two,
-/// at least 2^-100, for which the largest element divided by the scale is at most 448. A value is
-/// the exact quotient x / scale, rounded to nearest, ties to even. Therefore
+/// Quantises the rows of x * factors. x: (rows, columns), of any floating-point type. `factors`:
+/// (1, columns), powers of two, or undefined for ones. The scale of a row is the smallest power of
+/// two, at least 2^-100, for which the largest element divided by the scale is at most 448. A value
+/// is the exact quotient x / scale, rounded to nearest, ties to even. Therefore
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
@@ -108,8 +109,9 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
 /// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
-/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight is quantised as by
-/// fp8_linear(): its scales are multiplied into grad, and then the rows of grad are quantised.
+/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight has the fp8 values and
+/// scales of fp8_linear(). grad is multiplied by these scales, and then the rows of grad are
+/// quantised.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 /// Computes grad^T x: (..., out), (..., in) -> (out, in). The columns of grad and x have scales,
 /// computed from the rows of these local tensors.

@@ -29,7 +29,7 @@ TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
 TESSERA_HOST_DEVICE inline double portable_log(double x) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
-  // Adding the distance from sqrt(1/2) to 1 makes the mantissa wrap at sqrt(2).
+  // Adds the difference of the bits of 1 and sqrt(1/2): the exponent grows from x = sqrt(2) 2^k on.
   bits += 0x3FF0000000000000ULL - 0x3FE6A09E00000000ULL;
   const auto k = static_cast<double>(static_cast<int>(bits >> 52) - 1023);
   bits = (bits & 0x000FFFFFFFFFFFFFULL) + 0x3FE6A09E00000000ULL;
@@ -100,7 +100,7 @@ TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   return p < 0.5 ? -magnitude : magnitude;
 }
 
-/// Whether p is within 0.425 of 1/2, where one rational function covers 85 % of all draws.
+/// Whether p is within 0.425 of 1/2, the range of central_quantile(), with 85 % of all draws.
 TESSERA_HOST_DEVICE inline bool is_central(double p) {
   return p - 0.5 >= -0.425 && p - 0.5 <= 0.425;
 }

@@ -52,8 +52,8 @@ std::int64_t origin_of(const ParameterSlot& slot);
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
-/// A version number of `tensor`. It grows with each write to `tensor`, or to its local tensor, that
-/// autograd's version counters count. 0 for a tensor that was made in inference mode.
+/// Returns a version number of `tensor`, which grows with each write that autograd's version
+/// counters of `tensor` or its local tensor count; 0 for a tensor that was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
 // Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a
@@ -84,8 +84,9 @@ struct CopyCheck {
 /// Throws Error, on all ranks of `peers`, if a tensor differs from its copy on another of these
 /// ranks. The message names the tensor, two ranks, the mesh dimension between them and the call
 /// that would reduce the tensor over that dimension. Two tensors are compared if their names are
-/// equal and they are at the same position of meshes with the same sizes. Collective over `peers`,
-/// in CPU memory: one exchange of hashes, and a second exchange, of texts, if hashes differ.
+/// equal and their ranks have the same coordinates in meshes of equal sizes. Collective over
+/// `peers`, in CPU memory: one exchange of hashes, and a second exchange, of texts, if hashes
+/// differ.
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 

@@ -31,8 +31,9 @@ class DeferredBias {
   bool defer_bias_ = false;
 };
 
-/// Computes the matrix products of several Linears with one input x. Backward adds their gradients
-/// of x in place (`addmm_` with beta = 1), if this needs no communication and is not recorded.
+/// Computes the matrix products of several Linears with one input x. Backward adds the products'
+/// gradients of x in place (`addmm_` with beta = 1), unless the addition needs communication or is
+/// recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;

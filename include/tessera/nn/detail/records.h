@@ -15,8 +15,8 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// The parts of a fused parameter, which weight files store as separate tensors. A fused module
-/// replaces several modules; each part is the weight of one of them. The fused parameter has
-/// `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
+/// replaces several modules; each part is the weight of one replaced module. The fused parameter
+/// has `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
 struct StoredParts {
   /// One part of a fused parameter: the weight of a replaced module.
   struct Part {
@@ -61,9 +61,9 @@ struct CheckpointCounts {
 
 class ModuleBase;
 
-/// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
-/// before the first training forward. Loss functions read this number to find out whether their
-/// inputs are only a part of the batch.
+/// Number of data-parallel ranks among which the batch of this thread's last training forward was
+/// divided; 1 before the first training forward. Loss functions read this number to find out
+/// whether their inputs are only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 

@@ -18,8 +18,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// What FSDP knows of the gradients of the parameters that it shards; attached to each module that
-/// owns such a parameter.
+/// A function of FSDP about gradients; attached to each module with parameters that FSDP shards.
 struct GradientRecord {
   /// Whether this rank's local gradient, before the last reduction, is known to be non-finite.
   /// Waits for the device.
@@ -34,7 +33,7 @@ std::string describe(const ParameterSlot& slot);
 void drop_gradient(const ParameterSlot& slot);
 /// Sets whether the parameter in `slot` is trainable.
 void set_trainable(ParameterSlot& slot, bool trainable);
-/// GradientRecord::brought_nonfinite() for the parameter in `slot`; false without FSDP.
+/// Calls GradientRecord::brought_nonfinite() for the parameter in `slot`; false without FSDP.
 bool brought_nonfinite(const ParameterSlot& slot);
 
 /// A tensor in `.grad` of a parameter whose gradient cannot be read. Every operator on the
@@ -95,8 +94,8 @@ std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// A counter that increases whenever a parameter gets unfilled storage. After a change, module
-/// calls check their parameters again.
+/// A counter that increases whenever a parameter gets unfilled storage. After an increase, the next
+/// call of each module checks the module's parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
