@@ -70,8 +70,8 @@ enum class Checksums { kRequired, kOptional };
 bool is_as_written(std::string_view text);
 
 /// Parses a manifest. Throws Error, with `path`, for a wrong checksum, an unknown version, file
-/// names that lead out of the folder, files without checksums, and blocks of a tensor that overlap
-/// or leave holes.
+/// names that lead out of the folder, files without checksums, and blocks that do not cover each
+/// element of a tensor exactly once.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
@@ -91,7 +91,7 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder);
 /// Makes a manifest, without checksums, from the shards of PyTorch. A missing last shard cannot be
 /// detected: the tensor then looks smaller. Throws Error for invalid files, for files without block
 /// offsets, for files of a Tessera save whose manifest is missing, and for blocks that overlap or
-/// leave holes.
+/// do not cover their tensor.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
 /// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.

@@ -52,7 +52,7 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
                          std::int64_t bytes, const char* config_file = "config.json");
 
 /// Returns `config_json` with the type of the exported weights. If `config_json` names no type,
-/// fp32 is not added, because readers assume it. Throws Error for a type that exports do not
+/// fp32 is not added, because readers assume fp32. Throws Error for a type that exports do not
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 

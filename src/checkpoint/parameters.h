@@ -27,7 +27,7 @@ struct NamedParameter {
 /// temporary parameter slots (nn::ParameterSlot) that share the memory of the buffers.
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 
-/// The part of saved_slots() that model files contain: everything except adapters (nn::apply_lora).
+/// Returns saved_slots() without adapters (nn::apply_lora), which model files do not contain.
 std::vector<NamedParameter> model_slots(const nn::ModuleBase& module);
 
 /// Returns the element of `of_parameters` for the parameter whose optimizer state has the name
@@ -94,9 +94,9 @@ struct StoredTensor {
 /// parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
-/// A tensor in a checkpoint, and the tensor of the model or optimizer that it stores as a whole or
-/// in part. The parts of a fused parameter are stored separately, so that models with and without
-/// fusion can load them.
+/// A tensor in a checkpoint, and the model or optimizer tensor of which it stores all or a part.
+/// The parts of a fused parameter are stored separately, so that models with and without fusion can
+/// load them.
 struct StateEntry {
   nn::SlotPtr slot;          ///< the parameter's slot, also if the entry is optimizer state
   bool is_parameter = true;  ///< false: optimizer state; true: a parameter or a buffer

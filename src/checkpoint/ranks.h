@@ -19,8 +19,8 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// The process group of all ranks. It connects every rank that saves or loads with rank 0, even if
-/// the world is larger than the meshes of the model. Collective at the first call.
+/// Returns the process group of all ranks. The group connects every saving rank with rank 0, even
+/// if the world is larger than the meshes of the model. Collective at the first call.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
 /// A CPU process group of all ranks, used only by sharded saves: a background save uses this group

@@ -50,7 +50,7 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
   return name == detail::step_folder_name(step) ? std::optional(step) : std::nullopt;
 }
 
-/// The folders of steps in `dir`, highest step first.
+/// Returns the folders of steps in `dir`, highest step first.
 std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   std::map<std::int64_t, fs::path, std::greater<>> steps;
   std::error_code error;
@@ -254,7 +254,7 @@ void StepFolder::claim() const {
                 path_.string(), "': ", std::strerror(errno),
                 ": name a folder that may be written and has room");
   std::error_code error;
-  // A link is rejected, because it may lead to the files of another program.
+  // A symbolic link is rejected, because it may lead to the files of another program.
   TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
                 "' is where the step goes, and is not a folder: move it away");
   check_not_there();

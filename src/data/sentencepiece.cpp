@@ -57,8 +57,8 @@ std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::stri
 /// Maximum size of a model file: ten times the largest known model.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 
-/// The protobuf field normalizer_spec { add_dummy_prefix: false }. Appended to a model, it is
-/// merged into the model's normalizer_spec.
+/// The protobuf field normalizer_spec { add_dummy_prefix: false }. If these bytes are appended to a
+/// model, protobuf merges them into the model's normalizer_spec.
 constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";

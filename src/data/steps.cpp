@@ -235,8 +235,9 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-/// Returns a step that splits texts at the matches of an expression. Matches become pieces, too,
-/// unless `removes` is true. If `invert` is true, the parts between matches count as the matches.
+/// Returns a step that splits texts at the matches of an expression. Matches become separate
+/// pieces, or are dropped if `removes` is true. If `invert` is true, the texts between matches
+/// count as the matches.
 PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(expression);
   return [pattern, removes, invert](Piece piece, OnPiece on_piece) {
@@ -267,8 +268,8 @@ PreTokenizers::Step read_split(const JsonField& field) {
   return split_step(pattern.at("Regex").text(), removes, field.at("invert").flag_or(false));
 }
 
-/// The piece with each space replaced by `mark`. If `prepended` is true, `mark` is also put before
-/// the piece.
+/// Returns the piece with each space replaced by `mark`. If `prepended` is true, `mark` is also put
+/// before the piece.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {
@@ -325,7 +326,8 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
 
 void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   const std::string& type = field.type();
-  // A step after ByteLevel would see the characters that represent bytes.
+  // A step after ByteLevel would have to process GPT-2's alphabet, to which texts are not
+  // converted.
   field.require(type == "Sequence" || !all.byte_level, "before ByteLevel");
   if (type == "Sequence") {
     field.only({"pretokenizers"});

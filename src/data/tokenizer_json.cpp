@@ -109,8 +109,8 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
   return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
 }
 
-/// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens and
-/// decide themselves whether a text gets them.
+/// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens, and
+/// their own defaults for whether a text gets these tokens.
 void read_ends(const JsonField& root, TokenizerSettings& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -184,8 +184,8 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// The tokens that begin or end a text. `key`: the flag for this end of the text. `of_template`:
-/// the tokens in the template of tokenizer.json.
+/// Returns the tokens that begin or end a text. `key`: the flag for this end of the text.
+/// `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
                                     const Vocabulary& ids) {

@@ -88,12 +88,12 @@ struct AddedToken {
   bool normalized = false;  ///< whether the token is searched in the normalized text
   bool special = false;     ///< whether the token decodes to nothing
 };
-/// Reads all members of an AddedToken except the id. `special`: AddedToken::special if the object
-/// has no "special".
+/// Reads all members of an AddedToken except the id. `special`: the value of AddedToken::special if
+/// the object has no member "special".
 AddedToken added_token_of(const JsonField& field, bool special);
 
-/// Finds added tokens in a text, from left to right. Of several tokens at one place, the longest is
-/// found. Immutable.
+/// Finds added tokens in a text, from left to right. Of several tokens that begin at one position,
+/// the longest is found. Immutable.
 class AddedTokens {
  public:
   AddedTokens() = default;

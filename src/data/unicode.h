@@ -16,7 +16,7 @@ namespace tessera::data {
 
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
 
-/// The first character of a text, or the invalid bytes at the beginning of the text.
+/// The result of first_character(): one character, or invalid bytes.
 struct Utf8Step {
   std::size_t bytes = 0;
   bool valid = false;

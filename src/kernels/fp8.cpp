@@ -1,6 +1,6 @@
 // Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all matrices, with scales that are
-// powers of two. Such a scale changes the bits of a value only if the value is subnormal, so a
-// row's values are the same on a rank that has only a part of the row.
+// powers of two. Such a scale changes the bits of a value only if the value is subnormal, so other
+// values have the same bits on a rank that has only a shard of the row.
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"
 
@@ -43,8 +43,8 @@ Fp8Rows composed_quantized(const at::Tensor& x) {
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all values in bf16 are normal numbers.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
-  // amax - amax is 0, or NaN for a row that is not finite. The inverse of such a row must be NaN,
-  // because casts saturate on some processors.
+  // amax - amax is 0, or NaN for a row that is not finite. Such a row needs NaN as its inverse
+  // scale, because casts to fp8 saturate on some processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};

@@ -20,8 +20,7 @@ namespace tessera::kernels {
 
 /// Whether the CUDA kernels support this device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
-  // True also for the memory plan of a GPU, so that the plan allocates the same memory as the
-  // kernels on a GPU.
+  // True also while a FakeMode simulates a GPU, so that as much memory is allocated as on a GPU.
   return runs_on_cuda(x) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
@@ -79,8 +78,8 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
-/// The address of the tensor's data as T. A cast is needed, because data_ptr<T>() checks the scalar
-/// type, and Bf16 is only the bits of a bfloat16.
+/// Returns the address of the tensor's data as T. A cast is needed, because data_ptr<T>() checks
+/// the scalar type, and Bf16 is only the bits of a bfloat16.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());

@@ -54,8 +54,8 @@ const CudaKernels& cuda_kernels() {
   return *kernels;
 }
 
-/// The distribution is mirrored if most of the interval is in the upper tail, because probabilities
-/// near 1 have few significant digits (see TruncatedNormal).
+/// The distribution is mirrored at the mean if most of the interval is in the upper tail, because
+/// probabilities near 1 have few significant digits (see TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
                 " and ", high, " was asked for; std must be positive and the bounds in order");
@@ -69,7 +69,7 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// The place of a whole tensor: one Box from the origin, with equal local and global offsets.
+/// Describes a whole tensor: one Box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};

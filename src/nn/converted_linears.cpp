@@ -118,7 +118,7 @@ bool is_fp8(const Linear& linear) {
 
 namespace {
 
-/// Returns the Linears that match a pattern, and checks all of them before any is changed.
+/// Returns the Linears that match a pattern, and checks all of these before any Linear is changed.
 std::vector<LoraLinear> find_targets(const ModuleBase& root,
                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),

@@ -17,7 +17,7 @@
 
 namespace tessera::nn {
 
-// visit_modules(): collectives that run once per module rely on the order of its visits.
+// visit_modules(): collectives that run once per module rely on the same order on all ranks.
 
 namespace {
 
@@ -105,8 +105,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// The end of a message about a meta tensor that forward has used. It cannot be a parameter or
-/// buffer, because the outermost module call has checked them.
+/// The end of a message about a meta tensor that forward has used. The tensor cannot be a parameter
+/// or buffer, because the outermost module call has checked those.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -186,8 +186,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// Throws Error if FSDP has gathered a parameter. A type conversion replaces only the tensor that
-/// forward uses now, so FSDP's other tensor (shard or unsharded) would not be converted.
+/// Throws Error if FSDP has gathered a parameter. A type conversion would replace only the
+/// unsharded tensor, and not FSDP's shard.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {

@@ -1,4 +1,4 @@
-// Parameter slots (ParameterSlot). A slot represents a parameter while its tensor is replaced, for
+// Parameter slots (ParameterSlot). A slot represents a parameter whose tensor may be replaced, for
 // example by a shard. libtorch's Module stores tensors by name and does not know slots. Replacing
 // the tensor therefore updates every module that shares the slot.
 
@@ -38,8 +38,8 @@ std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The sum of the version counters of `tensor` and its local tensor. It changes whenever one of the
-// two counters increases.
+// Returns the sum of the version counters of `tensor` and its local tensor. The sum changes
+// whenever one of the counters increases.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -238,7 +238,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // Hashes may differ although the origins are equal, because a rank without a part of a parameter
+  // Hashes may differ although the origins are equal, because a rank without a shard of a parameter
   // has no origin.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
@@ -299,8 +299,8 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
   }
 }
 
-// PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. It has no
-// libtorch kernels, so a fallback for all operators on this key sees only placeholders.
+// PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. libtorch has
+// no kernels for this key, so a fallback for all operators on the key sees only placeholders.
 
 namespace {
 
@@ -453,7 +453,7 @@ void distribute_module(
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function may test for any
-    // of them.
+    // FQN.
     visit_modules(module,
                   [&](const std::string& fqn, ModuleBase& each) { partition(fqn, each, mesh); },
                   {.every_place = true});

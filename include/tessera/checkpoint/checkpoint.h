@@ -139,7 +139,7 @@ struct LoadReport {
 
 /// Fills the model and the optimizer state from a step, or from the newest step of a folder. The
 /// step may have been saved on any mesh and any number of ranks. Rank 0 chooses the step. Each rank
-/// reads the bytes of its shards, rounded to whole MiB, and verifies their checksums.
+/// reads the bytes of its shards, rounded to whole MiB, and verifies the checksum of each MiB.
 ///
 /// Collective over `world`. A failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed, if folders or options differ between ranks, if the step does not exist, if

@@ -35,8 +35,8 @@ struct Origins {
 };
 
 std::int64_t origin_of_seed(std::uint64_t seed);
-/// A hash of a few elements along each dimension. Independent random numbers differ in all of these
-/// elements.
+/// Returns the origin number of shards of `whole`: a hash of up to about 16 elements per dimension.
+/// Independent random tensors differ in each of these elements.
 std::int64_t origin_of_values(at::Tensor whole);
 
 /// Records the origin (the tensor that was split, or the seed) of the parameter in `slot`.
@@ -65,7 +65,7 @@ std::uint64_t written_version(const at::Tensor& tensor);
 struct CopiedTensor {
   std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
-  at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no part
+  at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no shard
   /// Whether all shards must have equal values too, as for a step count.
   bool same_for_all_parts = false;
   /// Whether copies may differ by rounding, because their sums were computed in another order.
