@@ -296,7 +296,7 @@ class Comparison {
     }
   }
 
-  /// The names of the tensor `entry` in the step: one name for each distinct stored tensor.
+  /// Returns the names of the tensor `entry` in the step: one name for each distinct stored tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;

@@ -24,8 +24,8 @@ namespace {
 
 using nlohmann::json;
 
-/// The maximum number of comparisons between stored blocks (chunks) of a tensor, which bounds the
-/// time for untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
+/// The maximum number of comparisons between stored blocks (chunks), which bounds the time for
+/// untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
 /// Returns the dimension in which the stored blocks (chunks) have the most distinct offsets, so

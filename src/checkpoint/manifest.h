@@ -75,8 +75,8 @@ bool is_as_written(std::string_view text);
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
-/// The text of the manifest in the folder of a step. Throws Error if the manifest is a symbolic
-/// link.
+/// Returns the text of the manifest in the folder of a step. Throws Error if the manifest is a
+/// symbolic link.
 std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
@@ -97,7 +97,7 @@ Manifest manifest_of_shards(const std::filesystem::path& folder);
 /// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
-/// The overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
+/// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
 /// `local_offset` of the result is relative to the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,

@@ -56,7 +56,7 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
-/// The total number of bytes of the tensors' values.
+/// Returns the total number of bytes of the tensors' values.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 
 /// The files of one export, on the rank that writes the files. Until publish(), only temporary

@@ -43,8 +43,8 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
   return found->second;
 }
 
-/// The value of nn::Dropout::calls() for each Dropout in a module, by FQN; an empty object if there
-/// is no Dropout.
+/// Returns the value of nn::Dropout::calls() for each Dropout in a module, by FQN; an empty object
+/// if there is no Dropout.
 nlohmann::json dropout_calls(const nn::ModuleBase& module);
 
 /// Throws Error for a parameter that is Partial or marked as different between ranks
@@ -66,8 +66,8 @@ struct Mismatch {
 
   bool empty() const { return missing.empty() && unexpected.empty() && different.empty(); }
 };
-/// A text such as "; missing: a, b": the first of `names`, and the number of further names. "" if
-/// `names` is empty.
+/// Returns a text such as "; missing: a, b": the first of `names`, and the number of further names.
+/// "" if `names` is empty.
 std::string listed(const char* what, const std::vector<std::string>& names);
 
 /// A tensor in files: a whole parameter, or the rows of a fused parameter that belong to one of its
@@ -89,9 +89,9 @@ struct StoredTensor {
   void visit_own(const at::Tensor& parameter, const Visit& visit) const;
 };
 
-/// The tensors that store a parameter in files: one tensor under the FQN of the parameter or, for a
-/// fused parameter, one tensor for each part. The modules of the parts are siblings of the
-/// parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
+/// Returns the tensors that store a parameter in files: one tensor under the FQN of the parameter
+/// or, for a fused parameter, one tensor for each part. The modules of the parts are siblings of
+/// the parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
 /// A tensor in a checkpoint, and the model or optimizer tensor of which it stores all or a part.
@@ -105,8 +105,8 @@ struct StateEntry {
   std::vector<std::string> names;  ///< the entry's names; several for tied parameters
 };
 
-/// The tensors that a checkpoint of a state has. The list is equal on every rank if the ranks have
-/// the same state. Throws Error for optimizer state of a parameter that the model lacks.
+/// Returns the tensors that a checkpoint of a state has. The list is equal on every rank if the
+/// ranks have the same state. Throws Error for optimizer state of a parameter that the model lacks.
 std::vector<StateEntry> state_entries(const StateDict& state);
 
 }  // namespace tessera::checkpoint

@@ -127,8 +127,7 @@ class Gather {
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    // Rank 0 receives from all ranks at once, so `round_elements` is a limit for all shards
-    // together.
+    // Rank 0 receives from all ranks at once, so `round_elements` limits the sum of all shards.
     const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       round(begin, begin + step);
@@ -210,8 +209,7 @@ class Gather {
   c10::DeviceType device_;
   const BlockVisitor& visit_;
   std::vector<PartHolder> parts_;
-  const PartHolder* mine_ =
-      nullptr;  ///< the shard of this rank; nullptr if this rank sends nothing
+  const PartHolder* mine_ = nullptr;  ///< this rank's shard; nullptr if this rank sends nothing
 };
 
 /// Whether every rank, including rank 0, has the whole tensor.

@@ -19,12 +19,12 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// Returns the process group of all ranks. The group connects every saving rank with rank 0, even
-/// if the world is larger than the meshes of the model. Collective at the first call.
+/// Returns the process group of all ranks. The group connects each rank that saves or loads with
+/// rank 0, even if the world is larger than the meshes of the model. Collective at the first call.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
-/// A CPU process group of all ranks, used only by sharded saves: a background save uses this group
-/// while the program uses the other groups. Collective at the first call.
+/// Returns a CPU process group of all ranks, used only by sharded saves: a background save uses
+/// this group while the program uses the other groups. Collective at the first call.
 comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 
 /// Runs `work`, which must not communicate, on every rank. If `work` throws on one rank, all ranks

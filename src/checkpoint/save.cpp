@@ -57,7 +57,7 @@ struct SavePlan {
   std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, in the order of the entries
   int files = 1;                     ///< the largest number of files that a rank writes
 
-  /// The name of the file of a block: "shard-00000-model-00001-of-00002.safetensors".
+  /// Returns the name of the file of a block: "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const {
     return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", chunk.rank, chunk.file,
                        files);
@@ -111,9 +111,8 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
 }
 
 /// Returns, for each shard of a tensor, the ranks that have the shard. The result depends only on
-/// the layout, so it is equal on every rank. If the mesh is a slice of a root mesh, the other
-/// slices along the same dimensions have copies. Throws Error if the ranks of these slices are
-/// unknown.
+/// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, slices along the
+/// same dimensions have copies. Throws Error if the ranks of the slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
   // Plain tensors are saved from rank 0: plain buffers may differ between ranks, for example the
   // running statistics of a norm.
@@ -299,7 +298,7 @@ FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
   return chunk;
 }
 
-/// The files that a rank writes, by name. The blocks share the memory of the state.
+/// Returns the files that a rank writes, by name. The blocks share the memory of the state.
 std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<StateEntry>& entries,
                                    int rank) {
   std::map<std::string, std::vector<FileChunk>> by_name;
@@ -363,8 +362,8 @@ json checked_state(const std::string& name, const Object& object) {
   return state;
 }
 
-/// The names of the saved objects as text, which must be equal on all ranks. Throws Error for a
-/// name that is empty or used twice.
+/// Returns the names of the saved objects as text, which must be equal on all ranks. Throws Error
+/// for a name that is empty or used twice.
 std::string names_of_objects(const StateDict& state) {
   std::set<std::string> seen;
   std::string names;
@@ -383,7 +382,7 @@ std::string names_of_objects(const StateDict& state) {
   return names;
 }
 
-/// The states of this rank that are to be saved, by name. Throws Error for a state that
+/// Returns the states of this rank that are to be saved, by name. Throws Error for a state that
 /// check_storable() rejects.
 json own_rank_states(const std::vector<std::pair<std::string, RankState*>>& objects) {
   json states = json::object();
@@ -440,8 +439,8 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       "all ranks");
 }
 
-/// The tensors whose copies must be equal on all ranks: parameters and optimizer state. Buffers may
-/// differ, for example the running statistics of a norm.
+/// Returns the tensors whose copies must be equal on all ranks: parameters and optimizer state.
+/// Buffers may differ, for example the running statistics of a norm.
 std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model,
                                                      const std::vector<StateEntry>& entries) {
   std::set<std::string> buffers;

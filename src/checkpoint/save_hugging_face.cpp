@@ -47,7 +47,7 @@ std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& param
   return sent;
 }
 
-/// The tensors to be written to files. Throws Error for parameters that cannot be saved.
+/// Returns the tensors to be written to files. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
                                               SentType dtype = {}) {
   std::vector<SafetensorsWriter::Item> items;
@@ -231,8 +231,8 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
   return adapters;
 }
 
-/// The FQNs in Hugging Face's model of the modules that have adapters, for PEFT. A FusedLinear has
-/// the FQNs of its parts.
+/// Returns the FQNs in Hugging Face's model of the modules that have adapters, for PEFT. A
+/// FusedLinear has the FQNs of its parts.
 std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
   for (const LoraLinear& each : adapters) {

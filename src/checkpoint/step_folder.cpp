@@ -34,7 +34,7 @@ constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
 
-/// A run_id as ASCII, for messages, because a run_id in a file may contain any characters.
+/// Returns a run_id as ASCII, for messages, because a run_id in a file may contain any characters.
 std::string quoted_run(const std::string& run_id) {
   return "run " + nlohmann::json(run_id).dump(-1, ' ', /*ensure_ascii=*/true,
                                               nlohmann::json::error_handler_t::replace);
@@ -62,7 +62,7 @@ std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   return steps;
 }
 
-/// The text of the marker file, which is the run_id; nullopt if there is no marker file.
+/// Returns the text of the marker file, which is the run_id; nullopt if there is no marker file.
 std::optional<std::string> marker_of(const fs::path& folder) {
   if (!is_marked(folder)) {
     return std::nullopt;
@@ -141,8 +141,8 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   }
 }
 
-/// The highest step below `before` with a valid manifest. Warns about invalid manifests. Throws
-/// Error for a manifest that exists but cannot be read, because it may be valid.
+/// Returns the highest step below `before` with a valid manifest. Warns about invalid manifests.
+/// Throws Error for a manifest that exists but cannot be read, because it may be valid.
 std::optional<std::int64_t> newest_step_in(const fs::path& dir,
                                            std::optional<std::int64_t> before = std::nullopt) {
   for (const auto& [step, folder] : steps_in(dir)) {

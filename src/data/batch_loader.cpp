@@ -257,7 +257,7 @@ SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& toke
 
 namespace {
 
-/// A hash in which each bit of the result depends on all bits of `value`: the finalizer of
+/// Returns a hash in which each bit of the result depends on all bits of `value`: the finalizer of
 /// splitmix64 (Steele et al. 2014).
 std::uint64_t mix(std::uint64_t value) {
   value += 0x9e3779b97f4a7c15;
@@ -282,7 +282,7 @@ class Permutation {
     }
   }
 
-  /// The value at position `index` of the permutation; `index` is in [0, count).
+  /// Returns the value at position `index` of the permutation; `index` is in [0, count).
   std::int64_t operator()(std::int64_t index) const {
     auto value = static_cast<std::uint64_t>(index);
     do {
@@ -355,9 +355,9 @@ class Mixture {
     return {at.first, n};
   }
 
-  /// The maximum number of samples of one source among `samples` consecutive samples. A node of the
-  /// tree that has the fraction p of its parent gets at most ceil(m p) of m consecutive samples of
-  /// the parent.
+  /// Returns the maximum number of samples of one source among `samples` consecutive samples. A
+  /// node of the tree that has the fraction p of its parent gets at most ceil(m p) of m consecutive
+  /// samples of the parent.
   std::int64_t most(std::size_t source, std::int64_t samples) const {
     Node at = root();
     while (at.last - at.first > 1) {

@@ -25,7 +25,7 @@ namespace {
 
 constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
 
-/// The flags for dlopen(). RTLD_DEEPBIND makes SentencePiece find its own symbols first.
+/// Returns the flags for dlopen(). RTLD_DEEPBIND makes SentencePiece find its own symbols first.
 /// AddressSanitizer does not allow this flag.
 int scope_of_names() {
   const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr;
@@ -175,8 +175,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return model_->piece(id) == content ? id : vocabulary();
   }
 
-  /// The token that begins or ends texts; empty if there is none. `of_model`: the id of the token
-  /// in the model; -1: none.
+  /// Returns the token that begins or ends texts; empty if there is none. `of_model`: the id of the
+  /// token in the model; -1: none.
   std::vector<std::int64_t> tokens_of(const TextEnd& end, int of_model) const {
     if (end.text) {
       return {id_of(*end.text)};

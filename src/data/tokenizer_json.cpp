@@ -80,7 +80,7 @@ void add_special_token(AddedToken token, TokenizerSettings& files) {
   }
 }
 
-/// The special token in a JSON field; nullopt if the field is null or "".
+/// Returns the special token in a JSON field; nullopt if the field is null or "".
 std::optional<AddedToken> special_token_of(const JsonField& field) {
   const json& value = field.json();
   if (value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty())) {
@@ -301,8 +301,8 @@ std::vector<Merge> read_merges(const JsonField& field, const Vocabulary& vocabul
   return merges;
 }
 
-/// The vocabulary with each token converted from GPT-2's alphabet to bytes. Drops tokens with
-/// characters outside this alphabet, because no text is encoded to such tokens.
+/// Returns the vocabulary with each token converted from GPT-2's alphabet to bytes. Drops tokens
+/// with characters outside this alphabet, because no text is encoded to such tokens.
 Vocabulary as_bytes(const Vocabulary& vocabulary) {
   Vocabulary bytes;
   bytes.reserve(vocabulary.size());

@@ -17,8 +17,8 @@
 namespace tessera::data {
 namespace {
 
-/// The size and the code point of the first character of `text`; a negative size if the character
-/// is invalid.
+/// Returns the size and the code point of the first character of `text`; a negative size if the
+/// character is invalid.
 utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
   return utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), std::ssize(text),
                           &code);
@@ -225,9 +225,8 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// Copies a "{", which begins an interval such as {2,3} or is a literal character. Rejects {n,m}+
-  /// and {n}?, which have a special meaning only in PCRE2, and {,m}, which is an interval only in
-  /// Oniguruma.
+  /// Copies a "{", which is a literal or begins an interval such as {2,3}. Rejects {n,m}+ and {n}?,
+  /// which are special only in PCRE2, and {,m}, which is an interval only in Oniguruma.
   void interval() {
     refuse_if(rest_.starts_with("{,"), "{,}");
     const std::size_t end = rest_.find_first_not_of("0123456789,", 1);

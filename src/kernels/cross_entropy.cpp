@@ -13,8 +13,7 @@
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
-// Cross entropy of rows of logits by ATen operators: for fp64, for fp16 on a CPU, and for meta
-// tensors.
+// Cross entropy of rows of logits by ATen operators, for fp64, meta tensors, and fp16 on a CPU.
 namespace tessera::kernels::by_operators {
 namespace {
 
@@ -58,8 +57,8 @@ at::Tensor row_maximum(const at::Tensor& logits) {
   return logits.amax(1).to(loss_type(logits));
 }
 
-/// The number that is subtracted from logits before exp(): the maximum, or 0 if the maximum is -inf
-/// (no columns, or only logits of -inf).
+/// Returns the number that is subtracted from logits before exp(): the maximum, or 0 if the maximum
+/// is -inf (no columns, or only logits of -inf).
 at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
@@ -193,7 +192,7 @@ bool has_loss_kernels(const at::Tensor& logits) {
   return has_kernels(logits) && has_dense_rows(logits);
 }
 
-/// The kernel's arguments that describe the logits. `targets` must be contiguous.
+/// Returns the kernel's arguments that describe the logits. `targets` must be contiguous.
 Logits call_of(const LossRows& rows, const at::Tensor& targets) {
   return {.data = rows.logits.const_data_ptr(),
           .stride = rows.logits.stride(0),
@@ -222,8 +221,7 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// Returns the address of a row; nullptr for a rank without columns, which has no memory for the
-/// row.
+/// Returns the address of a row; nullptr for a rank without columns, which stores no rows.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;

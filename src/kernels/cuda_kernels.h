@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// The element type of x, for which has_cuda_kernels() must be true.
+/// Returns the element type of x, for which has_cuda_kernels() must be true.
 inline Element element_of(const at::Tensor& x) {
   return x.scalar_type() == c10::ScalarType::Float      ? Element::kFloat
          : x.scalar_type() == c10::ScalarType::BFloat16 ? Element::kBFloat16

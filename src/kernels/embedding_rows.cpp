@@ -22,7 +22,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// The sizes of the result, with one vector for each index: (..., dim).
+/// Returns the sizes of the result, with one vector for each index: (..., dim).
 std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t dim) {
   std::vector<std::int64_t> sizes = indices.sizes().vec();
   sizes.push_back(dim);

@@ -19,8 +19,7 @@ struct Extent {
 };
 
 /// Adds a dimension in front of the existing dimensions. Must be called for the tensors' last
-/// dimension first. A dimension is merged with its neighbour if they are contiguous in both
-/// tensors.
+/// dimension first. Neighbouring dimensions that are contiguous in both tensors are merged.
 inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
   if (next.size == 1) {
     return;

@@ -29,7 +29,7 @@ constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
 /// at::_scaled_mm requires multiples of this number for both sizes of the second matrix.
 constexpr std::int64_t kMultiple = 16;
 
-/// The power of two 2^(number - 127), where `number` is a biased exponent of fp32.
+/// Returns the power of two 2^(number - 127), where `number` is a biased exponent of fp32.
 at::Tensor power_of_two(const at::Tensor& number) {
   return at::bitwise_left_shift(number, 23).view(at::kFloat);
 }
@@ -83,8 +83,8 @@ at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   return missing == 0 || !runs_on_cuda(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
-/// The matrix product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer bits.
-/// Only forward sets `fast`, as in torchao's recipe.
+/// Returns the matrix product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer
+/// bits. Only forward sets `fast`, as in torchao's recipe.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
                 "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "

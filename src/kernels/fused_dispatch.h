@@ -90,8 +90,8 @@ T* out(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
-/// The type in which ATen operators compute a formula: fp32 for half precision, with one rounding
-/// at the end, as in the row kernels. Throws Error for types that are not floating point.
+/// Returns the type in which ATen operators compute a formula: fp32 for half precision, with one
+/// rounding at the end, as in the row kernels. Throws Error for types that are not floating point.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
                 "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),

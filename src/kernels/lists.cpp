@@ -197,8 +197,7 @@ struct PlacedRows {
 };
 
 /// Returns the rows of `box`, a rectangular part of the whole tensor. A row spans the last
-/// dimensions that the box covers completely and the dimension before them, so its elements are
-/// consecutive.
+/// dimensions that the box covers completely and one dimension before these.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
   std::vector<Extent> extents;  // dimensions, with strides in the local and in the whole tensor
@@ -234,8 +233,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// Returns the rows of a parameter. With fp32 moments, which need no random numbers, there is one
-/// row.
+/// Returns the rows of a parameter: one row for fp32 moments, which need no random numbers.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {

@@ -56,8 +56,8 @@ at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
 
-/// The weight converted to fp32. The conversion is cheap, because the weight is small compared to
-/// the rows.
+/// Returns the weight converted to fp32. The conversion is cheap, because the weight is small
+/// compared to the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
@@ -76,8 +76,7 @@ AddRmsNormResult composed(const at::Tensor& x, const at::Tensor& residual, const
   return {y.to(x.scalar_type()), sum, rstd};
 }
 
-/// Computes the gradients of RMSNorm with ATen operators. If g is the gradient times the weight: dx
-/// = rstd * (g - x
+/// Computes RMSNorm's gradients with ATen operators. With g = gradient * weight: dx = rstd * (g - x
 /// * rstd^2 * mean(g * x)).
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
@@ -105,13 +104,13 @@ at::Tensor empty_rstd(const at::Tensor& x) {
   return at::empty(sizes, x.options().dtype(c10::ScalarType::Float));
 }
 
-/// The weight in a type that the CUDA kernels support: fp32, or the type of x.
+/// Returns the weight in a type that the CUDA kernels support: fp32, or the type of x.
 at::Tensor cuda_weight(const at::Tensor& weight, const at::Tensor& x) {
   return weight.defined() && weight.scalar_type() == x.scalar_type() ? weight.contiguous()
                                                                      : float_weight(weight);
 }
 
-/// The inputs of a call of the CUDA kernel. `x` and `weight` must be contiguous.
+/// Returns the inputs of a call of the CUDA kernel. `x` and `weight` must be contiguous.
 RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
   const Rows rows(x);
   return {.x = x.const_data_ptr(),
@@ -121,8 +120,7 @@ RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
           .size = rows.dim};
 }
 
-/// Computes the norm with the CUDA kernel. x must be dense, and so must the residual if it is
-/// defined.
+/// Computes the norm with the CUDA kernel. x and the residual, if defined, must be dense.
 void norm_on_cuda(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                   double eps, const AddRmsNormResult& result) {
   const at::Tensor scale = cuda_weight(weight, x);
@@ -283,8 +281,8 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {(d * up.to(type) * slope).to(gate.scalar_type()), (d * g * sigmoid).to(up.scalar_type())};
 }
 
-/// The distance between the beginnings of the rows of x, if it is constant and the elements of a
-/// row are consecutive; otherwise 0.
+/// Returns the distance between the beginnings of the rows of x, if it is constant and the elements
+/// of a row are consecutive; otherwise 0.
 std::int64_t row_stride(const at::Tensor& x) {
   if (x.dim() < 2 || x.stride(-1) != 1) {
     return 0;

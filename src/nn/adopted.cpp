@@ -261,8 +261,7 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
 }
 
 /// A buffer slot gets the module's buffer tensor itself, because forward writes to it in place.
-/// Running statistics on the meta device get memory and values at once, because statistics are
-/// small.
+/// Running statistics, which are small, get memory and values at once if on the meta device.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -351,7 +350,7 @@ Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }
 
-/// The standard deviation of Xavier initialisation (Glorot and Bengio 2010).
+/// Returns the standard deviation of Xavier initialisation (Glorot and Bengio 2010).
 double xavier_deviation(at::IntArrayRef sizes) {
   const std::int64_t field = c10::multiply_integers(sizes.slice(2));
   return std::sqrt(2.0 / static_cast<double>((sizes[0] + sizes[1]) * field));

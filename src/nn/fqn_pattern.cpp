@@ -37,7 +37,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   const std::vector<std::string> parts = split_at_dots(pattern), segments = split_at_dots(fqn);
   std::size_t part = 0;
   std::size_t after_stars = 0;  // index in `parts` after the last "**"; 0: none yet
-  std::size_t resume = 0;       // index of the first segment after the last "**"
+  std::size_t resume = 0;       // index of the first segment that the last "**" does not match
   for (std::size_t i = 0; i < segments.size();) {
     if (part < parts.size() && parts[part] == "**") {
       after_stars = ++part;

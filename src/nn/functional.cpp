@@ -545,8 +545,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies each chunk of `whole` to the row of the chunk's rank in
-/// `of_ranks`.
+/// The inverse of in_order(): copies each chunk of `whole` to its rank's row of `of_ranks`.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);

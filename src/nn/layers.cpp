@@ -77,8 +77,8 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether the product a b may have the type of `sum`: the type of a and b, or on CUDA fp32 for
-/// 16-bit a and b.
+/// Whether the product a b may have the type of `sum`: that of a and b or, on CUDA, fp32 for 16
+/// bits.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -129,8 +129,8 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // The gradient of x is computed first if x_ can be recomputed from it (KeptTensor). Otherwise
-    // the weight's gradient is computed first, so that x_ is freed before more memory is needed.
+    // The gradient of x is computed first if it helps to recompute x_ (KeptTensor). Otherwise the
+    // weight's gradient is computed first, so that x_ is freed before more memory is needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -351,8 +351,7 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// Returns the bias. With rowwise_parallel the result is undefined, because a hook adds the bias
-/// after the sum.
+/// Returns the bias; undefined with rowwise_parallel, where a hook adds the bias after the sum.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }

@@ -17,7 +17,7 @@
 
 namespace tessera::nn {
 
-// visit_modules(): collectives that run once per module rely on the same order on all ranks.
+// visit_modules(): collectives that run once per module rely on the order of the visits.
 
 namespace {
 
@@ -131,9 +131,9 @@ bool is_around(const std::string& buffer, const std::string& module) {
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// A hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor on the
-/// meta device, or about a buffer whose floating-point type differs from that of the parameters,
-/// because mixed precision does not cast buffers. Returns "" for other errors.
+/// Returns a hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor
+/// on the meta device, or about a buffer whose floating-point type differs from that of the
+/// parameters, because mixed precision does not cast buffers. Returns "" for other errors.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;

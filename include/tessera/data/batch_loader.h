@@ -34,7 +34,7 @@ class SampleSource {
                     std::span<std::int64_t> targets) const = 0;
   /// Whether samples may have targets of -100, which the loss ignores.
   virtual bool ignores_targets() const { return false; }
-  /// A description for messages: "13 tokens, which is 4 samples of 3 tokens".
+  /// Returns a description for messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
 };
 /// A shared pointer to a source of samples, because several loaders may read one source.
@@ -129,8 +129,7 @@ class BatchLoader {
   struct Batch {
     at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
     at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
-    at::Tensor positions;  ///< position of each token in its document, (rows, S) int64; undefined
-                           ///< unless document_end is set
+    at::Tensor positions;  ///< (rows, S) int64, in the document; undefined without document_end
     /// `positions` in host memory, so that a Llama finds document borders without waiting for a
     /// GPU.
     at::Tensor host_positions{};
@@ -145,7 +144,7 @@ class BatchLoader {
   /// `pinned`, the batch is in page-locked memory, for CUDA. Throws Error for a token outside the
   /// vocabulary, with its position.
   Batch load(std::int64_t step, const std::vector<RowRange>& ranges, bool pinned = false) const;
-  /// The number of distinct samples over all sources.
+  /// Returns the number of distinct samples over all sources.
   std::int64_t samples() const;
   /// Whether targets may be -100, which the loss ignores. If so, the number of targets with a loss
   /// differs between ranks.

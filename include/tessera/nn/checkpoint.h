@@ -37,8 +37,8 @@ using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
 /// A policy that saves the results of the operators in `names`. Other operators are recomputed.
 OperatorPolicy save_operators(std::vector<std::string> names);
-/// A policy that saves the results of matrix multiplications, convolutions and fused attention.
-/// Cheap operators (norms, activations, rotary embedding) are recomputed.
+/// Returns a policy that saves the results of matrix multiplications, convolutions and fused
+/// attention. Cheap operators (norms, activations, rotary embedding) are recomputed.
 OperatorPolicy save_matmuls_and_attention();
 
 struct CheckpointCounts;

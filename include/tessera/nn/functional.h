@@ -57,11 +57,10 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 /// mesh dimensions that shard the indices. An index out of range is an Error on CPU.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
-/// Zeroes each element with probability p and multiplies the other elements by 1/(1-p). The mask
-/// depends on `key` and the element's index in the global tensor; backward recomputes it. In the
-/// forward of a model with fully_shard, the global tensor includes the batch rows of all
-/// data-parallel ranks. Throws Error for a plain tensor whose part of the global tensor is unknown
-/// (docs/random.md).
+/// Zeroes each element with probability p and multiplies others by 1/(1-p). The mask depends on
+/// `key` and the element's index in the global tensor; backward recomputes it. In the forward of a
+/// model with fully_shard, the global tensor includes the batch rows of all data-parallel ranks.
+/// Throws Error for a plain tensor whose part of the global tensor is unknown (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 // Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
@@ -82,7 +81,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 /// every kernel.
 using tessera::detail::allow_math_attention;
 
-/// The name of the kernel that attention() uses in training, for logs: "flash", "efficient,
+/// Returns the name of the kernel that attention() uses in training, for logs: "flash", "efficient,
 /// key-value heads repeated". The device and type are those of `options`, the numbers of heads
 /// those of one rank. `masked`: whether a mask tensor is passed instead of the causal flag.
 /// `packed`: whether an Attention has documents or a window. Allocates no memory.
@@ -106,12 +105,12 @@ class DocumentOffsets {
   /// Throws Error, with a message that begins with "attention", unless this object was made for
   /// `batch` sequences of `tokens` tokens.
   void check_sequences(std::int64_t batch, std::int64_t tokens) const;
-  /// The number of tokens in the longest document.
+  /// Returns the number of tokens in the longest document.
   std::int64_t longest() const { return longest_; }
   /// Whether each sequence is a single document, so that the causal flag alone is sufficient.
   bool are_sequences() const { return std::ssize(offsets_) <= batch_ + 1; }
-  /// The equivalent mask: (batch, 1, tokens, tokens), in the format of causal_mask(). Every call
-  /// makes a new tensor.
+  /// Returns the equivalent mask: (batch, 1, tokens, tokens), in the format of causal_mask(). Every
+  /// call makes a new tensor.
   at::Tensor mask(std::int64_t window = 0) const;
 
  private:
@@ -165,7 +164,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 /// sees at most `window` positions, including its own; 0: all earlier positions.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
-/// The name of a kernel of attention(), for logs.
+/// Returns the name of a kernel of attention(), for logs.
 std::string to_string(const tessera::detail::AttentionKernel& kernel);
 /// Returns the kernel of causal_attention() with documents or a window. `kernel`: the kernel of the
 /// same call without documents and without a window.

@@ -117,7 +117,7 @@ class Hooked : public Module<Hooked<Holder>>,
     held_->train(on);
   }
   bool is_training() const noexcept override { return held_->is_training(); }
-  /// The wrapped module. held().forward() runs without hooks.
+  /// Returns the wrapped module. held().forward() runs without hooks.
   Held& held() { return *held_; }
 
  private:

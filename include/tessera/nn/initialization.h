@@ -66,7 +66,7 @@ class InitContext {
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, copied to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
-  /// The random key of the module being initialised, for example for dropout.
+  /// Returns the random key of the module being initialised, for example for dropout.
   RandomKey key() const;
 
  private:

@@ -50,8 +50,8 @@ class Linear : public Module<Linear>,
  private:
   friend std::vector<at::Tensor> linear_products(
       const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears);
-  /// The function that makes an object to compute the matrix products of this and other Linears
-  /// together; nullptr if this is not possible.
+  /// Returns the function that makes an object to compute the matrix products of this and other
+  /// Linears together; nullptr if this is not possible.
   detail::MakeLinearProducts products_together() const;
   at::Tensor own_bias() const;
 
@@ -140,8 +140,8 @@ class DropoutState {
  public:
   /// The module's random key; nullopt if no key was set and the module has not been called yet.
   const std::optional<RandomKey>& key() const { return key_; }
-  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
-  /// activation checkpointing does so automatically.
+  /// Returns the number of calls so far, which selects the next mask. To repeat a call, reset the
+  /// number; activation checkpointing does so automatically.
   std::uint64_t calls() const { return calls_; }
   void set_calls(std::uint64_t calls) { calls_ = calls; }
 
@@ -152,9 +152,9 @@ class DropoutState {
 
 }  // namespace detail
 
-/// In training, zeroes each element with probability p and multiplies the other elements by
-/// 1/(1-p). The result has the sizes, type and layout of x. The gradient uses the mask of the
-/// forward. Outside of training, or for p = 0, the result is x itself, and the call is not counted.
+/// In training, zeroes each element with probability p and multiplies others by 1/(1-p). The result
+/// has the sizes, type and layout of x. The gradient uses the mask of the forward. Outside of
+/// training, or for p = 0, the result is x itself, and the call is not counted.
 ///
 /// The mask depends on the module's key, the number of calls so far and the element's index in the
 /// global tensor. The mask is therefore the same on every mesh, and different in each module.
@@ -167,7 +167,7 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
   /// Throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
-  /// Throws Error if x is a pending sum (Partial), and if x is plain and its place in the global
+  /// Throws Error if x is a pending sum (Partial), and if x is plain and its position in the global
   /// tensor is unknown. Also throws if this module has neither a key nor a name, because it is
   /// called in another module's forward but is not registered in any module.
   at::Tensor forward(const at::Tensor& x);
@@ -259,8 +259,7 @@ struct Fp8Options {
 /// Not collective; every rank must convert the same Linears. Throws Error, before anything is
 /// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
 /// adapter, and for a weight that is already distributed. Returns the FQNs of the converted
-/// Linears; other Linears are excluded, have a tied weight, or sizes that multiple_of does not
-/// divide.
+/// Linears; the others are excluded, are tied, or have sizes that multiple_of does not divide.
 std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
 
 /// Whether convert_to_fp8() has converted `linear`.

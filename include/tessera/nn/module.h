@@ -59,7 +59,7 @@ class Attachments {
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
   }
-  /// The attached object of type T, or nullptr if there is none.
+  /// Returns the attached object of type T, or nullptr if there is none.
   template <class T>
   std::shared_ptr<T> attached() const {
     const auto found = attached_.find(typeid(T));
@@ -112,8 +112,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   const NamedSlots& slots() const { return slots_; }
   /// This module's own buffers, by name, in order of registration.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// The parameters of this module and of all modules below it, each parameter once, with its first
-  /// FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
+  /// Returns the parameters of this module and of all modules below it, each parameter once, with
+  /// its first FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
   /// nn::Hooked), or from libtorch's register_parameter (use register_slot).
   NamedSlots named_slots() const;
   /// The buffers of this module and of all modules below it, each buffer once, with its first FQN.
@@ -171,7 +171,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   };
   /// The hooks outside of the checkpointed region; checkpointed_hooks() are the hooks inside of it.
   Hooks& hooks() { return hooks_; }
-  /// The hooks for calls of every method (HookedCalls::kEveryMethod).
+  /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
@@ -501,8 +501,8 @@ class ModuleList : public ModuleBase {
   }
   std::size_t size() const { return modules_.size(); }
   const std::vector<std::shared_ptr<ModuleBase>>& items() const { return modules_; }
-  /// The module at `index`, cast to M. Throws Error if the index is out of range or the module is
-  /// not an M.
+  /// Returns the module at `index`, cast to M. Throws Error if the index is out of range or the
+  /// module is not an M.
   template <class M>
   std::shared_ptr<M> at(std::size_t index) const {
     TESSERA_CHECK(index < size(), "module ", index, " of a ModuleList of ", size(),
@@ -596,7 +596,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
 namespace detail {
 
-/// The FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
+/// Returns the FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
 std::string join_fqn(const std::string& parent, const std::string& name);
 
 }  // namespace detail

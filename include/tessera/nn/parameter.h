@@ -123,7 +123,7 @@ class Parameter {
   const at::Tensor& operator*() const { return get(); }
   const at::Tensor* operator->() const { return &get(); }
   bool defined() const { return get().defined(); }
-  /// The ParameterSlot; nullptr if there is none.
+  /// Returns the ParameterSlot; nullptr if there is none.
   SlotPtr slot() const { return slot_ == nullptr ? nullptr : *slot_; }
 
  private:

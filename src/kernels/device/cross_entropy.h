@@ -24,8 +24,8 @@ struct Logits {
   TESSERA_HOST_DEVICE bool is_ignored(std::int64_t row) const {
     return targets[row] == ignore_index;
   }
-  /// The index of the row's target among this rank's columns. An index outside of [0, columns)
-  /// means that another rank has the target's column.
+  /// Returns the index of the row's target among this rank's columns. An index outside of [0,
+  /// columns) means that another rank has the target's column.
   TESSERA_HOST_DEVICE std::int64_t target(std::int64_t row) const {
     return targets[row] - first_column;
   }

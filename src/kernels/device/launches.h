@@ -53,7 +53,7 @@ class Team {
   __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
   __device__ static std::int64_t width() { return kWidth; }
 
-  /// The sum of the numbers of all threads of the team, with the same bits in each thread.
+  /// Returns the sum of the numbers of all threads of the team, with the same bits in each thread.
   template <class T>
   __device__ T sum(T x) {
     return reduce(x, [](T a, T b) { return a + b; });

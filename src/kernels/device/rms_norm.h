@@ -46,10 +46,10 @@ constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
 constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at once
 
-/// The number of blocks of the backward. Each block sums the weight's gradient over its rows. The
-/// number of blocks depends only on the sizes, so that the result has the same bits on every GPU.
-/// There are at most eight blocks for each multiprocessor of an H100, so that all blocks run at the
-/// same time, and fewer if a block uses much shared memory.
+/// Returns the number of blocks of the backward. Each block sums the weight's gradient over its
+/// rows. The number of blocks depends only on the sizes, so that the result has the same bits on
+/// every GPU. There are at most eight blocks for each multiprocessor of an H100, so that all blocks
+/// run at the same time, and fewer if a block uses much shared memory.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -67,8 +67,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// The sum of squares of the elements times `factor`, computed by the threads of a team. With a
-/// residual the elements are those of x + residual, which is written to `sum`.
+/// Returns the sum of squares of the elements times `factor`, computed by the threads of a team.
+/// With a residual the elements are those of x + residual, which is written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -94,7 +94,7 @@ TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, 
   return team.sum(squares);
 }
 
-/// The address of element `at` of `rows`; null if `rows` is null.
+/// Returns the address of element `at` of `rows`; null if `rows` is null.
 template <class T, class Void>
 TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;

@@ -39,7 +39,7 @@ struct Rotary {
   bool transposed = false;
 };
 
-/// The number of heads of a position, of queries and keys together.
+/// Returns the number of heads of a position, of queries and keys together.
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
@@ -62,7 +62,7 @@ struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
 };
 
-/// N elements of a table's row from `i` on, times `sign`.
+/// Returns N elements of a table's row from `i` on, times `sign`.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float sign) {
   Floats<N> values = load<N>(row + i, N);
@@ -72,9 +72,8 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// Reads the cos and sin tables at position `place`. The rotation multiplies a value of the other
-/// half by the sine of the result's half, the transposed rotation by the sine of the value's own
-/// half.
+/// Reads the tables at position `place`. For the other half's value, the rotation uses the sine of
+/// the result's half, and the transposed rotation the sine of the value's half.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = 65535;  // maximum size of a grid's second dimension
 
-/// The number of thread blocks that process `items` items; at most 2^30.
+/// Returns the number of thread blocks that process `items` items; at most 2^30.
 unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
   return static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, of_block), 1 << 30));
 }

@@ -124,7 +124,7 @@ TESSERA_INLINE Ints lanes_below(std::int64_t n) {
   return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);
 }
 
-/// The maximum of n elements, ignoring NaN; -inf if there are none.
+/// Returns the maximum of n elements, ignoring NaN; -inf if there are none.
 template <class T>
 TESSERA_INLINE float largest(const T* x, std::int64_t n) {
   const Floats none = broadcast(-__builtin_inff());

@@ -49,8 +49,8 @@ struct RowTerms {
   at::Tensor terms;
 };
 
-/// The type of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a vocabulary
-/// need more bits of mantissa than bf16 (8) and fp16 (11) have.
+/// Returns the type of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a
+/// vocabulary need more bits of mantissa than bf16 (8) and fp16 (11) have.
 at::ScalarType loss_type(const at::Tensor& logits);
 
 /// Writes the losses of rows whose logits have all columns of the vocabulary.

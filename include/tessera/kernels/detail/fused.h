@@ -58,8 +58,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
                                                                        const at::Tensor& up);
 /// Rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
 /// head_dim), with halves (x1, x2); cos, sin: (sequence, head_dim). Returns (x1 cos1 - x2 sin1, x2
-/// cos2 + x1 sin2), or if `transposed` the result of the transposed rotation, which is the
-/// gradient.
+/// cos2 + x1 sin2), or, if `transposed`, the transposed rotation, which is the gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed);
 /// Like rotary_embedding(), for queries and keys in one pass. Queries and keys may have different
@@ -72,10 +71,10 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
 /// outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
-/// The gradient of a shard of an embedding table; the shard has `rows` rows. The gradients of one
-/// row's tokens are added in the order of `indices`, in fp32 (fp64 for fp64), so the result has the
-/// same bits for any number of threads. On CUDA partial sums are added, whose tokens depend only on
-/// the indices.
+/// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients
+/// of one row's tokens are added in the order of `indices`, in fp32 (fp64 for fp64), so the result
+/// has the same bits for any number of threads. On CUDA partial sums are added; the indices alone
+/// determine the terms of each partial sum.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
@@ -109,9 +108,8 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 
 /// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
-/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight has the fp8 values and
-/// scales of fp8_linear(). grad is multiplied by these scales, and then the rows of grad are
-/// quantised.
+/// Computes grad weight: (..., out), (out, in) -> (..., in). The weight is quantised as by
+/// fp8_linear(). grad times the weight's scales is then quantised by rows.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 /// Computes grad^T x: (..., out), (..., in) -> (out, in). The columns of grad and x have scales,
 /// computed from the rows of these local tensors.

@@ -45,9 +45,9 @@ TESSERA_HOST_DEVICE inline PhiloxBlock philox4x32_10(PhiloxBlock counter, std::u
   return {{c0, c1, c2, c3}};
 }
 
-/// A random number in (0, 1), one of 2^52 equally spaced numbers, as a function of (seed, stream,
-/// index): the key is the seed, the counter is (index, stream). This function must never change,
-/// because a seed has to give the same weights in all versions.
+/// Returns a random number in (0, 1), one of 2^52 equally spaced numbers, as a function of (seed,
+/// stream, index): the key is the seed, the counter is (index, stream). This function must never
+/// change, because a seed has to give the same weights in all versions.
 TESSERA_HOST_DEVICE inline double uniform_at(std::uint64_t seed, std::uint64_t stream,
                                              std::uint64_t index) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };

@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// The polynomial c[0] + c[1] x + ... by Horner's rule.
+/// Returns the value of the polynomial c[0] + c[1] x + ... by Horner's rule.
 template <int N>
 TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
   double sum = c[N - 1];

@@ -41,8 +41,8 @@ std::int64_t origin_of_values(at::Tensor whole);
 
 /// Records the origin (the tensor that was split, or the seed) of the parameter in `slot`.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// The number of the origin that note_origin() recorded for the parameter in `slot`. 0 if this rank
-/// has no shard, or if the values were written later, for example by a load.
+/// Returns the number of the origin that note_origin() recorded for the parameter in `slot`. 0 if
+/// this rank has no shard, or if the values were written later, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
 /// Compares the origins of parameters between ranks. Returns "", or a message such as "the shards
@@ -85,8 +85,7 @@ struct CopyCheck {
 /// ranks. The message names the tensor, two ranks, the mesh dimension between them and the call
 /// that would reduce the tensor over that dimension. Two tensors are compared if their names are
 /// equal and their ranks have the same coordinates in meshes of equal sizes. Collective over
-/// `peers`, in CPU memory: one exchange of hashes, and a second exchange, of texts, if hashes
-/// differ.
+/// `peers`, in CPU memory: one exchange of hashes, and an exchange of texts if hashes differ.
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 

@@ -32,8 +32,7 @@ class DeferredBias {
 };
 
 /// Computes the matrix products of several Linears with one input x. Backward adds the products'
-/// gradients of x in place (`addmm_` with beta = 1), unless the addition needs communication or is
-/// recorded.
+/// gradients of x in place (`addmm_` with beta = 1), unless this communicates or is recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -95,7 +94,7 @@ class SharedInputNode final : public tessera::detail::Node {
   /// Saves the weight of a matrix product. keep() and edge_of() must be called in the same order of
   /// matrix products.
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
-  /// The graph edge that receives the gradient of a matrix product's result.
+  /// Returns the graph edge that receives the gradient of a matrix product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
     return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
   }

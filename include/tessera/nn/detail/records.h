@@ -32,8 +32,8 @@ struct NamedRows {
   std::string name;  ///< name of the tensor in the files
   PartRows rows;     ///< rows of the fused parameter that belong to the part
 };
-/// The parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts "layers.0.q.weight" and so
-/// on.
+/// Returns the parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts
+/// "layers.0.q.weight" and so on.
 std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored);
 
 /// Whether this thread is recomputing a part of a forward for backward.

@@ -87,15 +87,15 @@ void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
 
 namespace tessera::nn::detail {
 
-/// The parameters below `module` whose FQN matches one of the patterns (matches_fqn). A tied
-/// parameter matches if any of its FQNs matches. Throws Error for a pattern that matches nothing.
-/// `caller`: the function's name in messages.
+/// Returns the parameters below `module` whose FQN matches one of the patterns (matches_fqn). A
+/// tied parameter matches if any of its FQNs matches. Throws Error for a pattern that matches
+/// nothing. `caller`: the function's name in messages.
 std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// A counter that increases whenever a parameter gets unfilled storage. After an increase, the next
-/// call of each module checks the module's parameters again.
+/// Returns a counter that increases whenever a parameter gets unfilled storage. After an increase,
+/// the next call of each module checks the module's parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
