@@ -71,7 +71,7 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
 }
 
 /// Fills `out`, of at most 1 MiB, with the bytes of a file at `offset`, and returns their CRC-32C.
-/// Each part is checksummed while it is in the CPU's cache.
+/// Parts are checksummed right after reading, in the CPU's cache.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 

@@ -96,9 +96,9 @@ void add_all_names(const Manifest& manifest, const StateDict& state, std::set<st
   add(state.rank_states);
 }
 
-/// Throws Error for a pattern of options.exclude that matches no name, because it is probably
-/// mistyped. "optimizer.**" is always allowed, because a step may have no optimizer state. `names`:
-/// the names of the state's tensors. `folder`: the folder of the step.
+/// Throws Error for a pattern of options.exclude that matches no name, because the pattern is
+/// probably mistyped. "optimizer.**" is always allowed, because a step may have no optimizer state.
+/// `names`: the names of the state's tensors. `folder`: the folder of the step.
 void check_exclude(const Manifest& manifest, const StateDict& state, std::set<std::string> names,
                    const std::filesystem::path& folder, const LoadOptions& options) {
   if (options.exclude.empty()) {

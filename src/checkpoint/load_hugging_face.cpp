@@ -305,8 +305,7 @@ using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder, const ModelName& model_name,
           const RunStep& run) {
-  // Gradient recording is off, because filling a leaf that requires a gradient would throw
-  // otherwise.
+  // Without this guard, filling a leaf that requires a gradient would throw.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;

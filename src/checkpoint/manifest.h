@@ -88,10 +88,10 @@ bool has_torch_hf_shards(const std::filesystem::path& folder);
 /// not read pickles. The message names a converter.
 void refuse_torch_checkpoint(const std::filesystem::path& folder);
 
-/// Makes a manifest, without checksums, from the shards of PyTorch. A missing last shard cannot be
-/// detected: the tensor then looks smaller. Throws Error for invalid files, for files without block
-/// offsets, for files of a Tessera save whose manifest is missing, and for blocks that overlap or
-/// do not cover their tensor.
+/// Makes a manifest, without checksums, from the shard files of PyTorch's writer. A missing last
+/// shard of a tensor is not detected, because the tensor then looks smaller. Throws Error for
+/// invalid files, for files without block offsets, for files of a Tessera save whose manifest is
+/// missing, and for blocks that overlap or do not cover their tensor.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
 /// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.

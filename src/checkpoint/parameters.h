@@ -23,8 +23,8 @@ struct NamedParameter {
   bool is_buffer = false;
 };
 
-/// All parameters of a module, then its persistent buffers. Buffers of torch::nn modules get
-/// temporary parameter slots (nn::ParameterSlot) that share the memory of the buffers.
+/// Returns all parameters of a module, then its persistent buffers. Buffers of torch::nn modules
+/// get temporary parameter slots (nn::ParameterSlot) that share the memory of the buffers.
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 
 /// Returns saved_slots() without adapters (nn::apply_lora), which model files do not contain.
@@ -84,8 +84,8 @@ struct StoredTensor {
   /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
-  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`; the parts
-  /// share the memory of the parameter.
+  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`; the
+  /// tensors that `visit` receives share the parameter's memory.
   void visit_own(const at::Tensor& parameter, const Visit& visit) const;
 };
 

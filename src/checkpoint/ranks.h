@@ -35,8 +35,8 @@ void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
 /// Like run_or_fail_on_all(), for work that reads the files of a step. All ranks throw DamagedStep
-/// if bytes do not match their checksums, or if a file does not exist for rank 0 either. A file
-/// that exists but could not be read is no proof of damage and throws a plain Error.
+/// if bytes do not match their checksums, or if a file is missing for rank 0 too. A file that
+/// exists but could not be read is no proof of damage and throws a plain Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 /// A function that is called on rank 0 with a block of the global tensor; the block begins at

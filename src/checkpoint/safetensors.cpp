@@ -246,7 +246,7 @@ std::string json_text(const std::string& text) {
   }
 }
 
-/// The text of "__metadata__", which comes first in the header, as in Hugging Face's library.
+/// Returns the text of "__metadata__", the header's first entry, as in Hugging Face's library.
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::vector<std::string> pairs;
   for (const auto& [key, value] : metadata) {
@@ -400,7 +400,8 @@ void SafetensorsFile::Impl::read_header() {
   } catch (const Error& error) {
     fail(invalid(), error.what(), kAdvice);
   }
-  // Offsets of entries are converted from offsets in the data to offsets in the file.
+  // The header's offsets count from the start of the data; entries count from the start of the
+  // file.
   for (auto& [name, entry] : header.tensors) {
     entry.offset += data_begin;
   }

@@ -330,7 +330,7 @@ bool survives_text(const json& state) {
   }
 }
 
-/// The JSON path of the first number that is NaN or infinite: "/loss/0"; "" if there is none.
+/// Returns the JSON path of the first NaN or infinite number: "/loss/0"; "" if there is none.
 std::string path_of_nonfinite(const json& state) {
   // `flat` is a named variable, because items() does not extend the lifetime of a temporary.
   const json flat = state.flatten();

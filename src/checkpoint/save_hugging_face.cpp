@@ -231,8 +231,8 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
   return adapters;
 }
 
-/// Returns the FQNs in Hugging Face's model of the modules that have adapters, for PEFT. A
-/// FusedLinear has the FQNs of its parts.
+/// Returns, for PEFT, the names in Hugging Face's model of the modules with adapters. A FusedLinear
+/// has the names of its parts.
 std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
   for (const LoraLinear& each : adapters) {

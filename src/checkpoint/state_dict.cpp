@@ -42,7 +42,7 @@ bool is_left_out(const nn::ParameterSlot& slot, const StateDictOptions& options)
   return options.ignore_frozen_params && !slot.persistent().requires_grad();
 }
 
-/// The tensors of a model. The list is equal on every rank if the ranks have the same model.
+/// Returns the tensors of a model; the list is equal on ranks that have the same model.
 std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictOptions& options) {
   std::vector<StateItem> items;
   for (NamedParameter& parameter : saved_slots(model)) {
@@ -53,7 +53,7 @@ std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictO
   return items;
 }
 
-/// The tensors of an optimizer state. Throws Error for state of a parameter that the model lacks.
+/// Returns the tensors of an optimizer state. Throws Error for state of unknown parameters.
 std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedTensors& named_state,
                                        const StateDictOptions& options) {
   std::map<std::string, nn::SlotPtr> slots;

@@ -40,7 +40,7 @@ std::string quoted_run(const std::string& run_id) {
                                               nlohmann::json::error_handler_t::replace);
 }
 
-/// The step number of a folder whose name is from step_folder_name(); nullopt for other names.
+/// Returns the step number in a name from step_folder_name(); nullopt for other names.
 std::optional<std::int64_t> step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   std::int64_t step = 0;
@@ -176,7 +176,7 @@ std::optional<T> optional_of_first_rank(comm::World& world,
   return found.is_null() ? std::nullopt : std::optional(found.get<T>());
 }
 
-/// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
+/// Returns the run_id of a complete step; nullopt if the step or a valid manifest is missing.
 std::optional<std::string> run_of_whole_step(const fs::path& folder) {
   try {
     return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
@@ -195,7 +195,8 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// The steps above `after`, highest first, which a run that continues from `after` must withdraw.
+/// Returns the steps above `after`, highest first: a run that continues from `after` withdraws
+/// them.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;

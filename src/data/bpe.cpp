@@ -26,7 +26,8 @@ std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// The merges by pairs of tokens. If a pair has several merges, the last merge in the list applies.
+/// Returns the merges by pairs of tokens. Of several merges of a pair, the last in the list
+/// applies.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
   by_pair.reserve(merges.size());

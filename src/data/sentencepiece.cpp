@@ -166,7 +166,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     added_ = AddedTokens(tokens);
   }
 
-  /// The id of the token with the text `content`; a text outside the vocabulary gets the next id.
+  /// Returns the id of the token with text `content`; a text outside the vocabulary gets the next
+  /// id.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;

@@ -118,8 +118,7 @@ class ShardedTokens final : public TokenSource {
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
     check_range(*this, begin, static_cast<std::int64_t>(out.size()));
-    // The first shard of the range: the first shard that ends after `begin`. Empty shards are
-    // skipped.
+    // Finds the first shard that ends after `begin`; empty shards are skipped.
     auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
                                           ends_.begin());
     for (; !out.empty(); ++shard) {

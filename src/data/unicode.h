@@ -23,8 +23,8 @@ struct Utf8Step {
   bool cut = false;  ///< whether the text ends inside a character
 };
 
-/// The first character of a non-empty text. Invalid bytes are grouped into replaceable sequences as
-/// the Unicode standard recommends (section 3.9, maximal subparts), as in Python and Rust.
+/// Returns the first character of a non-empty text. Invalid bytes are grouped into sequences as the
+/// Unicode standard recommends (section 3.9, maximal subparts), as in Python and Rust.
 Utf8Step first_character(std::string_view text);
 /// Returns the last character of non-empty, valid UTF-8.
 std::string_view last_character(std::string_view text);

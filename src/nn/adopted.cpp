@@ -186,7 +186,7 @@ struct Taken {
   std::unordered_set<const torch::nn::Module*> modules;
 };
 
-/// The set of adopted modules. It is never destroyed, because a module may outlive static objects.
+/// Returns the set of adopted modules, never destroyed, as a module may outlive static objects.
 Taken& taken() {
   static auto* const all = new Taken;
   return *all;

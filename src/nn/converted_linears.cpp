@@ -33,7 +33,7 @@ bool is_named_by(const LoraLinear& linear, const std::vector<std::string>& patte
       patterns, [&](const std::string& pattern) { return matches_fqn(pattern, linear.fqn); });
 }
 
-/// All Linears below `root`, with and without an adapter.
+/// Returns all Linears below `root`, with and without an adapter.
 std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   std::vector<LoraLinear> found;
   // The cast is safe, because libtorch returns the children of a const module as mutable modules

@@ -326,8 +326,8 @@ struct Block {
 };
 
 /// Splits the queries into blocks. The first block needs only the causal flag, unless the window is
-/// small. Further blocks of up to 512 queries use the keys of the `window` - 1 positions before
-/// them, their own keys, and a mask.
+/// small. Further blocks of up to 512 queries use the keys of the `window` - 1 positions before the
+/// block, the block's own keys, and a mask.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};

@@ -304,8 +304,7 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
 
 namespace {
 
-/// Throws Error for a PlaceholderGradient, also in a list: foreach optimizers pass gradients in a
-/// list.
+/// Throws Error if `value` is a PlaceholderGradient or a list with one, as foreach optimizers pass.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
@@ -330,7 +329,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // This happens only if a program uses the reserved dispatch key for its own tensors.
+  // Reached only if a program uses the reserved dispatch key for its own tensors.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 

@@ -40,7 +40,7 @@ namespace tessera::nn::detail {
 
 namespace {
 
-/// The state of a generator. Locks the generator, as libtorch requires, because threads share it.
+/// Returns a generator's state. Locks the generator, as libtorch requires, as threads share it.
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
@@ -146,7 +146,7 @@ class RestoredThread : tessera::detail::NoCopy {
 
  private:
   // The thread's state before the scope, in the order of the changes; members are destroyed in
-  // reverse.
+  // reverse order.
   c10::AutoGradMode grad_mode_{true};
   tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
   StrictScope strict_;

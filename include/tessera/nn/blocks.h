@@ -74,8 +74,8 @@ struct AttentionInputs {
 /// tokens, hidden), or flattened to (batch * tokens, hidden); the result has the sizes of x.
 ///
 /// Child modules: q_proj, k_proj, v_proj or qkv_proj, o_proj, and q_norm, k_norm.
-/// tensor_parallel::attention_plan() has their parallel styles. Under tensor parallelism each rank
-/// computes its own heads with plain tensors; forward itself does not communicate.
+/// tensor_parallel::attention_plan() returns their parallel styles. Under tensor parallelism each
+/// rank computes its own heads with plain tensors; forward itself does not communicate.
 class Attention : public Module<Attention> {
  public:
   /// Throws Error if sizes are not divisible or are negative, if a window is set without `causal`,
@@ -137,8 +137,8 @@ struct MlpOptions {
 };
 
 /// Computes down(silu(gate(x)) * up(x)) (Shazeer 2020): (..., hidden) -> (..., hidden).
-/// tensor_parallel::swi_glu_plan() has the parallel styles of its modules; forward itself does not
-/// communicate.
+/// tensor_parallel::swi_glu_plan() returns the parallel styles of its Linears; forward itself does
+/// not communicate.
 class SwiGlu : public Module<SwiGlu> {
  public:
   explicit SwiGlu(const MlpOptions& options);
@@ -152,8 +152,8 @@ class SwiGlu : public Module<SwiGlu> {
 };
 
 /// Computes down(gelu(up(x))) (Hendrycks & Gimpel 2016): (..., hidden) -> (..., hidden).
-/// tensor_parallel::gelu_mlp_plan() has the parallel styles of its modules; forward itself does not
-/// communicate.
+/// tensor_parallel::gelu_mlp_plan() returns the parallel styles of its Linears; forward itself does
+/// not communicate.
 class GeluMlp : public Module<GeluMlp> {
  public:
   /// `tanh`: whether to use GPT-2's tanh approximation of GELU instead of the error function.

@@ -35,7 +35,7 @@ struct OperatorCall {
 /// on every rank.
 using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
-/// A policy that saves the results of the operators in `names`. Other operators are recomputed.
+/// Returns a policy that saves the results of the operators in `names` and recomputes others.
 OperatorPolicy save_operators(std::vector<std::string> names);
 /// Returns a policy that saves the results of matrix multiplications, convolutions and fused
 /// attention. Cheap operators (norms, activations, rotary embedding) are recomputed.

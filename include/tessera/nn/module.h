@@ -116,7 +116,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// its first FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
   /// nn::Hooked), or from libtorch's register_parameter (use register_slot).
   NamedSlots named_slots() const;
-  /// The buffers of this module and of all modules below it, each buffer once, with its first FQN.
+  /// Returns the buffers of this module and of all modules below it, each once, with its first FQN.
   NamedSlots named_buffer_slots() const;
   /// The longest FQN of this module that named_slots() or an outermost module call has found.
   /// nullopt before the first such call of a module above this module.
@@ -169,7 +169,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// The hooks outside of the checkpointed region; checkpointed_hooks() are the hooks inside of it.
+  /// Returns the hooks outside of the checkpointed region; checkpointed_hooks() returns the others.
   Hooks& hooks() { return hooks_; }
   /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
@@ -491,7 +491,7 @@ std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ModulePredicate& select,
                                                         const CheckpointOptions& options = {});
 
-/// A list of modules with FQNs "0", "1", ... It has no forward. Like torch.nn.ModuleList.
+/// A list of modules with FQNs "0", "1", ..., without a forward, like torch.nn.ModuleList.
 class ModuleList : public ModuleBase {
  public:
   template <class M>

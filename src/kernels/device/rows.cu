@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(kThreads) silu_mul_backward_kernel(SiluMulBack
   }
 }
 
-/// The grid has a thread for each vector of a row. If there are more rows than the grid's limit, a
-/// block processes several rows.
+/// Returns a grid with a thread for each vector of a row. If there are more rows than the grid's
+/// limit, a block processes several rows.
 dim3 grid_of_rows(std::int64_t rows, std::int64_t vectors) {
   return {blocks_for(vectors, kThreads), static_cast<unsigned>(std::min(rows, kMostRows))};
 }

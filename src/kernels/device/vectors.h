@@ -175,8 +175,8 @@ void with_type(Element type, Body&& body) {
   }
 }
 
-/// Calls body.operator()<T, N>() with the element type and the number of elements per access: 16
-/// bytes, or one element if addresses are not aligned.
+/// Calls body.operator()<T, N>() with the element type and the number of elements in 16 bytes, or N
+/// = 1 if addresses are not aligned to 16 bytes.
 template <class Body>
 void with_vectors(Element type, bool aligned, Body&& body) {
   with_type(type, [&]<class T>() {
@@ -203,7 +203,7 @@ inline std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// a / b, with an error of at most 2 ulp.
+/// Returns a / b, with an error of at most 2 ulp.
 TESSERA_HOST_DEVICE inline float divide(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fdividef(a, b);

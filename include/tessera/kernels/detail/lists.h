@@ -56,8 +56,8 @@ struct AdamWTensors {
   /// For bf16 moments: `place` gives each element's index in the whole tensor, and `stream` selects
   /// the random numbers for stochastic rounding.
   GlobalPlace place = {};
-  std::vector<std::int64_t> local_sizes =
-      {};  ///< sizes of this rank's shard, to which the tensors are reshaped
+  /// Sizes of this rank's shard, to which the tensors are reshaped.
+  std::vector<std::int64_t> local_sizes = {};
   std::uint64_t stream = 0;
 };
 

@@ -24,8 +24,8 @@ TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
   return sum;
 }
 
-/// Natural logarithm of a positive normal number, within 1 ulp: x = 2^k (1 + f) with 1 + f near 1,
-/// and log(1 + f) by the atanh series in s = f / (2 + f) (the method of Sun's fdlibm).
+/// Returns the natural logarithm of a positive normal number, within 1 ulp: x = 2^k (1 + f) with 1
+/// + f near 1, and log(1 + f) by the atanh series in s = f / (2 + f) (the method of Sun's fdlibm).
 TESSERA_HOST_DEVICE inline double portable_log(double x) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
@@ -50,7 +50,8 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
 
-/// normal_quantile(p) for p in the centre of the distribution, for which is_central(p) is true.
+/// Returns normal_quantile(p) for p in the centre of the distribution, for which is_central(p) is
+/// true.
 TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   const double a[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                       1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -68,7 +69,8 @@ TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   return q * polynomial(a, r) / polynomial(b, r);
 }
 
-/// normal_quantile(p) for p in the tails of the distribution, for which is_central(p) is false.
+/// Returns normal_quantile(p) for p in the tails of the distribution, for which is_central(p) is
+/// false.
 TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   const double c[] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                       5.76949722146069140550e0,  3.64784832476320460504e0,
@@ -105,8 +107,8 @@ TESSERA_HOST_DEVICE inline bool is_central(double p) {
   return p - 0.5 >= -0.425 && p - 0.5 <= 0.425;
 }
 
-/// Inverse of the standard normal distribution function for 0 < p < 1, relative error about 1e-16.
-/// M. J. Wichura, Algorithm AS 241 (PPND16), Applied Statistics 37 (1988).
+/// Inverts the standard normal distribution function for 0 < p < 1, with relative error 1e-16. M.
+/// J. Wichura, Algorithm AS 241 (PPND16), Applied Statistics 37 (1988).
 TESSERA_HOST_DEVICE inline double normal_quantile(double p) {
   return is_central(p) ? central_quantile(p) : tail_quantile(p);
 }

@@ -74,8 +74,7 @@ struct CopiedTensor {
 
 /// Options of check_copies().
 struct CopyCheck {
-  std::string what = {};  ///< the caller's name, which begins the message:
-                          ///< "clip_grad_norm_"
+  std::string what = {};  ///< the caller's name, for the message: "clip_grad_norm_"
   /// Plain tensors are copies of each other if their ranks differ only along dimensions of `root`.
   /// If `root` is undefined, plain tensors on all compared ranks are copies.
   DeviceMesh root = {};
