@@ -54,8 +54,8 @@ bool is_saved(const RankState& object) {
   return object.persistent();
 }
 
-/// Adds to `report` which of `objects` are missing in `saved`, an object whose keys are names, and
-/// which keys of `saved` are unexpected.
+/// Adds to `report` the names in `objects` that are missing in `saved`, a JSON object with names as
+/// keys, and the unexpected names in `saved`.
 template <class Object>
 void compare(const json& saved, const std::vector<std::pair<std::string, Object*>>& objects,
              const LoadOptions& options, LoadReport& report) {

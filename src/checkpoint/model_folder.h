@@ -29,7 +29,7 @@ class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);
 
-  /// Every tensor by name, with the file that stores the tensor.
+  /// Returns the tensors by name, each with the file that stores the tensor.
   const std::map<std::string, const SafetensorsFile*>& tensors() const { return tensors_; }
   const std::filesystem::path& folder() const { return folder_; }
 
@@ -38,8 +38,8 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// The opened files, in a deque, because `tensors_` has pointers to the elements while elements
-  /// are added.
+  /// The opened files. A deque, unlike a vector, keeps the pointers in `tensors_` valid while it
+  /// grows.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };

@@ -120,7 +120,7 @@ void remove_step(const fs::path& folder) {
 
 /// Returns the manifest of a complete step; nullopt if there is no manifest, or if the manifest is
 /// invalid, with a warning. Throws ReadError for a manifest that cannot be read at the moment,
-/// because it may be valid.
+/// because the manifest may be valid.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   if (lacks_manifest(folder)) {
     return std::nullopt;

@@ -13,8 +13,8 @@
 
 namespace tessera::data {
 
-/// Folders are rejected explicitly, because a folder can be opened as a stream but fails at the
-/// first read, without a reason.
+/// Folders are rejected explicitly, because a stream can open a folder, but the first read then
+/// fails without a reason.
 std::string read_text(const std::string& path) {
   TESSERA_CHECK(!std::filesystem::is_directory(path), "'", path, "' is a folder: give a text file");
   std::ifstream in(path, std::ios::binary);

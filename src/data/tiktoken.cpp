@@ -22,8 +22,7 @@ constexpr const char* kPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 /// Returns the special tokens in the order of their ids, which follow the ids of the file's tokens.
-/// These are the names of Llama 3.1 to 3.3. Llama 3.0 has equal names or, for some tokens, reserved
-/// names.
+/// The names are those of Llama 3.1 to 3.3. Some of these tokens have reserved names in Llama 3.0.
 std::vector<std::string> special_tokens() {
   std::vector<std::string> names;
   for (const char* name :

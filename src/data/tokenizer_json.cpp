@@ -399,9 +399,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// Checks add_prefix_space. If a ByteLevel is the whole pre_tokenizer, `transformers` sets its flag
-/// from tokenizer_config.json; if that file has no flag, `transformers` uses false for tokenizer
-/// classes other than Llama's.
+/// Checks add_prefix_space. If the pre_tokenizer is a single ByteLevel, `transformers` overrides
+/// the ByteLevel's flag by that of tokenizer_config.json or, if this file has no flag, by false for
+/// tokenizer classes other than Llama's.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

@@ -110,7 +110,7 @@ at::Tensor as_rows(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// `rows`, reshaped to the leading sizes of `like`.
+/// Returns `rows`, reshaped to the leading sizes of `like`.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
   return like.dim() == 1 ? rows.squeeze(0)
                          : rows.unflatten(0, like.sizes().slice(0, like.dim() - 1));

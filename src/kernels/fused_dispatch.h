@@ -72,9 +72,9 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
   }
 }
 
-/// at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end) with at
-/// least `grain` elements. Not inline, because at::parallel_for needs OpenMP where it is compiled,
-/// and only parallel.cpp is compiled with OpenMP.
+/// Runs at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end)
+/// with at least `grain` elements. Not inline, because at::parallel_for needs OpenMP where it is
+/// compiled, and only parallel.cpp is compiled with OpenMP.
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 

@@ -97,7 +97,7 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
-/// Memory for 1 / rms of each row: an fp32 tensor (..., 1) for x of (..., size).
+/// Allocates memory for 1 / rms of each row: an fp32 tensor (..., 1) for x of (..., size).
 at::Tensor empty_rstd(const at::Tensor& x) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = 1;
@@ -269,7 +269,7 @@ namespace {
 /// Minimum number of elements for a thread in silu_mul.
 constexpr std::int64_t kSiluGrain = 16384;  // multiple of the vector width
 
-/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu, because
+/// Uses silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu, because
 /// recomputing it is cheaper than reading it.
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {

@@ -96,10 +96,10 @@ class DocumentOffsets {
  public:
   DocumentOffsets(const at::Tensor& positions, c10::Device device);
 
-  /// The index of the first token of each document, counted over all sequences, followed by the
-  /// total number of tokens.
+  /// Returns the index of the first token of each document, counted over all sequences, followed by
+  /// the total number of tokens.
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
-  /// offsets() on the device as int32, the format of variable-length attention kernels.
+  /// Returns offsets() on the device as int32, the format of variable-length attention kernels.
   const at::Tensor& device_offsets() const { return device_offsets_; }
   std::vector<std::int64_t> lengths() const;
   /// Throws Error, with a message that begins with "attention", unless this object was made for

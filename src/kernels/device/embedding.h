@@ -1,5 +1,5 @@
-// Rows of an embedding table that may be split by rows, the table's gradient, and a check of
-// indices on the device, so that the CPU need not wait.
+// Look-up of rows in an embedding table that may be sharded by rows, the table's gradient, and a
+// check of indices on the device, for which the CPU need not wait.
 #pragma once
 
 #include <algorithm>

@@ -19,8 +19,9 @@ using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 /// Kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
-  /// RMSNorm of rows with `dim` elements. A null weight stands for ones. rstd receives one number
-  /// per row. If residual and sum are not null, normalises x + residual and writes it to `sum`.
+  /// Computes RMSNorm of rows with `dim` elements. A null weight stands for ones. rstd receives one
+  /// number per row. If residual and sum are not null, normalises x + residual and writes it to
+  /// `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
   /// Adds the weight's gradient to the `dim` elements of weight_grad, and sum_grad to the rounded

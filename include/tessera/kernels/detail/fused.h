@@ -23,8 +23,8 @@ struct RmsNormResult {
   at::Tensor out;   ///< the normalised tensor, with the sizes and type of x
   at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps) of each row: (..., 1), fp32 or fp64
 };
-/// RMSNorm (Zhang and Sennrich 2019) over the last dimension. `weight` is a vector of the last
-/// dimension's size, or undefined for ones.
+/// Computes RMSNorm (Zhang and Sennrich 2019) over the last dimension. `weight` is a vector of the
+/// last dimension's size, or undefined for ones.
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// The results of add_rms_norm().
 struct AddRmsNormResult {
@@ -37,10 +37,10 @@ struct AddRmsNormResult {
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
 /// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of the local tensor `x`. For add_rms_norm(), pass its `sum` as `x`, and the
-/// gradient of `sum` (may be undefined; sizes and type of x) as `sum_grad`. The gradient
-/// of the norm is rounded before `sum_grad` is added. The first result is then the gradient of both
-/// inputs of add_rms_norm(), `x` and `residual`.
+/// over the rows of the local tensor `x`. For add_rms_norm(), pass its result `sum` as `x`, and the
+/// gradient of `sum` as `sum_grad` (sizes and type of x; may be undefined). The gradient of the
+/// norm is rounded before `sum_grad` is added. The first result is then the gradient of both inputs
+/// of add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
@@ -56,7 +56,7 @@ std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, cons
 std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
                                                                        const at::Tensor& gate,
                                                                        const at::Tensor& up);
-/// Rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
+/// Applies rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
 /// head_dim), with halves (x1, x2); cos, sin: (sequence, head_dim). Returns (x1 cos1 - x2 sin1, x2
 /// cos2 + x1 sin2), or, if `transposed`, the transposed rotation, which is the gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
@@ -66,9 +66,9 @@ at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at
 std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const at::Tensor& k,
                                                       const at::Tensor& cos, const at::Tensor& sin,
                                                       bool transposed);
-/// Embedding with a shard of the table: `weight` contains the rows from `first_row` on of a table
-/// with `total_rows` rows. Returns (..., dim), with zeros for indices of other rows. An index
-/// outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
+/// Looks up rows in a shard of an embedding table: `weight` contains the rows from `first_row` on
+/// of a table with `total_rows` rows. Returns (..., dim), with zeros for indices of other rows. An
+/// index outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
 /// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients

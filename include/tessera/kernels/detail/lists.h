@@ -77,11 +77,11 @@ struct AdamWNumbers {
 /// Whether adamw() has a kernel for fp32 moments on the device of `parameter`. Only GPUs have one.
 bool has_adamw_kernel(const at::Tensor& parameter);
 
-/// One step of AdamW (Loshchilov & Hutter 2019) for tensors whose moments have one type, computed
-/// in fp32. On CUDA one launch updates dozens of tensors; on a CPU all threads are used. Moments in
-/// bf16 are rounded stochastically, without bias. The random number depends on the element's index
-/// in the whole tensor, the stream and the step, so every mesh and device gives the same bits. The
-/// parameter's update uses the moments before rounding. Not recorded by autograd.
+/// Does one step of AdamW (Loshchilov & Hutter 2019), in fp32. All moments have one type. On CUDA
+/// one launch updates dozens of tensors; on a CPU all threads are used. Moments in bf16 are rounded
+/// stochastically, without bias. The random number depends on the element's index in the whole
+/// tensor, the stream and the step, so every mesh and device gives the same bits. The parameter's
+/// update uses the moments before rounding. Not recorded by autograd.
 void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers);
 
 }  // namespace tessera::kernels

@@ -24,8 +24,8 @@ struct PhiloxBlock {
   std::uint32_t words[4];
 };
 
-/// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011):
-/// 128 random bits as a pure function of a 128-bit counter and a 64-bit key.
+/// Computes Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
+/// 3", 2011): 128 random bits as a pure function of a 128-bit counter and a 64-bit key.
 TESSERA_HOST_DEVICE inline PhiloxBlock philox4x32_10(PhiloxBlock counter, std::uint32_t key0,
                                                      std::uint32_t key1) {
   std::uint32_t c0 = counter.words[0];

@@ -113,7 +113,7 @@ TESSERA_HOST_DEVICE inline double normal_quantile(double p) {
   return is_central(p) ? central_quantile(p) : tail_quantile(p);
 }
 
-/// exp(x) for -700 < x < 700, within about 1 ulp: x = k ln2 + r and the Taylor series in r.
+/// Returns exp(x) for -700 < x < 700, within about 1 ulp: x = k ln2 + r and the Taylor series in r.
 inline double portable_exp(double x) {
   const double ln2_high = 6.93147180369123816490e-01;
   const double ln2_low = 1.90821492927058770002e-10;
@@ -130,8 +130,9 @@ inline double portable_exp(double x) {
   return sum * power;
 }
 
-/// Standard normal distribution function, accurate far into the lower tail: the series of Marsaglia
-/// ("Evaluating the normal distribution", 2004) near 0, Laplace's continued fraction beyond 3.
+/// Computes the standard normal distribution function, accurate far into the lower tail: the series
+/// of Marsaglia ("Evaluating the normal distribution", 2004) near 0, Laplace's continued fraction
+/// beyond 3.
 inline double normal_cdf(double x) {
   const double distance = x < 0.0 ? -x : x;
   if (distance > 37.0) {

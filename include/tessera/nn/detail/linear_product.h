@@ -36,8 +36,8 @@ class DeferredBias {
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
-  /// Computes linear_product(x, weight, bias). If a call passes another x, that x gets a separate
-  /// gradient.
+  /// Computes linear_product(x, weight, bias). If a call passes another x than the first call, the
+  /// other x gets a separate gradient.
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
@@ -68,11 +68,11 @@ class ReplaceableProduct {
   MakeLinearProducts together_ = make_linear_products;
 };
 
-/// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for
-/// the weight's gradient.
+/// Computes aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is
+/// saved for the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
+/// Computes linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// Returns sum + a b for matrices. The result is written in the memory of `sum` if there is no

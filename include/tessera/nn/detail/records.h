@@ -61,9 +61,9 @@ struct CheckpointCounts {
 
 class ModuleBase;
 
-/// Number of data-parallel ranks among which the batch of this thread's last training forward was
-/// divided; 1 before the first training forward. Loss functions read this number to find out
-/// whether their inputs are only a part of the batch.
+/// Returns the number of data-parallel ranks among which the batch of this thread's last training
+/// forward was divided; 1 before the first training forward. Loss functions read this number to
+/// find out whether their inputs are only a part of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
