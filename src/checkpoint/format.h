@@ -1,5 +1,5 @@
-// Shared parts of the file format: blocks of tensors, checksums of files, types and names of
-// tensors, and the writer of files.
+// Functions that readers and writers of files share: blocks of tensors, checksums of files, types
+// and names of tensors, and the writer of files.
 
 #pragma once
 

@@ -195,7 +195,7 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
   // Checksums are required for a save by Tessera, but not for shards that PyTorch wrote. Only rank
-  // 0 knows which of the two it has read.
+  // 0 knows which kind it has read.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {

@@ -22,8 +22,8 @@
 
 namespace tessera::checkpoint {
 
-// Members of SafetensorsFile::Impl and SafetensorsWriter::Impl have these types, so the types are
-// not in the unnamed namespace.
+// The types below are not in the unnamed namespace, because members of SafetensorsFile::Impl and
+// SafetensorsWriter::Impl have these types.
 
 /// A file whose bytes are verified against checksums while they are read. Thread safe.
 class CheckedFile {

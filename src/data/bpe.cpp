@@ -182,10 +182,10 @@ class Bpe {
   }
 
  private:
-  /// Finds places where a word may be cut. Without a pre-tokenizer the whole text is one word. The
-  /// text may be cut between two characters that are adjacent in no token, because no merge joins
-  /// these characters. Only cuts before space symbols are used: they give words that the cache can
-  /// reuse.
+  /// Finds borders at which a word may be cut. Without a pre-tokenizer the whole text is one word.
+  /// The text may be cut between two characters that are adjacent in no token, because no merge
+  /// joins these characters. Only cuts before space symbols are used: they give words that the
+  /// cache can reuse.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

@@ -192,9 +192,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  /// Encodes a part of a text other than the first part. The SentencePiece library would drop a
-  /// space at the beginning of the part. As in `transformers`, an unknown token is put before the
-  /// part, which preserves the space. The pieces of this token are removed from the result.
+  /// Encodes a text that follows a special token. The SentencePiece library would drop a space at
+  /// the beginning of the text. As in `transformers`, an unknown token before the text preserves
+  /// the space. The pieces of this token are removed from the result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);

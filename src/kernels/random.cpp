@@ -40,7 +40,8 @@ void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run
 
 }  // namespace
 
-/// Registers a copy of `kernels`. It is never freed: destructors of static objects may use kernels.
+/// Registers a copy of `kernels`. The copy is never freed: destructors of static objects may use
+/// it.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }
@@ -80,7 +81,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
   if (local.is_cuda()) {
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
-  // This mainly refuses meta tensors, such as parameters whose memory was never allocated.
+  // Mainly refuses meta tensors, such as parameters whose memory was never allocated.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
   if (in_fake_mode()) {

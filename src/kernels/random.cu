@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Returns the first element of this thread. Kernels use grid-stride loops: a bounded grid processes
-// any number of elements.
+// Returns the index of this thread's first element. Kernels use grid-stride loops: a bounded grid
+// processes any number of elements.
 __device__ std::int64_t first_of_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }

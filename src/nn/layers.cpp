@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout that results from multiplying the local parts of a and b.
+/// Whether `sum` has the layout that results from multiplying the local tensors of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);

@@ -436,8 +436,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
-  // Hooks that were added before become part of the checkpointed function, so the recomputation
-  // repeats them. Hooks added later, such as FSDP's, run once, outside of the function.
+  // Hooks that were added before belong to the checkpointed function, so the recomputation repeats
+  // these hooks. Hooks added later, such as FSDP's, run once, outside of the function.
   checkpointed_ =
       std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
@@ -542,7 +542,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // These operators do the most computation per byte of their results.
+  // These operators compute the most per byte of their results, so recomputing them is expensive.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

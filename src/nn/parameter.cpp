@@ -399,7 +399,7 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
 }
 
 /// With TESSERA_DEBUG=1: compares the parameter's values between ranks. An unfilled parameter has
-/// arbitrary bytes, so it takes part as an undefined tensor.
+/// arbitrary bytes, so it is compared as an undefined tensor.
 void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
   if (tessera::detail::debug_checks()) {
     tessera::detail::check_replicas(

@@ -39,8 +39,8 @@ TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 /// but a regular file.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
-/// Writes one llm.c shard in parts. The file appears when finish() is called. Not thread safe. All
-/// calls throw Error if the file cannot be written.
+/// Writes one llm.c shard with several calls of append(). The file appears when finish() is called.
+/// Not thread safe. All calls throw Error if the file cannot be written.
 class TokenShardWriter {
  public:
   /// Tokens have 16 bits for a `vocabulary` of up to 65,536, else 32 bits.

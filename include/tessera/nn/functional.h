@@ -36,7 +36,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 
-/// Returns silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). `gate` and `up` have the same
+/// Returns silu(gate) * up, the activation of SwiGLU (Shazeer 2020). `gate` and `up` have the same
 /// shape and type. Any dimension may be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 
@@ -60,7 +60,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 /// Zeroes each element with probability p and multiplies others by 1/(1-p). The mask depends on
 /// `key` and the element's index in the global tensor; backward recomputes it. In the forward of a
 /// model with fully_shard, the global tensor includes the batch rows of all data-parallel ranks.
-/// Throws Error for a plain tensor whose part of the global tensor is unknown (docs/random.md).
+/// Throws Error for a plain tensor whose position in the global tensor is unknown (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 // Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
@@ -229,7 +229,7 @@ class ContextParallel {
   /// once. Without `mask`, each chunk needs two kernel calls: a call with the keys before the
   /// chunk, and a causal call with the chunk's own keys. The results of the two calls are merged by
   /// log-sum-exp, so that no mask tensor is needed. A window needs a mask of fewer than (2 * chunk
-  /// length)^2 elements. With documents, each document's part of a chunk is computed in the same
+  /// length)^2 elements. With documents, each document's tokens in a chunk are computed in the same
   /// way. Throws Error for an odd number of tokens, and if the documents' sizes do not match.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});

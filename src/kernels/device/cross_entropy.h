@@ -224,7 +224,7 @@ struct TwoFloats {
 TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   const auto high = static_cast<float>(x);
   const auto rest = static_cast<float>(x - high);
-  // The second part of an infinity is 0, because inf - inf would be NaN.
+  // The second float of an infinity is 0, because inf - inf would be NaN.
   return {high, rest == rest ? rest : 0.0F};
 }
 

@@ -70,8 +70,8 @@ class Team {
       x = combine(x, __shfl_xor_sync(~0U, x, lanes));
     }
     if constexpr (kWidth > kWarp) {
-      // Two buffers are used in turn, because threads may still read the previous result while
-      // others write the next.
+      // Two buffers alternate, because threads may still read the previous result while others
+      // write the next.
       __shared__ T of_warps[2][kWidth / kWarp];
       turn_ ^= 1;
       of_warps[turn_][threadIdx.x / kWarp] = x;

@@ -133,7 +133,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   for (std::int64_t i = share.first_vector * N; i < p.half; i += share.vector_step * N) {
     const RotaryTables<N> tables = tables_at<N>(p, place, i);
     for (const RotaryHeads& part : p.parts) {
-      if (part.heads > 0) {  // unused parts are skipped, because they have no addresses
+      if (part.heads > 0) {  // an unused entry has no addresses
         rotate_heads<T>(p, part, sample, place, i, tables, share);
       }
     }

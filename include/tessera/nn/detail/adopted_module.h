@@ -36,7 +36,7 @@ class AdoptsModule {
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
 /// Fills the parameters and buffers of `module` (not of its children) with the initial values of
-/// its libtorch class. `holder` has their ParameterSlots. Does nothing for other classes.
+/// its libtorch class. `holder` has the ParameterSlots. Does nothing for other classes.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 

@@ -26,7 +26,7 @@ namespace tessera::nn::detail {
 struct Origins {
   struct Origin {
     std::int64_t number = 0;  ///< number that identifies the origin; never 0
-    /// The tensor of which the shard is a part, or that was filled from a seed.
+    /// The tensor that was split into shards, or that was filled from a seed.
     tessera::detail::TensorIdentity tensor = nullptr;
     std::uint64_t version = 0;  ///< version of `tensor` when the origin was recorded; a later write
                                 ///< to `tensor` changes its version

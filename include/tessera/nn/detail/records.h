@@ -36,7 +36,7 @@ struct NamedRows {
 /// "layers.0.q.weight" and so on.
 std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored);
 
-/// Whether this thread is recomputing a part of a forward for backward.
+/// Whether this thread is recomputing a checkpointed region for backward.
 bool is_recomputing();
 
 /// Outside of recomputations, returns counter++. In the recomputation of a checkpointed region,
@@ -63,7 +63,7 @@ class ModuleBase;
 
 /// Returns the number of data-parallel ranks among which the batch of this thread's last training
 /// forward was divided; 1 before the first training forward. Loss functions read this number to
-/// find out whether their inputs are only a part of the batch.
+/// find out whether their inputs are only some rows of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
@@ -97,8 +97,8 @@ struct SlotRole {
   /// Whether saved sharded checkpoints and state dicts contain the parameter; false for buffers
   /// that are not persistent.
   bool saved = true;
-  /// The parts that weight files store separately, if any. Initialization draws the same numbers
-  /// for the parts as for separate parameters.
+  /// The parts of a fused parameter that weight files store separately, if any. Initialization
+  /// draws the same numbers for the parts as for separate parameters.
   std::optional<StoredParts> stored_parts = {};
 };
 
