@@ -34,7 +34,7 @@ namespace tessera::checkpoint {
 /// A save on a separate thread. Not thread safe: only one thread at a time may call its functions.
 class BackgroundSave : tessera::detail::NoCopy {
  public:
-  /// Begins to save. Throws Error if the thread cannot be created.
+  /// Starts the thread, which begins to save. Throws Error if the thread cannot be created.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared) : hosts_(std::move(hosts)) {
     try {
       thread_ = std::thread(
@@ -103,8 +103,8 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings that no save uses at the moment. The kernel may reclaim the pages of these
-/// mappings (MADV_FREE). The next save reuses the remaining pages without clearing them.
+/// Memory mappings of earlier saves that no save uses now. The kernel may reclaim the pages of
+/// these mappings (MADV_FREE). The next save reuses the remaining pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {

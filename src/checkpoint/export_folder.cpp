@@ -256,7 +256,7 @@ std::string ExportFolder::shard_prefix() const {
   return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
 }
 
-/// The text of the index file, sorted by tensor name, as `transformers` writes the index.
+/// Returns the text of the index file, sorted by tensor name, as `transformers` writes the index.
 std::string ExportFolder::index_json() const {
   ordered_json index;
   index["metadata"]["total_size"] = total_bytes_;
@@ -315,8 +315,8 @@ std::string content_of(const fs::path& path) {
   return files::read_file(path, "a file of a model", kMaxBytes);
 }
 
-/// The files in a folder other than weights and configuration. Symbolic links are listed even if
-/// their target does not exist.
+/// Returns the files in a folder other than weights and configuration. Symbolic links are listed
+/// even if their target does not exist.
 std::map<std::string, fs::path> files_in(const fs::path& folder) {
   std::map<std::string, fs::path> files;
   for (const char* name : kNames) {

@@ -14,7 +14,7 @@ namespace {
 
 using SizesRef = std::span<const std::int64_t>;
 
-/// The strides, in elements, of a row-major tensor.
+/// Returns the strides, in elements, of a row-major tensor.
 std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   std::vector<std::int64_t> strides(sizes.size(), 1);
   for (std::size_t dim = sizes.size(); dim-- > 1;) {
@@ -23,8 +23,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// The number n of leading dimensions to loop over when a block is split into contiguous ranges.
-/// The block has the full size of the tensor in each dimension after dimension n.
+/// Returns the number n of leading dimensions to loop over when a block is split into contiguous
+/// ranges. The block has the full size of the tensor in each dimension after dimension n.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -82,7 +82,7 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   } while (advance(index, block.first(outer)));
 }
 
-/// A piece has size 1 in each leading dimension of which one slice is larger than `most_elements`.
+/// A piece has size 1 in each leading dimension in which a single slice exceeds `most_elements`.
 void for_each_piece(SizesRef sizes, std::int64_t most_elements,
                     const std::function<void(SizesRef, SizesRef)>& visit) {
   if (product(sizes) == 0) {
@@ -115,8 +115,8 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// The result usually has one block. Some layouts split the part of a rank into several blocks: see
-/// owned_boxes().
+/// The result usually has one block. Some layouts split the shard of a rank into several blocks:
+/// see owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
@@ -276,8 +276,8 @@ void check_tensor_name(std::string_view name) {
       "the tensor name '", name, "' looks like a path");
 }
 
-/// The value of a natural number in JSON. The JSON parser classifies a number as unsigned only if
-/// it is a natural number that fits in 64 bits.
+/// Returns the value of a natural number in JSON. The JSON parser classifies a number as unsigned
+/// only if it is a natural number that fits in 64 bits.
 std::int64_t natural_number(const nlohmann::json& value, const char* what) {
   TESSERA_CHECK(value.is_number_unsigned(), what, " holds ",
                 value.is_number() ? value.dump() : value.type_name(),

@@ -1,5 +1,5 @@
-// Shared parts of the file format: blocks of tensors, checksums of files, types and names of
-// tensors, and the writer of files.
+// Functions that readers and writers of files share: blocks of tensors, checksums of files, types
+// and names of tensors, and the writer of files.
 
 #pragma once
 
@@ -26,7 +26,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// The number of elements of a block with `sizes`.
+/// Returns the number of elements of a block with `sizes`.
 std::int64_t product(std::span<const std::int64_t> sizes);
 
 /// Throws Error unless the block [offset, offset + block) is inside a tensor of `sizes`.
@@ -50,17 +50,17 @@ void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_eleme
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
 
-/// The elementwise sum of `from` and `by`.
+/// Returns the elementwise sum of `from` and `by`.
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
-/// The blocks of a tensor that this rank has: one block for a plain tensor; no block if the rank is
-/// not on the tensor's mesh.
+/// Returns this rank's blocks of a tensor: one block for a plain tensor, none if the rank is not on
+/// the tensor's mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
 /// Returns a view of the block [offset, offset + sizes) of `tensor`.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                     std::span<const std::int64_t> sizes);
-/// Returns a view of the part of the local tensor that `box` describes.
+/// Returns a view of the block of the local tensor that `box` describes.
 at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
@@ -71,7 +71,7 @@ constexpr std::uint64_t granules_of(std::uint64_t bytes) {
 }
 
 /// Fills `out`, of at most 1 MiB, with the bytes of a file at `offset`, and returns their CRC-32C.
-/// Each part is checksummed while it is in the CPU's cache.
+/// Parts are checksummed right after reading, in the CPU's cache.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
@@ -100,8 +100,8 @@ const SafetensorsDtype* find_dtype(std::string_view name);
 /// Finds the type of the format for a type of libtorch; nullptr if the format lacks the type.
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
-/// The bytes of a tensor of these sizes. Throws Error if the product of the sizes (zeros counted as
-/// ones) or the number of bytes overflows 64 bits.
+/// Returns the number of bytes of a tensor of these sizes. Throws Error if the product of the sizes
+/// (zeros counted as ones) or the number of bytes overflows 64 bits.
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype);
 
 /// Whether UTF-8 text has a control character or a bidirectional override, which could break the
@@ -113,8 +113,8 @@ bool has_control_character(std::string_view text);
 /// the name of the header's own entry.
 void check_tensor_name(std::string_view name);
 
-/// The value of a natural number in JSON. Throws Error, naming `what` ("its shape"), unless `value`
-/// is a natural number of at most 2^63 - 1.
+/// Returns the value of a natural number in JSON. Throws Error, naming `what` ("its shape"), unless
+/// `value` is a natural number of at most 2^63 - 1.
 std::int64_t natural_number(const nlohmann::json& value, const char* what);
 
 /// Parses a list of natural numbers, one for each dimension of a tensor. Also throws Error for more
@@ -143,7 +143,7 @@ class SafetensorsWriter {
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
 
-  /// The names of the tensors, in the order in which the file stores the tensors.
+  /// Returns the names of the tensors, in the order in which the file stores the tensors.
   std::vector<std::string> names() const;
   /// Writes a whole tensor from any device, with any strides. Tensors may be written in any order.
   void write(const std::string& name, const at::Tensor& tensor);

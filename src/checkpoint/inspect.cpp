@@ -185,7 +185,7 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // A double cannot represent every integer beyond 2^53.
+    // at::equal() has found a difference. Doubles may hide it for integers beyond 2^53.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();

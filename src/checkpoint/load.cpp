@@ -54,8 +54,8 @@ bool is_saved(const RankState& object) {
   return object.persistent();
 }
 
-/// Adds to `report` which of `objects` are missing in `saved`, an object whose keys are names, and
-/// which keys of `saved` are unexpected.
+/// Adds to `report` the names in `objects` that are missing in `saved`, a JSON object with names as
+/// keys, and the unexpected names in `saved`.
 template <class Object>
 void compare(const json& saved, const std::vector<std::pair<std::string, Object*>>& objects,
              const LoadOptions& options, LoadReport& report) {
@@ -96,9 +96,9 @@ void add_all_names(const Manifest& manifest, const StateDict& state, std::set<st
   add(state.rank_states);
 }
 
-/// Throws Error for a pattern of options.exclude that matches no name, because it is probably
-/// mistyped. "optimizer.**" is always allowed, because a step may have no optimizer state. `names`:
-/// the names of the state's tensors. `folder`: the folder of the step.
+/// Throws Error for a pattern of options.exclude that matches no name, because the pattern is
+/// probably mistyped. "optimizer.**" is always allowed, because a step may have no optimizer state.
+/// `names`: the names of the state's tensors. `folder`: the folder of the step.
 void check_exclude(const Manifest& manifest, const StateDict& state, std::set<std::string> names,
                    const std::filesystem::path& folder, const LoadOptions& options) {
   if (options.exclude.empty()) {
@@ -195,7 +195,7 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
   // Checksums are required for a save by Tessera, but not for shards that PyTorch wrote. Only rank
-  // 0 knows which of the two it has read.
+  // 0 knows which kind it has read.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
@@ -244,8 +244,8 @@ class Comparison {
     }
   }
 
-  /// Whether all values of the parameter are valid after the load. Parts that the step lacks are
-  /// valid only if they had values before the load.
+  /// Whether all values of the parameter are valid after the load. Elements that the step lacks are
+  /// valid only if the parameter had values before the load.
   bool will_be_whole(const nn::ParameterSlot& slot) const {
     const auto found = incomplete_.find(&slot);
     return found == incomplete_.end() || found->second;
@@ -296,7 +296,7 @@ class Comparison {
     }
   }
 
-  /// The names of the tensor `entry` in the step: one name for each distinct stored tensor.
+  /// Returns the names of the tensor `entry` in the step: one name for each distinct stored tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;
@@ -353,7 +353,7 @@ void want_filling(const Filling& filling, StoredStep& step) {
       });
 }
 
-/// Whether two stored tensors of one tied parameter have equal values in the parts that this rank
+/// Whether two stored tensors of one tied parameter have equal values in the blocks that this rank
 /// needs.
 bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep& step) {
   const c10::ScalarType type = filling.entry.tensor.scalar_type();

@@ -28,13 +28,13 @@ namespace {
 // model.safetensors.index.json are checked against the files.
 
 using nlohmann::json;
-/// The file name of the shard of each tensor, by the tensor's name.
+/// Maps the name of each tensor to the file name of the tensor's shard.
 using WeightMap = std::map<std::string, std::string>;
 
 /// The largest accepted size of an index file, far above the size of any real index file.
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 
-/// The name of a tensor as ASCII JSON, so that a message stays on one line and shows unusual
+/// Returns a tensor's name as ASCII JSON, so that a message stays on one line and shows unusual
 /// characters.
 std::string quoted(const std::string& name) {
   return json(name).dump(-1, ' ', true);
@@ -162,7 +162,7 @@ struct FileTensor {
 /// Returns the model's name for a tensor of the files; "" if the tensor is to be skipped.
 using ModelName = std::function<std::string(const std::string& tensor)>;
 
-/// The tensors in the files under the names of the model. Throws Error for equal names.
+/// Returns the tensors in the files, by the model's names. Throws Error if two names are equal.
 std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
                                                   const ModelName& model_name) {
   std::map<std::string, FileTensor> tensors;
@@ -260,7 +260,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
 }
 
 /// Throws Error if the files have two different tensors for a tied parameter. Each rank compares
-/// its local part.
+/// the elements of its own shard.
 void check_copies(const Match& match) {
   const at::Tensor& tensor = match.slot->persistent();
   const auto read = [&](const Match& from, auto offset, auto sizes) {
@@ -305,8 +305,7 @@ using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder, const ModelName& model_name,
           const RunStep& run) {
-  // Gradient recording is off, because filling a leaf that requires a gradient would throw
-  // otherwise.
+  // Without this guard, filling a leaf that requires a gradient would throw.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;

@@ -24,12 +24,12 @@ namespace {
 
 using nlohmann::json;
 
-/// The maximum number of comparisons of stored blocks (chunks), which bounds the time for untrusted
-/// manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
+/// The maximum number of comparisons between stored blocks (chunks), which bounds the time for
+/// untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
-/// The dimension along which the stored blocks (chunks) have the most distinct offsets, so that few
-/// of them overlap along this dimension.
+/// Returns the dimension in which the stored blocks (chunks) have the most distinct offsets, so
+/// that few blocks overlap in this dimension.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;
@@ -111,7 +111,7 @@ std::uint32_t parse_hex(std::string_view text) {
   return number;
 }
 
-/// The end of a manifest's text, which contains the checksum of `body`, the text before it.
+/// Returns the end of a manifest's text: the checksum of `body`, which is all text before the end.
 std::string ending(std::string_view body) {
   return ",\"crc32c\":\"" + hex(tessera::detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }

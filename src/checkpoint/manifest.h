@@ -70,13 +70,13 @@ enum class Checksums { kRequired, kOptional };
 bool is_as_written(std::string_view text);
 
 /// Parses a manifest. Throws Error, with `path`, for a wrong checksum, an unknown version, file
-/// names that lead out of the folder, files without checksums, and blocks of a tensor that overlap
-/// or leave holes.
+/// names that lead out of the folder, files without checksums, and blocks that do not cover each
+/// element of a tensor exactly once.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
-/// The text of the manifest in the folder of a step. Throws Error if the manifest is a symbolic
-/// link.
+/// Returns the text of the manifest in the folder of a step. Throws Error if the manifest is a
+/// symbolic link.
 std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
@@ -88,16 +88,16 @@ bool has_torch_hf_shards(const std::filesystem::path& folder);
 /// not read pickles. The message names a converter.
 void refuse_torch_checkpoint(const std::filesystem::path& folder);
 
-/// Makes a manifest, without checksums, from the shards of PyTorch. A missing last shard cannot be
-/// detected: the tensor then looks smaller. Throws Error for invalid files, for files without block
-/// offsets, for files of a Tessera save whose manifest is missing, and for blocks that overlap or
-/// leave holes.
+/// Makes a manifest, without checksums, from the shard files of PyTorch's writer. A missing last
+/// shard of a tensor is not detected, because the tensor then looks smaller. Throws Error for
+/// invalid files, for files without block offsets, for files of a Tessera save whose manifest is
+/// missing, and for blocks that overlap or do not cover their tensor.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
 /// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
-/// The overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
+/// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The
 /// `local_offset` of the result is relative to the second block.
 std::optional<Box> common_block(std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes,

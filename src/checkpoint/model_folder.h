@@ -29,7 +29,7 @@ class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);
 
-  /// Every tensor by name, with the file that stores the tensor.
+  /// Returns the tensors by name, each with the file that stores the tensor.
   const std::map<std::string, const SafetensorsFile*>& tensors() const { return tensors_; }
   const std::filesystem::path& folder() const { return folder_; }
 
@@ -38,8 +38,8 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// The opened files, in a deque, because `tensors_` has pointers to the elements while elements
-  /// are added.
+  /// The opened files. A deque, unlike a vector, keeps the pointers in `tensors_` valid while it
+  /// grows.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };
@@ -52,11 +52,11 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
                          std::int64_t bytes, const char* config_file = "config.json");
 
 /// Returns `config_json` with the type of the exported weights. If `config_json` names no type,
-/// fp32 is not added, because readers assume it. Throws Error for a type that exports do not
+/// fp32 is not added, because readers assume fp32. Throws Error for a type that exports do not
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
-/// The total number of bytes of the tensors' values.
+/// Returns the total number of bytes of the tensors' values.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 
 /// The files of one export, on the rank that writes the files. Until publish(), only temporary

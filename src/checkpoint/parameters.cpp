@@ -18,8 +18,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The parameters of a module, each once, in the order of the module. A tied parameter is visited
-/// at every place in the module tree, because files may use any of its names.
+/// Returns the parameters of a module, each once, in order of registration. A tied parameter is
+/// listed with all of its FQNs, because files may use any of them.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,
@@ -37,8 +37,8 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
 }
 
 /// Returns how files store the optimizer state `tensor`. State with the sizes of the parameter is
-/// stored like the parameter, in parts for a fused parameter. A counter is stored once for each
-/// part.
+/// stored like the parameter. For a fused parameter, each part has its own state tensor and its own
+/// copy of a counter.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);

@@ -23,11 +23,11 @@ struct NamedParameter {
   bool is_buffer = false;
 };
 
-/// All parameters of a module, then its persistent buffers. Buffers of torch::nn modules get
-/// temporary parameter slots (nn::ParameterSlot) that share the memory of the buffers.
+/// Returns all parameters of a module, then its persistent buffers. Buffers of torch::nn modules
+/// get temporary parameter slots (nn::ParameterSlot) that share the memory of the buffers.
 std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 
-/// The part of saved_slots() that model files contain: everything except adapters (nn::apply_lora).
+/// Returns saved_slots() without adapters (nn::apply_lora), which model files do not contain.
 std::vector<NamedParameter> model_slots(const nn::ModuleBase& module);
 
 /// Returns the element of `of_parameters` for the parameter whose optimizer state has the name
@@ -43,8 +43,8 @@ T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& st
   return found->second;
 }
 
-/// The value of nn::Dropout::calls() for each Dropout in a module, by FQN; an empty object if there
-/// is no Dropout.
+/// Returns the value of nn::Dropout::calls() for each Dropout in a module, by FQN; an empty object
+/// if there is no Dropout.
 nlohmann::json dropout_calls(const nn::ModuleBase& module);
 
 /// Throws Error for a parameter that is Partial or marked as different between ranks
@@ -66,8 +66,8 @@ struct Mismatch {
 
   bool empty() const { return missing.empty() && unexpected.empty() && different.empty(); }
 };
-/// A text such as "; missing: a, b": the first of `names`, and the number of further names. "" if
-/// `names` is empty.
+/// Returns a text such as "; missing: a, b": the first of `names`, and the number of further names.
+/// "" if `names` is empty.
 std::string listed(const char* what, const std::vector<std::string>& names);
 
 /// A tensor in files: a whole parameter, or the rows of a fused parameter that belong to one of its
@@ -84,19 +84,19 @@ struct StoredTensor {
   /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
              const Visit& visit) const;
-  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`; the parts
-  /// share the memory of the parameter.
+  /// Calls `visit` for each block of the stored tensor that this rank has in `parameter`; the
+  /// tensors that `visit` receives share the parameter's memory.
   void visit_own(const at::Tensor& parameter, const Visit& visit) const;
 };
 
-/// The tensors that store a parameter in files: one tensor under the FQN of the parameter or, for a
-/// fused parameter, one tensor for each part. The modules of the parts are siblings of the
-/// parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
+/// Returns the tensors that store a parameter in files: one tensor under the FQN of the parameter
+/// or, for a fused parameter, one tensor for each part. The modules of the parts are siblings of
+/// the parameter's module ("layers.0.qkv.weight" is stored as "layers.0.q.weight" and so on).
 std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::ParameterSlot& slot);
 
-/// A tensor in a checkpoint, and the tensor of the model or optimizer that it stores as a whole or
-/// in part. The parts of a fused parameter are stored separately, so that models with and without
-/// fusion can load them.
+/// A tensor in a checkpoint, and the model or optimizer tensor of which it stores all or a part.
+/// The parts of a fused parameter are stored separately, so that models with and without fusion can
+/// load them.
 struct StateEntry {
   nn::SlotPtr slot;          ///< the parameter's slot, also if the entry is optimizer state
   bool is_parameter = true;  ///< false: optimizer state; true: a parameter or a buffer
@@ -105,8 +105,8 @@ struct StateEntry {
   std::vector<std::string> names;  ///< the entry's names; several for tied parameters
 };
 
-/// The tensors that a checkpoint of a state has. The list is equal on every rank if the ranks have
-/// the same state. Throws Error for optimizer state of a parameter that the model lacks.
+/// Returns the tensors that a checkpoint of a state has. The list is equal on every rank if the
+/// ranks have the same state. Throws Error for optimizer state of a parameter that the model lacks.
 std::vector<StateEntry> state_entries(const StateDict& state);
 
 }  // namespace tessera::checkpoint

@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// What a failed read proves about the files of a step: that one is damaged or missing.
+/// The evidence, from a failed read, that a file of a step is damaged or missing.
 struct Proof {
   bool damaged = false;
   std::string missing;  ///< the path of the file that does not exist
@@ -46,8 +46,8 @@ bool is_gone(const std::string& file) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A rank that sends its part of a tensor. Of several ranks with the same part, only the first
-/// sends the part.
+/// A rank that sends its shard of a tensor. If several ranks have the same shard, only the first
+/// rank sends the shard.
 struct PartHolder {
   std::size_t index;  ///< the index of the rank in the mesh's ranks
   Sizes coordinate;
@@ -60,7 +60,7 @@ struct PartHolder {
   }
 };
 
-/// Returns the ranks at coordinate 0 of each replicating mesh dimension: one rank for each part.
+/// Returns the ranks at coordinate 0 of each replicating mesh dimension: one rank for each shard.
 /// Every rank computes the list without communication.
 std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::int64_t> sizes) {
   const auto& shape = spec.mesh.shape();
@@ -81,8 +81,8 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
   return parts;
 }
 
-/// The part of `box` in the local rows [begin, end). If the box has no such rows, one size of the
-/// result is 0. The local offset of the result is relative to row `begin`.
+/// Returns the part of `box` inside the local rows [begin, end). If `box` has no such rows, one
+/// size of the result is 0. The local offset of the result is relative to row `begin`.
 Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   if (box.sizes.empty()) {
     return box;
@@ -97,8 +97,8 @@ Box clipped(Box box, std::int64_t begin, std::int64_t end) {
 
 class Gather {
  public:
-  // A part is sent only if rank 0 is on the mesh. If the mesh is a submesh without rank 0, the
-  // submesh with rank 0 has equal values (see gather_blocks).
+  // A rank sends its shard only if rank 0 is on the mesh. Otherwise the submesh with rank 0 has
+  // equal values (see gather_blocks).
   Gather(const at::Tensor& tensor, c10::ScalarType dtype, comm::Communicator& world,
          c10::DeviceType device, const BlockVisitor& visit)
       : tensor_(tensor),
@@ -118,8 +118,8 @@ class Gather {
     }
   }
 
-  // Sends the tensor in rounds. A round transfers a range of rows of every rank's part. The largest
-  // part determines the number of rounds, so that the number is equal on every rank.
+  // Sends the tensor in rounds. A round transfers a range of rows of every rank's shard. The
+  // largest shard determines the number of rounds, so that the number is equal on every rank.
   void run(std::int64_t round_elements) {
     std::int64_t rows = 0, row_elements = 1;
     for (const auto& part : parts_) {
@@ -127,7 +127,7 @@ class Gather {
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    // Rank 0 receives from all ranks at once, so all parts together obey `round_elements`.
+    // Rank 0 receives from all ranks at once, so `round_elements` limits the sum of all shards.
     const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       round(begin, begin + step);
@@ -135,7 +135,7 @@ class Gather {
   }
 
  private:
-  /// Sends the local rows [begin, end) of every rank's part to rank 0.
+  /// Sends the local rows [begin, end) of every rank's shard to rank 0.
   void round(std::int64_t begin, std::int64_t end) {
     // Every rank of the world takes part in the all-to-all, even if the rank has nothing to send.
     const at::Tensor sent = mine_ == nullptr ? at::empty({0}, options()) : rows_of(begin, end);
@@ -155,8 +155,8 @@ class Gather {
     }
   }
 
-  // Passes the received blocks to the visitor. `received` is in the order of world ranks, as the
-  // all-to-all returns it. The ranks of the mesh may have another order.
+  // Passes the received blocks to the visitor. `received` is the result of the all-to-all, in the
+  // order of world ranks. The ranks of the mesh may have another order.
   void deliver(const at::Tensor& received, const std::vector<std::int64_t>& counts,
                std::int64_t begin, std::int64_t end) {
     for (const auto& part : parts_) {
@@ -173,7 +173,7 @@ class Gather {
     }
   }
 
-  // The sizes of the rows [begin, end) of a part, limited to the rows that the part has.
+  // Returns the sizes of the rows [begin, end) of a shard, limited to the rows that exist.
   Sizes clipped_sizes(const PartHolder& part, std::int64_t begin, std::int64_t end) const {
     Sizes sizes = part.local_sizes;
     if (!sizes.empty()) {
@@ -209,7 +209,7 @@ class Gather {
   c10::DeviceType device_;
   const BlockVisitor& visit_;
   std::vector<PartHolder> parts_;
-  const PartHolder* mine_ = nullptr;  ///< the part of this rank; nullptr if this rank sends nothing
+  const PartHolder* mine_ = nullptr;  ///< this rank's shard; nullptr if this rank sends nothing
 };
 
 /// Whether every rank, including rank 0, has the whole tensor.

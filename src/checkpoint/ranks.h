@@ -19,12 +19,12 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// The process group of all ranks. It connects every rank that saves or loads with rank 0, even if
-/// the world is larger than the meshes of the model. Collective at the first call.
+/// Returns the process group of all ranks. The group connects each rank that saves or loads with
+/// rank 0, even if the world is larger than the meshes of the model. Collective at the first call.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
-/// A CPU process group of all ranks, used only by sharded saves: a background save uses this group
-/// while the program uses the other groups. Collective at the first call.
+/// Returns a CPU process group of all ranks, used only by sharded saves: a background save uses
+/// this group while the program uses the other groups. Collective at the first call.
 comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 
 /// Runs `work`, which must not communicate, on every rank. If `work` throws on one rank, all ranks
@@ -35,8 +35,8 @@ void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
 /// Like run_or_fail_on_all(), for work that reads the files of a step. All ranks throw DamagedStep
-/// if bytes do not match their checksums, or if a file does not exist for rank 0 either. A file
-/// that exists but could not be read is no proof of damage and throws a plain Error.
+/// if bytes do not match their checksums, or if a file is missing for rank 0 too. A file that
+/// exists but could not be read is no proof of damage and throws a plain Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
 /// A function that is called on rank 0 with a block of the global tensor; the block begins at

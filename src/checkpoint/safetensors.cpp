@@ -22,8 +22,8 @@
 
 namespace tessera::checkpoint {
 
-// Members of SafetensorsFile::Impl and SafetensorsWriter::Impl have these types, so the types are
-// not in the unnamed namespace.
+// The types below are not in the unnamed namespace, because members of SafetensorsFile::Impl and
+// SafetensorsWriter::Impl have these types.
 
 /// A file whose bytes are verified against checksums while they are read. Thread safe.
 class CheckedFile {
@@ -40,8 +40,8 @@ class CheckedFile {
   const std::filesystem::path& path() const { return file_.path(); }
   std::uint64_t size() const { return file_.size(); }
 
-  /// Reads bytes of the file. Every 1 MiB block that contains some of them is verified. Throws
-  /// Error, with the file and the offset, for bytes that do not match their checksum.
+  /// Reads bytes of the file. Every 1 MiB block that contains some of these bytes is verified.
+  /// Throws Error, with the file and the offset, for bytes that do not match their checksum.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const {
     // InputFile throws an Error for a range beyond the end of the file.
     if (offset + out.size() > size()) {
@@ -246,7 +246,7 @@ std::string json_text(const std::string& text) {
   }
 }
 
-/// The text of "__metadata__", which comes first in the header, as in Hugging Face's library.
+/// Returns the text of "__metadata__", the header's first entry, as in Hugging Face's library.
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::vector<std::string> pairs;
   for (const auto& [key, value] : metadata) {
@@ -371,8 +371,8 @@ struct SafetensorsFile::Impl {
   CheckedFile file;
   SafetensorsHeader header;
 
-  /// Reads and checks the header. Errors in its content name the file and give advice; errors of
-  /// opening and reading the file have messages already.
+  /// Reads and checks the header. An Error about the header's content names the file and gives
+  /// advice; errors of opening and reading the file are thrown unchanged.
   void read_header();
 
  private:
@@ -400,7 +400,8 @@ void SafetensorsFile::Impl::read_header() {
   } catch (const Error& error) {
     fail(invalid(), error.what(), kAdvice);
   }
-  // Offsets of entries are converted from offsets in the data to offsets in the file.
+  // The header's offsets count from the start of the data; entries count from the start of the
+  // file.
   for (auto& [name, entry] : header.tensors) {
     entry.offset += data_begin;
   }
@@ -512,7 +513,7 @@ struct SafetensorsWriter::Impl {
       : path(path.string()), plan(std::move(planned)), file(path), sums(granule_sums) {
     const std::uint64_t header_bytes = plan.json.size();
     data_begin = sizeof(header_bytes) + header_bytes;
-    // If the disk is full, reserving space throws Error now, before all data were gathered.
+    // If the disk is full, reserving space throws Error now, before any data are gathered.
     file.reserve(data_begin + plan.data_bytes);
     write_at(0, std::as_bytes(std::span(&header_bytes, 1)));
     write_at(sizeof(header_bytes), std::as_bytes(std::span(plan.json)));

@@ -33,8 +33,8 @@ namespace {
 
 using nlohmann::json;
 
-// The plan of a save: which rank writes which blocks, and from which memory. The plan depends only
-// on the layouts: every rank computes the plan of all ranks, without communication.
+// The plan of a save says which rank writes which blocks, and from which memory. The plan depends
+// only on the layouts, so every rank computes the plan of all ranks, without communication.
 
 /// Consecutive rows of a stored block (chunk), and their position in the local tensor.
 struct ChunkRows {
@@ -50,14 +50,14 @@ struct PlannedChunk {
   int rank = 0;                   ///< the rank that writes the block
   int file = 0;                   ///< the index of the file among the rank's files, from 1
   std::vector<std::int64_t> offset, sizes;
-  std::vector<ChunkRows> parts;  ///< consecutive parts of the block
+  std::vector<ChunkRows> parts;  ///< the block as consecutive ranges of rows
 };
 
 struct SavePlan {
   std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, in the order of the entries
   int files = 1;                     ///< the largest number of files that a rank writes
 
-  /// The name of the file of a block: "shard-00000-model-00001-of-00002.safetensors".
+  /// Returns the name of the file of a block: "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const {
     return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", chunk.rank, chunk.file,
                        files);
@@ -66,14 +66,14 @@ struct SavePlan {
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// The ranks that have one part of a tensor.
+/// The ranks that have one shard of a tensor.
 struct Holders {
-  Coordinate coordinate;   ///< the mesh coordinate of the part; empty for a plain tensor
-  std::vector<int> ranks;  ///< world ranks that store the part, ascending
+  Coordinate coordinate;   ///< the mesh coordinate of the shard; empty for a plain tensor
+  std::vector<int> ranks;  ///< world ranks that have the shard, ascending
 };
 
-/// For each position in `mesh`: the ranks at this position in `mesh` and in its sibling slices,
-/// which are the other slices of the root mesh along the same dimensions.
+/// Returns, for each position in `mesh`, the ranks at this position in `mesh` and in all other
+/// slices of the root mesh along the same dimensions.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const std::vector<int>& root_ranks = root.ranks();
@@ -110,9 +110,9 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   return ranks;
 }
 
-/// Returns the ranks that have each part of a tensor. The result depends only on the layout, so it
-/// is equal on every rank. If the mesh is a slice of a root mesh, the other slices along the same
-/// dimensions have copies. Throws Error if the ranks of these slices are unknown.
+/// Returns, for each shard of a tensor, the ranks that have the shard. The result depends only on
+/// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, slices along the
+/// same dimensions have copies. Throws Error if the ranks of the slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
   // Plain tensors are saved from rank 0: plain buffers may differ between ranks, for example the
   // running statistics of a norm.
@@ -121,8 +121,8 @@ std::vector<Holders> holders_of(const at::Tensor& tensor) {
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
-  // Ranks are grouped by their coordinate along the mesh dimensions that shard. Ranks that differ
-  // only along other mesh dimensions have copies.
+  // Ranks are grouped by their coordinate along the mesh dimensions that shard the tensor. Ranks
+  // that differ only along other mesh dimensions have copies.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
@@ -166,8 +166,8 @@ bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends the block `next`, which has one part, or merges `next` into the last block if `next`
-/// begins where the last block ends.
+/// Appends the block `next`, which has one range of rows. If the last block ends where `next`
+/// begins, merges the two blocks.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {
     chunks.push_back(std::move(next));
@@ -179,7 +179,7 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// The blocks of a StateEntry to be stored, at one coordinate of its tensor's mesh.
+/// Returns the blocks to store of a StateEntry that ranks at one mesh coordinate have.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Coordinate& coordinate) {
   std::vector<PlannedChunk> chunks;
@@ -264,7 +264,7 @@ SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
 
 /// Returns a hash of the folder of a step, of the names, types, sizes and stored blocks of a state,
 /// and of `others`, further values that must be equal on all ranks. Ranks that save the same state
-/// to the same place have equal hashes.
+/// to the same folder have equal hashes.
 std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others) {
@@ -298,7 +298,7 @@ FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
   return chunk;
 }
 
-/// The files that a rank writes, by name. The blocks share the memory of the state.
+/// Returns the files that a rank writes, by name. The blocks share the memory of the state.
 std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<StateEntry>& entries,
                                    int rank) {
   std::map<std::string, std::vector<FileChunk>> by_name;
@@ -330,7 +330,7 @@ bool survives_text(const json& state) {
   }
 }
 
-/// The JSON path of the first number that is NaN or infinite: "/loss/0"; "" if there is none.
+/// Returns the JSON path of the first NaN or infinite number: "/loss/0"; "" if there is none.
 std::string path_of_nonfinite(const json& state) {
   // `flat` is a named variable, because items() does not extend the lifetime of a temporary.
   const json flat = state.flatten();
@@ -362,8 +362,8 @@ json checked_state(const std::string& name, const Object& object) {
   return state;
 }
 
-/// The names of the saved objects as text, which must be equal on all ranks. Throws Error for a
-/// name that is empty or used twice.
+/// Returns the names of the saved objects as text, which must be equal on all ranks. Throws Error
+/// for a name that is empty or used twice.
 std::string names_of_objects(const StateDict& state) {
   std::set<std::string> seen;
   std::string names;
@@ -382,7 +382,7 @@ std::string names_of_objects(const StateDict& state) {
   return names;
 }
 
-/// The states of this rank that are to be saved, by name. Throws Error for a state that
+/// Returns the states of this rank that are to be saved, by name. Throws Error for a state that
 /// check_storable() rejects.
 json own_rank_states(const std::vector<std::pair<std::string, RankState*>>& objects) {
   json states = json::object();
@@ -427,7 +427,7 @@ void check_entries(const std::vector<StateEntry>& entries) {
   }
 }
 
-/// Throws Error unless all ranks plan the same save. Ranks with different models would write parts
+/// Throws Error unless all ranks plan the same save. Ranks with different models would write blocks
 /// that contradict the manifest; a rank with another step would overwrite the files of an older
 /// step.
 void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
@@ -439,8 +439,8 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       "all ranks");
 }
 
-/// The tensors whose copies must be equal on all ranks: parameters and optimizer state. Buffers may
-/// differ, for example the running statistics of a norm.
+/// Returns the tensors whose copies must be equal on all ranks: parameters and optimizer state.
+/// Buffers may differ, for example the running statistics of a norm.
 std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model,
                                                      const std::vector<StateEntry>& entries) {
   std::set<std::string> buffers;
@@ -505,8 +505,8 @@ void set_tensors(Manifest& manifest, const std::vector<StateEntry>& entries, con
   }
 }
 
-/// The metadata that PyTorch's HuggingFaceStorageReader needs: the offset of each block in its
-/// tensor.
+/// Returns the metadata that PyTorch's HuggingFaceStorageReader needs: the offset of each block in
+/// the tensor of the block.
 std::string sharding_info(const ShardFile& file) {
   json info;
   for (const FileChunk& chunk : file.chunks) {
@@ -575,7 +575,7 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
     copied = copied_tensors(state.model, entries);
   });
   check_same_plan(hosts, own);
-  // A file has one value for each element, so a save of different copies would be a mixture.
+  // If copies on different ranks differed, the files would contain a mixture of the copies.
   nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, copied,
                            {.what = "checkpoint::save"});
   if (!state.rank_states.empty()) {

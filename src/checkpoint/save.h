@@ -22,7 +22,7 @@ struct FileChunk {
   std::string tensor;  ///< the name under which the tensor is stored
   c10::ScalarType dtype;
   std::vector<std::int64_t> offset, sizes;
-  std::vector<RowBlock> blocks;  ///< consecutive parts of the block
+  std::vector<RowBlock> blocks;  ///< the block as consecutive ranges of rows
 };
 
 struct ShardFile {

@@ -47,7 +47,7 @@ std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& param
   return sent;
 }
 
-/// The tensors to be written to files. Throws Error for parameters that cannot be saved.
+/// Returns the tensors to be written to files. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
                                               SentType dtype = {}) {
   std::vector<SafetensorsWriter::Item> items;
@@ -65,7 +65,7 @@ using Write = std::function<void(const std::string& name, std::span<const std::i
                                  const at::Tensor& block)>;
 
 /// Sends the parameters to rank 0. `write` gets the parameters under the names of items_of(), in
-/// pieces of bounded size. Returns the error of the first failed write, after which rank 0 still
+/// blocks of bounded size. Returns the error of the first failed write, after which rank 0 still
 /// accepts the remaining blocks, so that the sending ranks do not wait forever. Collective over
 /// `world`: parameters are sent in the same order on every rank. If a rank fails (out of memory,
 /// for example), it aborts the other ranks, which would otherwise wait for the blocks of this rank.
@@ -108,8 +108,8 @@ void rethrow(const std::exception_ptr& failure) {
   }
 }
 
-/// The type of the weights that is written to the configuration: the widest type of the weights, so
-/// that readers that convert to this type lose nothing.
+/// Returns the type of the weights for the configuration: the widest type of the weights, so that
+/// readers that convert to this type lose nothing.
 c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& items) {
   const bool wide =
       std::ranges::any_of(items, [](const auto& item) { return item.dtype == c10::kDouble; });
@@ -140,8 +140,8 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
                     std::ranges::find(embedding->names, kHead) != embedding->names.end();
   const auto tie = config.value("tie_word_embeddings", nlohmann::ordered_json());
   const auto type = config.value("model_type", nlohmann::ordered_json());
-  // Without "tie_word_embeddings" the class of the model decides; the classes of these types do not
-  // tie.
+  // Without "tie_word_embeddings" the model's class decides whether head and embedding are tied.
+  // The classes of these model types do not tie them.
   const bool apart =
       tie == false || (tie.is_null() && (type.is_null() || type == "llama" || type == "mistral" ||
                                          type == "qwen2" || type == "qwen3"));
@@ -231,8 +231,8 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
   return adapters;
 }
 
-/// The FQNs in Hugging Face's model of the modules that have adapters, for PEFT. A FusedLinear has
-/// the FQNs of its parts.
+/// Returns, for PEFT, the names in Hugging Face's model of the modules with adapters. A FusedLinear
+/// has the names of its parts.
 std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
   for (const LoraLinear& each : adapters) {
@@ -276,8 +276,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
 }
 
 /// Adds an adapter under the file names of the weight of its Linear (several names for a fused
-/// Linear). All parts have the matrix A of the adapter; the matrix B is split like the rows of the
-/// weight.
+/// Linear). Each part gets the whole matrix A of the adapter; the matrix B is split like the rows
+/// of the weight.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
   SentParameter b{

@@ -42,7 +42,7 @@ bool is_left_out(const nn::ParameterSlot& slot, const StateDictOptions& options)
   return options.ignore_frozen_params && !slot.persistent().requires_grad();
 }
 
-/// The tensors of a model. The list is equal on every rank if the ranks have the same model.
+/// Returns the tensors of a model; the list is equal on ranks that have the same model.
 std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictOptions& options) {
   std::vector<StateItem> items;
   for (NamedParameter& parameter : saved_slots(model)) {
@@ -53,7 +53,7 @@ std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictO
   return items;
 }
 
-/// The tensors of an optimizer state. Throws Error for state of a parameter that the model lacks.
+/// Returns the tensors of an optimizer state. Throws Error for state of unknown parameters.
 std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedTensors& named_state,
                                        const StateDictOptions& options) {
   std::map<std::string, nn::SlotPtr> slots;
@@ -151,8 +151,8 @@ TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& mo
 
 namespace {
 
-/// The dict of rank 0: the tensors on rank 0, and meta tensors of the same sizes and types on the
-/// other ranks.
+/// Returns the dict of rank 0: the tensors themselves on rank 0, and meta tensors of the same sizes
+/// and types on the other ranks.
 TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   nlohmann::json outline = nlohmann::json::object();
   for (const auto& [name, tensor] : state) {
@@ -222,7 +222,7 @@ void check_ties(const StateItem& item, const TensorDict& state, const std::strin
   }
 }
 
-/// Finds the value in a state dict for each tensor that is filled.
+/// Finds, for each tensor to be filled, the value in a state dict.
 std::vector<Source> compare_state(const std::vector<StateItem>& items, const TensorDict& state,
                                   const StateDictOptions& options, IncompatibleKeys& keys) {
   std::vector<Source> sources;
@@ -256,7 +256,7 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// Copies this rank's part of `piece`, a block of a tensor that begins at `offset`.
+/// Copies the elements that this rank has of `piece`, the block of a tensor at `offset`.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();

@@ -34,13 +34,13 @@ constexpr const char* kMarker = "INCOMPLETE";
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::uint64_t kMaxMarkerBytes = 10'000;
 
-/// A run_id as ASCII, for messages, because a run_id in a file may contain any characters.
+/// Returns a run_id as ASCII, for messages, because a run_id in a file may contain any characters.
 std::string quoted_run(const std::string& run_id) {
   return "run " + nlohmann::json(run_id).dump(-1, ' ', /*ensure_ascii=*/true,
                                               nlohmann::json::error_handler_t::replace);
 }
 
-/// The step number of a folder whose name is from step_folder_name(); nullopt for other names.
+/// Returns the step number in a name from step_folder_name(); nullopt for other names.
 std::optional<std::int64_t> step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   std::int64_t step = 0;
@@ -50,7 +50,7 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
   return name == detail::step_folder_name(step) ? std::optional(step) : std::nullopt;
 }
 
-/// The folders of steps in `dir`, highest step first.
+/// Returns the folders of steps in `dir`, highest step first.
 std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   std::map<std::int64_t, fs::path, std::greater<>> steps;
   std::error_code error;
@@ -62,7 +62,7 @@ std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   return steps;
 }
 
-/// The text of the marker file, which is the run_id; nullopt if there is no marker file.
+/// Returns the text of the marker file, which is the run_id; nullopt if there is no marker file.
 std::optional<std::string> marker_of(const fs::path& folder) {
   if (!is_marked(folder)) {
     return std::nullopt;
@@ -120,7 +120,7 @@ void remove_step(const fs::path& folder) {
 
 /// Returns the manifest of a complete step; nullopt if there is no manifest, or if the manifest is
 /// invalid, with a warning. Throws ReadError for a manifest that cannot be read at the moment,
-/// because it may be valid.
+/// because the manifest may be valid.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   if (lacks_manifest(folder)) {
     return std::nullopt;
@@ -141,8 +141,8 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   }
 }
 
-/// The highest step below `before` with a valid manifest. Warns about invalid manifests. Throws
-/// Error for a manifest that exists but cannot be read, because it may be valid.
+/// Returns the highest step below `before` with a valid manifest. Warns about invalid manifests.
+/// Throws Error for a manifest that exists but cannot be read, because it may be valid.
 std::optional<std::int64_t> newest_step_in(const fs::path& dir,
                                            std::optional<std::int64_t> before = std::nullopt) {
   for (const auto& [step, folder] : steps_in(dir)) {
@@ -176,7 +176,7 @@ std::optional<T> optional_of_first_rank(comm::World& world,
   return found.is_null() ? std::nullopt : std::optional(found.get<T>());
 }
 
-/// The run_id of a complete step; nullopt if the step does not exist or has an invalid manifest.
+/// Returns the run_id of a complete step; nullopt if the step or a valid manifest is missing.
 std::optional<std::string> run_of_whole_step(const fs::path& folder) {
   try {
     return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
@@ -195,7 +195,8 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// The steps above `after`, highest first, which a run that continues from `after` must withdraw.
+/// Returns the steps above `after`, highest first: a run that continues from `after` withdraws
+/// them.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;
@@ -254,7 +255,7 @@ void StepFolder::claim() const {
                 path_.string(), "': ", std::strerror(errno),
                 ": name a folder that may be written and has room");
   std::error_code error;
-  // A link is rejected, because it may lead to the files of another program.
+  // A symbolic link is rejected, because it may lead to the files of another program.
   TESSERA_CHECK(fs::is_directory(fs::symlink_status(path_, error)), "'", path_.string(),
                 "' is where the step goes, and is not a folder: move it away");
   check_not_there();

@@ -1,6 +1,6 @@
 // The folders of steps, on the rank that creates and removes the folders. A step exists if its
 // manifest exists; until then its folder has a marker file. Folders are never renamed, and no file
-// records the newest step, because some network file systems can do neither atomically.
+// records the newest step, because some network file systems cannot replace either atomically.
 
 #pragma once
 
@@ -42,7 +42,7 @@ class StepFolder {
   void discard() const noexcept;
 
   /// Throws Error if the step has the manifest of another run or step, or a manifest that cannot be
-  /// read. A damaged manifest is accepted, because it does not show which run wrote it.
+  /// read. A damaged manifest is accepted, because it does not show which run wrote the step.
   void check_withdrawable() const;
   /// Removes the manifest of a step of this run, so that the folder counts as an unfinished save.
   /// Throws the errors of check_withdrawable().

@@ -17,9 +17,9 @@ namespace tessera::checkpoint {
 namespace {
 
 /// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
-/// `threads` - 1 others, if the system has as many. The other threads get this thread's
-/// thread-local state (gradient mode, scopes). Returns when all tasks have ended. Throws the error
-/// of a failed task; tasks that had not started are then skipped.
+/// `threads` - 1 other threads (fewer if threads cannot be created). The other threads get this
+/// thread's thread-local state (gradient mode, scopes). Returns when all tasks have ended. Throws
+/// the error of a failed task; tasks that had not started are then skipped.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   std::atomic<std::size_t> next{0};
   const auto run_what_is_left = [&] {
@@ -85,8 +85,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces. The size limit of a piece applies to the wider of the types of file
-/// and target, because the piece is in memory in both types.
+/// Splits a read into pieces. The size limit applies to a piece in the wider of two types, that of
+/// the file and that of the target, because memory holds the piece in both types.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(

@@ -146,7 +146,7 @@ class PromptCompletions final : public SampleSource {
   }
 
  private:
-  /// Returns a sample of `tokens` whose targets begin at token `prompt`.
+  /// Returns a sample of `tokens` whose targets begin after the first `prompt` tokens.
   static Sample sample_of(std::vector<std::int64_t> tokens, std::size_t prompt) {
     std::vector<bool> learned(tokens.size(), true);
     std::fill_n(learned.begin(), std::min(prompt, learned.size()), false);
@@ -257,7 +257,7 @@ SampleSourcePtr prompt_completions(const JsonLines& lines, const Tokenizer& toke
 
 namespace {
 
-/// A hash in which each bit of the result depends on all bits of `value`: the finalizer of
+/// Returns a hash in which each bit of the result depends on all bits of `value`: the finalizer of
 /// splitmix64 (Steele et al. 2014).
 std::uint64_t mix(std::uint64_t value) {
   value += 0x9e3779b97f4a7c15;
@@ -282,7 +282,7 @@ class Permutation {
     }
   }
 
-  /// The value at position `index` of the permutation; `index` is in [0, count).
+  /// Returns the value at position `index` of the permutation; `index` is in [0, count).
   std::int64_t operator()(std::int64_t index) const {
     auto value = static_cast<std::uint64_t>(index);
     do {
@@ -311,18 +311,18 @@ class Permutation {
 /// into 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
-/// round(n * part / all), exact and without overflow for any n.
+/// Returns round(n * part / all), exact and without overflow for any n.
 std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
   return n / all * part + (n % all * part + all / 2) / all;
 }
 
 }  // namespace
 
-/// The order in which samples are taken from several weighted sources, computed independently for
-/// each index. The sources are the leaves of a binary tree. As in Bresenham's line algorithm, a
-/// node whose first child has the fraction p gives that child round(n p) of its first n samples. So
-/// the number of samples of a source is exact to half a sample per level of the tree, of which
-/// there are log2 of the number of sources.
+/// The order of samples from several weighted sources, computed independently for each index. The
+/// sources are the leaves of a binary tree. As in Bresenham's line algorithm, a node whose first
+/// child has the fraction p gives that child round(n p) of its first n samples. So the number of
+/// samples of a source is exact to half a sample per level of the tree, of which there are log2 of
+/// the number of sources.
 class Mixture {
  public:
   /// `weights` are positive, one for each source. Fractions are stored as integers, so that every
@@ -355,9 +355,9 @@ class Mixture {
     return {at.first, n};
   }
 
-  /// The maximum number of samples of one source among `samples` consecutive samples. A node of the
-  /// tree that has the fraction p of its parent gets at most ceil(m p) of m consecutive samples of
-  /// the parent.
+  /// Returns the maximum number of samples of one source among `samples` consecutive samples. A
+  /// node of the tree that has the fraction p of its parent gets at most ceil(m p) of m consecutive
+  /// samples of the parent.
   std::int64_t most(std::size_t source, std::int64_t samples) const {
     Node at = root();
     while (at.last - at.first > 1) {
@@ -394,7 +394,7 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
 }
 
 /// Sets the positions of one row within its documents. The target at a document's end token would
-/// belong to the next document, so it is ignored.
+/// belong to the next document, so the target is set to -100.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -486,7 +486,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// Returns the source and index of sample `n`. A source starts over after its last sample.
+/// Returns the source of sample `n`, and the index in the source, which repeats its samples.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();

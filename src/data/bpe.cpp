@@ -26,7 +26,8 @@ std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// The merges by pairs of tokens. If a pair has several merges, the last merge in the list applies.
+/// Returns the merges by pairs of tokens. Of several merges of a pair, the last in the list
+/// applies.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
   by_pair.reserve(merges.size());
@@ -181,9 +182,10 @@ class Bpe {
   }
 
  private:
-  /// Finds places where a word may be cut. Without a pre-tokenizer the whole text is one word. The
-  /// text may be cut between two characters that are adjacent in no token, because no merge joins
-  /// them. Only places before a space symbol are used, which gives words that the cache can reuse.
+  /// Finds borders at which a word may be cut. Without a pre-tokenizer the whole text is one word.
+  /// The text may be cut between two characters that are adjacent in no token, because no merge
+  /// joins these characters. Only cuts before space symbols are used: they give words that the
+  /// cache can reuse.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
     for (const auto& id : fallback_) {

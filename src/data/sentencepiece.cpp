@@ -25,7 +25,7 @@ namespace {
 
 constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
 
-/// The flags for dlopen(). RTLD_DEEPBIND makes SentencePiece find its own symbols first.
+/// Returns the flags for dlopen(). RTLD_DEEPBIND makes SentencePiece find its own symbols first.
 /// AddressSanitizer does not allow this flag.
 int scope_of_names() {
   const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr;
@@ -57,8 +57,8 @@ std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::stri
 /// Maximum size of a model file: ten times the largest known model.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 
-/// The protobuf field normalizer_spec { add_dummy_prefix: false }. Appended to a model, it is
-/// merged into the model's normalizer_spec.
+/// The protobuf field normalizer_spec { add_dummy_prefix: false }. If these bytes are appended to a
+/// model, protobuf merges them into the model's normalizer_spec.
 constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
@@ -166,7 +166,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     added_ = AddedTokens(tokens);
   }
 
-  /// The id of the token with the text `content`; a text outside the vocabulary gets the next id.
+  /// Returns the id of the token with text `content`; a text outside the vocabulary gets the next
+  /// id.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;
@@ -175,8 +176,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return model_->piece(id) == content ? id : vocabulary();
   }
 
-  /// The token that begins or ends texts; empty if there is none. `of_model`: the id of the token
-  /// in the model; -1: none.
+  /// Returns the token that begins or ends texts; empty if there is none. `of_model`: the id of the
+  /// token in the model; -1: none.
   std::vector<std::int64_t> tokens_of(const TextEnd& end, int of_model) const {
     if (end.text) {
       return {id_of(*end.text)};
@@ -191,9 +192,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
 
-  /// Encodes a part of a text other than the first part. The SentencePiece library would drop a
-  /// space at the beginning of the part. As in `transformers`, an unknown token is put before the
-  /// part, which preserves the space. The pieces of this token are removed from the result.
+  /// Encodes a text that follows a special token. The SentencePiece library would drop a space at
+  /// the beginning of the text. As in `transformers`, an unknown token before the text preserves
+  /// the space. The pieces of this token are removed from the result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);

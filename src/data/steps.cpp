@@ -12,8 +12,8 @@ namespace {
 const nlohmann::json kNull;
 constexpr std::size_t kMaxShown = 80;
 
-/// A JSON value as ASCII text for messages, cut to a maximum length, because keys and texts of an
-/// untrusted file may contain anything.
+/// Returns a JSON value as ASCII text for messages, cut to a maximum length, because keys and texts
+/// of an untrusted file may contain anything.
 std::string short_text(const nlohmann::json& value) {
   const std::string text = value.dump(-1, ' ', true);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
@@ -235,8 +235,8 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-/// Returns a step that splits texts at the matches of an expression. Matches become pieces, too,
-/// unless `removes` is true. If `invert` is true, the parts between matches count as the matches.
+/// Returns a step that splits texts at the matches of an expression. Matches become pieces too,
+/// unless `removes` is true. If `invert` is true, the texts between matches count as matches.
 PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(expression);
   return [pattern, removes, invert](Piece piece, OnPiece on_piece) {
@@ -267,8 +267,8 @@ PreTokenizers::Step read_split(const JsonField& field) {
   return split_step(pattern.at("Regex").text(), removes, field.at("invert").flag_or(false));
 }
 
-/// The piece with each space replaced by `mark`. If `prepended` is true, `mark` is also put before
-/// the piece.
+/// Returns the piece with each space replaced by `mark`. If `prepended` is true, `mark` is also put
+/// before the piece.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {
@@ -325,7 +325,7 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
 
 void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   const std::string& type = field.type();
-  // A step after ByteLevel would see the characters that represent bytes.
+  // A step after ByteLevel would need texts in GPT-2's alphabet, which are never made.
   field.require(type == "Sequence" || !all.byte_level, "before ByteLevel");
   if (type == "Sequence") {
     field.only({"pretokenizers"});
@@ -457,7 +457,7 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
   }
 }
 
-/// The steps that `add` reads from a field; none if the field is null.
+/// Returns the steps that `add` reads from a field; none if the field is null.
 template <class Steps>
 Steps read_steps(const JsonField& field, void (*add)(const JsonField& field, Steps& steps)) {
   Steps steps;

@@ -13,8 +13,8 @@
 
 namespace tessera::data {
 
-/// Folders are rejected explicitly, because a folder can be opened as a stream but fails at the
-/// first read, without a reason.
+/// Folders are rejected explicitly, because a stream can open a folder, but the first read then
+/// fails without a reason.
 std::string read_text(const std::string& path) {
   TESSERA_CHECK(!std::filesystem::is_directory(path), "'", path, "' is a folder: give a text file");
   std::ifstream in(path, std::ios::binary);
@@ -74,8 +74,8 @@ namespace {
 constexpr std::uint64_t kPieces = 64;
 constexpr std::uint64_t kPieceBytes = 4096;
 
-/// The offset of block `i` of the fingerprint of a file of `bytes` bytes. The blocks of a small
-/// file cover the file completely; the blocks of a large file are spread evenly.
+/// Returns where block `i` begins for the fingerprint of a file of `bytes` bytes. The blocks of a
+/// small file cover the file completely; the blocks of a large file are spread evenly.
 std::uint64_t piece_offset(std::uint64_t i, std::uint64_t bytes) {
   return bytes <= kPieces * kPieceBytes ? i * kPieceBytes
                                         : i * (bytes - kPieceBytes) / (kPieces - 1);

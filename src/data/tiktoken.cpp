@@ -21,9 +21,8 @@ constexpr std::size_t kRanks = 128'000;  ///< number of tokens in the file of Ll
 constexpr const char* kPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// The special tokens in the order of their ids, which follow the ids of the file's tokens. These
-/// are the names of Llama 3.1 to 3.3. Llama 3.0 has equal names or, for some tokens, reserved
-/// names.
+/// Returns the special tokens in the order of their ids, which follow the ids of the file's tokens.
+/// The names are those of Llama 3.1 to 3.3. Some of these tokens have reserved names in Llama 3.0.
 std::vector<std::string> special_tokens() {
   std::vector<std::string> names;
   for (const char* name :
@@ -71,7 +70,7 @@ std::optional<std::string> decode_base64(std::string_view text) {
   return bytes;
 }
 
-/// The tokens of a tiktoken file, indexed by rank. The rank of a token is also its id.
+/// Returns the tokens of a tiktoken file, indexed by rank. The rank of a token is also its id.
 std::vector<std::string> read_ranks(std::string_view text) {
   std::vector<std::string> tokens;
   for (std::size_t line = 1; !text.empty(); ++line) {

@@ -29,8 +29,8 @@ constexpr ShardKind kUint32Shard{20240801, 7, sizeof(std::uint32_t)};
 
 static_assert(std::endian::native == std::endian::little, "token shards are little endian");
 
-/// Determines the token size from the magic number. Version 1 is accepted for both kinds, because
-/// the data are the same.
+/// Determines the token size from the magic number. Version 1 is accepted for both token sizes,
+/// because its data have the same format.
 const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   for (const ShardKind* kind : {&kUint16Shard, &kUint32Shard}) {
     if (header[0] != kind->magic) {
@@ -118,8 +118,7 @@ class ShardedTokens final : public TokenSource {
 
   void read(std::int64_t begin, std::span<std::int64_t> out) const override {
     check_range(*this, begin, static_cast<std::int64_t>(out.size()));
-    // The first shard of the range: the first shard that ends after `begin`. Empty shards are
-    // skipped.
+    // Finds the first shard that ends after `begin`; empty shards are skipped.
     auto shard = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) -
                                           ends_.begin());
     for (; !out.empty(); ++shard) {

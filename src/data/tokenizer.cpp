@@ -15,7 +15,7 @@ namespace {
 
 enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 
-/// The beginning of a file, from which the format is recognized.
+/// Returns the beginning of a file, from which the format is recognized.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 1024;
   const tessera::files::InputFile file(path, "a tokenizer");

@@ -80,7 +80,7 @@ void add_special_token(AddedToken token, TokenizerSettings& files) {
   }
 }
 
-/// The special token in a JSON field; nullopt if the field is null or "".
+/// Returns the special token in a JSON field; nullopt if the field is null or "".
 std::optional<AddedToken> special_token_of(const JsonField& field) {
   const json& value = field.json();
   if (value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty())) {
@@ -109,8 +109,8 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
   return field.is_null() ? std::nullopt : std::optional(field.flag_or(false));
 }
 
-/// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens and
-/// decide themselves whether a text gets them.
+/// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens, and
+/// their own defaults for whether a text gets these tokens.
 void read_ends(const JsonField& root, TokenizerSettings& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -184,8 +184,8 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// The tokens that begin or end a text. `key`: the flag for this end of the text. `of_template`:
-/// the tokens in the template of tokenizer.json.
+/// Returns the tokens that begin or end a text. `key`: the flag for this end of the text.
+/// `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
                                     const Vocabulary& ids) {
@@ -301,8 +301,8 @@ std::vector<Merge> read_merges(const JsonField& field, const Vocabulary& vocabul
   return merges;
 }
 
-/// The vocabulary with each token converted from GPT-2's alphabet to bytes. Drops tokens with
-/// characters outside this alphabet, because no text is encoded to such tokens.
+/// Returns the vocabulary with each token converted from GPT-2's alphabet to bytes. Drops tokens
+/// with characters outside this alphabet, because no text is encoded to such tokens.
 Vocabulary as_bytes(const Vocabulary& vocabulary) {
   Vocabulary bytes;
   bytes.reserve(vocabulary.size());
@@ -399,9 +399,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// Checks add_prefix_space. If a ByteLevel is the whole pre_tokenizer, `transformers` sets its flag
-/// from tokenizer_config.json; if that file has no flag, `transformers` uses false for tokenizer
-/// classes other than Llama's.
+/// Checks add_prefix_space. If the pre_tokenizer is a single ByteLevel, `transformers` overrides
+/// the ByteLevel's flag by that of tokenizer_config.json or, if this file has no flag, by false for
+/// tokenizer classes other than Llama's.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

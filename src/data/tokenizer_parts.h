@@ -46,7 +46,7 @@ class JsonField {
 
   const nlohmann::json& json() const { return value_; }
   bool is_null() const { return value_.is_null(); }
-  /// The value of a key; null if the key is missing.
+  /// Returns the value of a key; null if the key is missing.
   JsonField at(const char* key) const;
   /// Calls `body` for each element of an array.
   template <class Body>
@@ -59,7 +59,7 @@ class JsonField {
   const std::string& text() const;
   /// The value of a field that must be a text of exactly one character.
   const std::string& character() const;
-  /// The bool in the field; `otherwise` if the field is null.
+  /// Returns the bool in the field; `otherwise` if the field is null.
   bool flag_or(bool otherwise) const;
   std::uint32_t number_below(std::uint32_t limit) const;
   /// The "type" of a JSON object.
@@ -74,7 +74,7 @@ class JsonField {
   [[noreturn]] void refuse() const;
 
  private:
-  /// The value as JSON text for messages, shortened.
+  /// Returns the value as JSON text for messages, shortened.
   std::string shown() const;
 
   const nlohmann::json& value_;
@@ -88,12 +88,12 @@ struct AddedToken {
   bool normalized = false;  ///< whether the token is searched in the normalized text
   bool special = false;     ///< whether the token decodes to nothing
 };
-/// Reads all members of an AddedToken except the id. `special`: AddedToken::special if the object
-/// has no "special".
+/// Reads all members of an AddedToken except the id. `special`: the value of AddedToken::special if
+/// the object has no member "special".
 AddedToken added_token_of(const JsonField& field, bool special);
 
-/// Finds added tokens in a text, from left to right. Of several tokens at one place, the longest is
-/// found. Immutable.
+/// Finds added tokens in a text, from left to right. Of several tokens that begin at one position,
+/// the longest is found. Immutable.
 class AddedTokens {
  public:
   AddedTokens() = default;
@@ -116,10 +116,10 @@ class AddedTokens {
   std::array<std::vector<std::size_t>, 256> sizes_;
 };
 
-/// The bytes of a token in GPT-2's alphabet, which writes each byte as one printable character;
-/// nullopt if the token has other characters.
+/// Returns the bytes of a token in GPT-2's alphabet, which writes each byte as one printable
+/// character; nullopt if the token has other characters.
 std::optional<std::string> bytes_of_token(std::string_view token);
-/// The byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
+/// Returns the byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
 /// Throws Error if a text of `from` bytes has grown to more bytes than any real tokenizer produces.

@@ -17,15 +17,15 @@
 namespace tessera::data {
 namespace {
 
-/// The size and the code point of the first character of `text`; a negative size if the character
-/// is invalid.
+/// Returns the size and the code point of the first character of `text`; a negative size if the
+/// character is invalid.
 utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
   return utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), std::ssize(text),
                           &code);
 }
 
 /// Whether further bytes can complete `text` to one character. If any continuation bytes complete
-/// the character, the smallest or the largest continuation bytes do.
+/// the character, so do the smallest or the largest ones.
 bool begins_character(std::string_view text) {
   return std::ranges::any_of(std::array{'\x80', '\xbf'}, [&](char continuation) {
     utf8proc_int32_t code = 0;
@@ -119,7 +119,7 @@ std::string printable(std::string_view text) {
 }
 
 std::string to_nfc(std::string_view text) {
-  // ASCII text is returned unchanged, because it is in this form.
+  // ASCII text is returned unchanged, because ASCII text is already in NFC.
   if (std::ranges::none_of(text, [](char byte) { return (byte & 0x80) != 0; })) {
     return std::string(text);
   }
@@ -135,9 +135,9 @@ std::string to_nfc(std::string_view text) {
 
 namespace {
 
-/// The limit of PCRE2's match steps for a search: kMinMatchLimit, or more in proportion to the
-/// bytes of a long text. A tokenizer's pattern needs a few steps per word, but a word may be the
-/// whole text.
+/// The limit of match steps that PCRE2 may make in a search: kMinMatchLimit, or more in proportion
+/// to the bytes of a long text. A tokenizer's pattern needs a few steps per word, but a word may be
+/// the whole text.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
 /// The limit of the heap of PCRE2's interpreter, in KiB.
@@ -225,8 +225,8 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// Copies the "{" of an interval such as {2,3}, or of a literal. Rejects {n,m}+ and {n}?, which
-  /// have a special meaning only in PCRE2, and {,m}, which is an interval only in Oniguruma.
+  /// Copies a "{", which is a literal or begins an interval such as {2,3}. Rejects {n,m}+ and {n}?,
+  /// which are special only in PCRE2, and {,m}, which is an interval only in Oniguruma.
   void interval() {
     refuse_if(rest_.starts_with("{,"), "{,}");
     const std::size_t end = rest_.find_first_not_of("0123456789,", 1);
@@ -275,7 +275,7 @@ class Translation {
   void copy_class() {
     copy(rest_.starts_with("[^") ? 2 : 1);
     refuse_if(rest_.starts_with(']'), "[]");
-    bool ends_item = true;  // whether "-" is a literal here: after a set, and at the begin
+    bool ends_item = true;  // whether "-" is a literal here: first, and after \s
     while (!rest_.starts_with(']')) {
       TESSERA_CHECK(!rest_.empty(), "the tokenizer's pattern '", printable(whole_),
                     "' is not a regular expression (a class without its ])");
@@ -300,10 +300,10 @@ class Translation {
   std::string_view whole_;
   std::string_view rest_;
   std::string out_;
-  bool last_is_set_ = false;  ///< whether the last escape, such as \s, is a set of characters
+  bool last_is_set_ = false;  ///< whether the last escape is a set of characters, such as \s
 };
 
-/// The position of the first character of `text` that begins at `at` or later.
+/// Returns the position of the first character of `text` that begins at `at` or later.
 std::size_t character_at(std::string_view text, std::size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
     ++at;

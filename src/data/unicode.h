@@ -16,25 +16,25 @@ namespace tessera::data {
 
 inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
 
-/// The first character of a text, or the invalid bytes at the beginning of the text.
+/// The result of first_character(): one character, or invalid bytes.
 struct Utf8Step {
   std::size_t bytes = 0;
   bool valid = false;
   bool cut = false;  ///< whether the text ends inside a character
 };
 
-/// The first character of a non-empty text. Invalid bytes are grouped into replaceable sequences as
-/// the Unicode standard recommends (section 3.9, maximal subparts), as in Python and Rust.
+/// Returns the first character of a non-empty text. Invalid bytes are grouped into sequences as the
+/// Unicode standard recommends (section 3.9, maximal subparts), as in Python and Rust.
 Utf8Step first_character(std::string_view text);
-/// The last character of non-empty, valid UTF-8.
+/// Returns the last character of non-empty, valid UTF-8.
 std::string_view last_character(std::string_view text);
-/// The code point of a valid character.
+/// Returns the code point of a valid character.
 char32_t code_point(std::string_view character);
 
 /// Returns `text` if it is valid UTF-8, else a copy in `storage` with U+FFFD for each invalid byte
 /// sequence.
 std::string_view replace_invalid_utf8(std::string_view text, std::string& storage);
-/// The number of bytes at the end of `text` that belong to an incomplete character.
+/// Returns the number of bytes at the end of `text` that belong to an incomplete character.
 std::size_t incomplete_suffix(std::string_view text);
 /// Replaces control characters by \xNN, so that a message stays on one line.
 std::string printable(std::string_view text);

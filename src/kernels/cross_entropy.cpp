@@ -13,16 +13,16 @@
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/fake_mode.h"
 
-// Cross entropy of rows of logits by ATen operators: for fp64, fp16 on a CPU, and meta tensors.
+// Cross entropy of rows of logits by ATen operators, for fp64, meta tensors, and fp16 on a CPU.
 namespace tessera::kernels::by_operators {
 namespace {
 
-/// Calls `body(first_row, rows)` for blocks of rows that are small enough for their working copy to
-/// stay in cache on a CPU, or in a modest buffer on a GPU.
+/// Calls `body(first_row, rows)` for blocks of rows that are small enough for an fp32 copy of a
+/// block to stay in a CPU's cache, or to take little memory of a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
-  // Size of a block in elements; in fp32 it takes 256 KiB, a CPU core's cache, or 256 MiB, which is
-  // little compared to the logits on a GPU.
+  // Size of a block in elements. In fp32 a block takes 256 KiB, which fit into a CPU core's cache,
+  // or 256 MiB on a GPU, where the logits take much more.
   const bool on_cpu = matrix.is_cpu() && fake_device() == c10::DeviceType::CPU;
   const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
   const std::int64_t step =
@@ -32,14 +32,14 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// The column of each target in this rank's shard of the vocabulary, (rows, 1). If another shard
-/// has the target, the column is any valid column and `is_here`, (rows, 1), is false.
+/// The column of each target in this rank's vocabulary shard. If another shard has the target,
+/// `is_here` is false and the column is any valid column. Sizes: (rows, 1).
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // The column is clamped to valid columns, because gather and scatter read it before the mask
-    // can hide the value.
+    // The column is clamped to valid columns, because gather and scatter use the column even where
+    // is_here is false.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -57,14 +57,14 @@ at::Tensor row_maximum(const at::Tensor& logits) {
   return logits.amax(1).to(loss_type(logits));
 }
 
-/// The number that is subtracted from logits before exp(): the maximum, or 0 if the maximum is -inf
-/// (no columns, or only logits of -inf).
+/// Returns the number that is subtracted from logits before exp(): the maximum, or 0 if the maximum
+/// is -inf (no columns, or only logits of -inf).
 at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// Numbers for the backward of each row, (rows) each: the factor of the row's softmax, the factor
-/// of its one-hot target, and a term that is added to each column.
+/// Numbers for the gradient of each row, (rows) each: the factor of the row's softmax, the factor
+/// of the one-hot target, and a term that is added to each column.
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
@@ -192,7 +192,7 @@ bool has_loss_kernels(const at::Tensor& logits) {
   return has_kernels(logits) && has_dense_rows(logits);
 }
 
-/// The kernel's arguments that describe the logits. `targets` must be contiguous.
+/// Returns the kernel's arguments that describe the logits. `targets` must be contiguous.
 Logits call_of(const LossRows& rows, const at::Tensor& targets) {
   return {.data = rows.logits.const_data_ptr(),
           .stride = rows.logits.stride(0),
@@ -221,14 +221,14 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// The address of a row. nullptr for a rank without columns, which has no memory for the row.
+/// Returns the address of a row; nullptr for a rank without columns, which stores no rows.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;
 }
 
-/// Runs one CrossEntropyStep on a CPU. The sums of a row are processed by the same functions as in
-/// the CUDA kernels.
+/// Runs one CrossEntropyStep on a CPU, with the functions of the CUDA kernels for the sums of a
+/// row.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
   const bool reads = call.step == CrossEntropyStep::kWhole || call.step == CrossEntropyStep::kTerms;

@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// The element type of x, for which has_cuda_kernels() must be true.
+/// Returns the element type of x, for which has_cuda_kernels() must be true.
 inline Element element_of(const at::Tensor& x) {
   return x.scalar_type() == c10::ScalarType::Float      ? Element::kFloat
          : x.scalar_type() == c10::ScalarType::BFloat16 ? Element::kBFloat16
@@ -23,8 +23,8 @@ inline Element element_of(const at::Tensor& x) {
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 
-/// The CUDA kernels in libtessera_cuda.so. libtessera_cuda.so registers them when it is loaded, so
-/// CPU programs do not load CUDA.
+/// The CUDA kernels in libtessera_cuda.so, which registers the kernels when it is loaded. So CPU
+/// programs do not load CUDA.
 struct CudaKernels {
   void (*fill_random)(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key);

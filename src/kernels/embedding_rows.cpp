@@ -1,6 +1,6 @@
-// Look-up in a shard of an embedding table whose vocabulary is sharded. at::embedding throws for
-// indices outside of the shard; this operator gives zeros for such indices, so that an all-reduce
-// over the ranks gives the whole look-up.
+// Looks up rows in this rank's shard of an embedding table. at::embedding throws for indices
+// outside of the shard; embedding_rows() gives zeros for such indices, so that an all-reduce over
+// the ranks gives the whole look-up.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +22,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// The sizes of the result, with one vector for each index: (..., dim).
+/// Returns the sizes of the result, with one vector for each index: (..., dim).
 std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t dim) {
   std::vector<std::int64_t> sizes = indices.sizes().vec();
   sizes.push_back(dim);
@@ -38,9 +38,9 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Look-up by ATen operators, for types and devices without a kernel. Indices of other shards' rows
-/// look up row 0, and their results are zeroed afterwards. Indices are not checked, because the CPU
-/// would have to wait for the device.
+/// Looks up rows with ATen operators, for types and devices without a kernel. Indices of other
+/// shards' rows read row 0, and the results are set to zero afterwards. Indices are not checked,
+/// because the CPU would have to wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -107,8 +107,8 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// Adds the terms to the shard's rows in `sums`, which contains zeros. Threads divide the columns,
-/// so that the terms of a row are added in the order of their positions on any number of threads.
+/// Adds each term to the row of its index in `sums`, which contains zeros. Threads divide the
+/// columns, so that the terms of a row are added in the same order on any number of threads.
 template <class T>
 void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_t first_row,
                const at::Tensor& sums) {

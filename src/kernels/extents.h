@@ -18,8 +18,8 @@ struct Extent {
   std::int64_t size, from_stride, to_stride;
 };
 
-/// Adds a dimension in front of the existing ones. Must be called for the last dimension of the
-/// tensors first. A dimension is merged with its neighbour if they are contiguous in both tensors.
+/// Adds a dimension in front of the existing dimensions. Must be called for the tensors' last
+/// dimension first. Neighbouring dimensions that are contiguous in both tensors are merged.
 inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
   if (next.size == 1) {
     return;

@@ -1,6 +1,6 @@
 // Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all matrices, with scales that are
-// powers of two. Such a scale changes the bits of a value only if the value is subnormal, so a
-// row's values are the same on a rank that has only a part of the row.
+// powers of two. Such a scale changes the bits of a value only if the value is subnormal, so other
+// values have the same bits on a rank that has only a shard of the row.
 #include "tessera/kernels/detail/fake_state.h"
 #include "tessera/kernels/detail/fused.h"
 
@@ -29,7 +29,7 @@ constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
 /// at::_scaled_mm requires multiples of this number for both sizes of the second matrix.
 constexpr std::int64_t kMultiple = 16;
 
-/// The power of two 2^(number - 127), where `number` is a biased exponent of fp32.
+/// Returns the power of two 2^(number - 127), where `number` is a biased exponent of fp32.
 at::Tensor power_of_two(const at::Tensor& number) {
   return at::bitwise_left_shift(number, 23).view(at::kFloat);
 }
@@ -43,8 +43,8 @@ Fp8Rows composed_quantized(const at::Tensor& x) {
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
   // The smallest scale is 2^-100, so that its inverse and all values in bf16 are normal numbers.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
-  // amax - amax is 0, or NaN for a row that is not finite. The inverse of such a row must be NaN,
-  // because casts saturate on some processors.
+  // amax - amax is 0, or NaN for a row that is not finite. Such a row needs NaN as its inverse
+  // scale, because casts to fp8 saturate on some processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
@@ -83,8 +83,8 @@ at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   return missing == 0 || !runs_on_cuda(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
-/// The matrix product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer bits.
-/// Only forward sets `fast`, as in torchao's recipe.
+/// Returns the matrix product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer
+/// bits. Only forward sets `fast`, as in torchao's recipe.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
                 "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "
@@ -110,7 +110,7 @@ at::Tensor as_rows(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// `rows`, reshaped to the leading sizes of `like`.
+/// Returns `rows`, reshaped to the leading sizes of `like`.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
   return like.dim() == 1 ? rows.squeeze(0)
                          : rows.unflatten(0, like.sizes().slice(0, like.dim() - 1));

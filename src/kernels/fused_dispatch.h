@@ -20,8 +20,7 @@ namespace tessera::kernels {
 
 /// Whether the CUDA kernels support this device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
-  // True also for the memory plan of a GPU, so that the plan allocates the same memory as the
-  // kernels on a GPU.
+  // True also while a FakeMode simulates a GPU, so that as much memory is allocated as on a GPU.
   return runs_on_cuda(x) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
@@ -73,14 +72,14 @@ void with_row_kernels(const at::Tensor& x, Body&& body) {
   }
 }
 
-/// at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end) with at
-/// least `grain` elements. Not inline, because at::parallel_for needs OpenMP where it is compiled,
-/// and only parallel.cpp is compiled with OpenMP.
+/// Runs at::parallel_for on libtorch's threads: calls body(begin, end) for parts of [begin, end)
+/// with at least `grain` elements. Not inline, because at::parallel_for needs OpenMP where it is
+/// compiled, and only parallel.cpp is compiled with OpenMP.
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
                   c10::function_ref<void(std::int64_t, std::int64_t)> body);
 
-/// The address of the tensor's data as T. A cast is needed, because data_ptr<T>() checks the scalar
-/// type, and Bf16 is only the bits of a bfloat16.
+/// Returns the address of the tensor's data as T. A cast is needed, because data_ptr<T>() checks
+/// the scalar type, and Bf16 is only the bits of a bfloat16.
 template <class T>
 const T* in(const at::Tensor& x) {
   return static_cast<const T*>(x.const_data_ptr());
@@ -91,8 +90,8 @@ T* out(const at::Tensor& x) {
   return static_cast<T*>(x.mutable_data_ptr());
 }
 
-/// The type in which ATen operators compute a formula: fp32 for half precision, with one rounding
-/// at the end, as in the row kernels. Throws Error for types that are not floating point.
+/// Returns the type in which ATen operators compute a formula: fp32 for half precision, with one
+/// rounding at the end, as in the row kernels. Throws Error for types that are not floating point.
 inline c10::ScalarType compute_type(const at::Tensor& x) {
   TESSERA_CHECK(x.is_floating_point(),
                 "an operator of floating-point numbers was given a tensor of ", x.scalar_type(),

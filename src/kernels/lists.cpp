@@ -109,16 +109,14 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A kernel launch for tensors of one type, and the number of its first chunk among the chunks of
-/// all launches.
+/// A kernel launch for tensors of one type, and how many chunks earlier launches have.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
   std::int64_t first = 0;
 };
 
-/// Adds launches for the tensors of one kind, one type after another. Returns the number of the
-/// next chunk.
+/// Adds launches for `tensors`, one type after another. Returns the number of the next chunk.
 std::int64_t add_launches(std::vector<NormLaunch>& launches, std::vector<at::Tensor> tensors,
                           std::int64_t chunks) {
   std::ranges::stable_sort(tensors, {}, &at::Tensor::scalar_type);
@@ -198,8 +196,8 @@ struct PlacedRows {
   std::int64_t place = 0;   ///< index of the first element in the whole tensor
 };
 
-/// The rows of `box`, a rectangular part of the whole tensor. A row spans the last dimensions that
-/// the box has completely, and the dimension before them, so its elements are consecutive.
+/// Returns the rows of `box`, a rectangular part of the whole tensor. A row spans the last
+/// dimensions that the box covers completely and one dimension before these.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
   std::vector<Extent> extents;  // dimensions, with strides in the local and in the whole tensor
@@ -235,7 +233,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// The rows of a parameter. With fp32 moments, which need no random numbers, there is one row.
+/// Returns the rows of a parameter: one row for fp32 moments, which need no random numbers.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {

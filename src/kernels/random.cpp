@@ -40,7 +40,8 @@ void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run
 
 }  // namespace
 
-/// Registers a copy of `kernels`. It is never freed: destructors of static objects may use kernels.
+/// Registers a copy of `kernels`. The copy is never freed: destructors of static objects may use
+/// it.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }
@@ -54,8 +55,8 @@ const CudaKernels& cuda_kernels() {
   return *kernels;
 }
 
-/// The distribution is mirrored if most of the interval is in the upper tail, because probabilities
-/// near 1 have few significant digits (see TruncatedNormal).
+/// The distribution is mirrored at the mean if most of the interval is in the upper tail, because
+/// probabilities near 1 have few significant digits (see TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
                 " and ", high, " was asked for; std must be positive and the bounds in order");
@@ -69,7 +70,7 @@ TruncatedNormal truncated_normal(double mean, double std, double low, double hig
   return {mean, mirrored ? -std : std, low, high, from, to - from};
 }
 
-/// The place of a whole tensor: one Box from the origin, with equal local and global offsets.
+/// Describes a whole tensor: one Box from the origin, with equal local and global offsets.
 GlobalPlace GlobalPlace::whole(std::vector<std::int64_t> sizes, std::int64_t first_element) {
   const std::vector<std::int64_t> origin(sizes.size(), 0);
   return {{Box{origin, origin, sizes}}, sizes, first_element};
@@ -80,7 +81,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
   if (local.is_cuda()) {
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
-  // This mainly refuses meta tensors, such as parameters whose memory was never allocated.
+  // Mainly refuses meta tensors, such as parameters whose memory was never allocated.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
   if (in_fake_mode()) {

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The first element of this thread. Kernels use grid-stride loops: a bounded grid processes any
-// number of elements.
+// Returns the index of this thread's first element. Kernels use grid-stride loops: a bounded grid
+// processes any number of elements.
 __device__ std::int64_t first_of_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
@@ -34,8 +34,8 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// Number of thread blocks: at most 65536 blocks of 256 threads, which are more than a GPU runs at
-/// once. The grid-stride loop processes the remaining elements.
+/// Returns the number of thread blocks: at most 65536 of 256 threads, more than a GPU runs at once.
+/// The grid-stride loop processes the remaining elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));

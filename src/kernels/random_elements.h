@@ -36,14 +36,14 @@ decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& bo
 }
 
 /// Converts `value` to T with the result of a single rounding to nearest even. For types narrower
-/// than float it first rounds to a float, to odd; the second rounding then gives the result of a
-/// single rounding (Boldo and Melquiond 2008).
+/// than float, `value` is first rounded to a float with round_to_odd(); rounding this float to T
+/// then gives the result of a single rounding (Boldo and Melquiond 2008).
 template <class T>
 TESSERA_HOST_DEVICE inline T narrow(double value) {
   return static_cast<T>(value);
 }
 
-/// `value` as a float if that is exact; otherwise the neighbouring float whose last bit is 1.
+/// Returns `value` as a float if exact, otherwise the neighbouring float whose last bit is 1.
 TESSERA_HOST_DEVICE inline float round_to_odd(double value) {
   auto rounded = static_cast<float>(value);
   const auto back = static_cast<double>(rounded);
@@ -104,15 +104,15 @@ inline BoxView box_view(const Box& box, const GlobalPlace& place, const at::Tens
   return view;
 }
 
-/// An element's offset in local memory, and its index in the global tensor, which selects its
-/// random number.
+/// An element's offset in local memory, and its index in the global tensor, which selects the
+/// element's random number.
 struct Position {
   std::int64_t local;
   std::uint64_t global;
 };
 
-/// The position of an element. Divides for each dimension, which costs less than computing the
-/// random number.
+/// Returns the position of an element. Divides for each dimension, which costs less than computing
+/// the random number.
 TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t element) {
   std::int64_t local = box.local_start;
   std::int64_t global = box.global_start;

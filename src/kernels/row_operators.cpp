@@ -31,8 +31,8 @@ namespace {
 // threads, so that the weight's gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
-/// The rows of a tensor, and how threads divide them: a task gets `grain` rows, which have about 16
-/// K elements.
+/// The rows of a tensor, and how threads divide them: a task gets `grain` rows, with about 16384
+/// elements.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -43,27 +43,27 @@ struct Rows {
   std::int64_t grain;
 };
 
-/// The address of an element. nullptr for an undefined tensor, which the kernels interpret as a
-/// weight of ones or as no term.
+/// Returns the address of an element; nullptr for an undefined tensor, which the kernels read as a
+/// weight of ones or as zeros.
 template <class T>
 const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
 }
 
-/// The tensor made contiguous and converted to the type of x, as the kernels require: under
-/// autocast a gradient may have another type.
+/// Returns the tensor contiguous and in the type of `like`, as the kernels require. Under autocast
+/// a gradient may have another type.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
 
-/// The weight converted to fp32. The conversion is cheap, because the weight is small compared to
-/// the rows.
+/// Returns the weight converted to fp32. The conversion is cheap, because the weight is small
+/// compared to the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
 
-/// RMSNorm as ATen operators, with the operations in the order of the row kernels: x * rstd, then
-/// times the weight, with one rounding at the end.
+/// Computes RMSNorm with ATen operators, in the order of the row kernels: x * rstd, then times the
+/// weight, with one rounding at the end.
 AddRmsNormResult composed(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                           double eps) {
   const at::Tensor sum = residual.defined() ? x.add(residual) : x;
@@ -76,7 +76,7 @@ AddRmsNormResult composed(const at::Tensor& x, const at::Tensor& residual, const
   return {y.to(x.scalar_type()), sum, rstd};
 }
 
-/// Gradients of RMSNorm as ATen operators. With g the gradient times the weight: dx = rstd * (g - x
+/// Computes RMSNorm's gradients with ATen operators. With g = gradient * weight: dx = rstd * (g - x
 /// * rstd^2 * mean(g * x)).
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
@@ -97,20 +97,20 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
-/// Memory for 1 / rms of each row: an fp32 tensor (..., 1) for x of (..., size).
+/// Allocates memory for 1 / rms of each row: an fp32 tensor (..., 1) for x of (..., size).
 at::Tensor empty_rstd(const at::Tensor& x) {
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = 1;
   return at::empty(sizes, x.options().dtype(c10::ScalarType::Float));
 }
 
-/// The weight in a type that the CUDA kernels support: fp32, or the type of x.
+/// Returns the weight in a type that the CUDA kernels support: fp32, or the type of x.
 at::Tensor cuda_weight(const at::Tensor& weight, const at::Tensor& x) {
   return weight.defined() && weight.scalar_type() == x.scalar_type() ? weight.contiguous()
                                                                      : float_weight(weight);
 }
 
-/// The inputs of a call of the CUDA kernel. `x` and `weight` must be contiguous.
+/// Returns the inputs of a call of the CUDA kernel. `x` and `weight` must be contiguous.
 RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
   const Rows rows(x);
   return {.x = x.const_data_ptr(),
@@ -120,7 +120,7 @@ RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
           .size = rows.dim};
 }
 
-/// The norm by the CUDA kernel. x must be dense, and so must the residual if it is defined.
+/// Computes the norm with the CUDA kernel. x and the residual, if defined, must be dense.
 void norm_on_cuda(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                   double eps, const AddRmsNormResult& result) {
   const at::Tensor scale = cuda_weight(weight, x);
@@ -156,8 +156,8 @@ void norm_by_rows(const at::Tensor& x, const at::Tensor& residual, const at::Ten
   });
 }
 
-/// The norm of x + residual, or of x if the residual is undefined. Without a residual, the sum in
-/// the result is meaningless.
+/// Returns the norm of x + residual, or of x if the residual is undefined. Without a residual, the
+/// sum in the result is meaningless.
 AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
                              const at::Tensor& weight, double eps) {
   if (!has_kernels(x)) {
@@ -262,14 +262,14 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 // silu(gate) * up, the gate of SwiGLU. The operation is elementwise: threads divide the elements.
-// Inputs have rows so that they may be parts of the result of one matrix product.
+// Inputs have rows so that gate and up may be column ranges of one matrix product's result.
 
 namespace {
 
 /// Minimum number of elements for a thread in silu_mul.
 constexpr std::int64_t kSiluGrain = 16384;  // multiple of the vector width
 
-/// silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu, because
+/// Uses silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu, because
 /// recomputing it is cheaper than reading it.
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
@@ -281,8 +281,8 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {(d * up.to(type) * slope).to(gate.scalar_type()), (d * g * sigmoid).to(up.scalar_type())};
 }
 
-/// The distance between the beginnings of the rows of x, if it is constant and the elements of a
-/// row are consecutive; otherwise 0.
+/// Returns the distance between the beginnings of the rows of x, if it is constant and the elements
+/// of a row are consecutive; otherwise 0.
 std::int64_t row_stride(const at::Tensor& x) {
   if (x.dim() < 2 || x.stride(-1) != 1) {
     return 0;
@@ -295,8 +295,8 @@ std::int64_t row_stride(const at::Tensor& x) {
   return x.stride(-2);
 }
 
-/// The inputs of silu_mul in the format of the kernels. Inputs that are parts of the result of one
-/// matrix product are not copied.
+/// The inputs of silu_mul in the format of the kernels. Inputs that are column ranges of one matrix
+/// product's result are not copied.
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
@@ -438,9 +438,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at:
 
 namespace {
 
-/// Rotation as ATen operators. `transposed` is the backward: a rotation by the negative angle. cos
-/// and sin may differ between the two halves, so the backward multiplies by the sine before the
-/// halves are swapped.
+/// Computes the rotation with ATen operators. `transposed` selects the backward: a rotation by the
+/// negative angle. cos and sin may differ between the two halves of a head, so the backward
+/// multiplies by the sine before it swaps the halves.
 at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                     bool transposed) {
   const c10::ScalarType type = compute_type(x);
@@ -498,7 +498,7 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
 
 template <class T>
 void on_host(const RowKernels<T>& kernels, const Rotary& p) {
-  // Minimum number of positions for a thread, with about 16 K elements.
+  // Minimum number of positions for a thread, with about 16384 elements.
   const std::int64_t elements = heads_of_position(p) * 2 * p.half;
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(elements, 1));
   parallel_for(0, p.batch * p.sequence, grain, [&](std::int64_t begin, std::int64_t end) {
@@ -536,8 +536,8 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// The tensor, copied if the elements of a head are not consecutive. Heads and positions may have
-/// any stride, so parts of a joint projection are used without a copy.
+/// Returns x, or a copy if the elements of a head are not consecutive. Heads and positions may have
+/// any stride, so queries that are a view of a fused projection's result are not copied.
 at::Tensor with_dense_heads(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }

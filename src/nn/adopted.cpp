@@ -1,6 +1,6 @@
 // Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). Replacing the
-// tensor in a slot updates the class member that forward reads and libtorch's parameter table.
-// Neither of the two then keeps the unsharded tensor alive.
+// tensor in a slot also replaces the class member that forward reads and the entry of libtorch's
+// parameter table, so that neither keeps the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
 
@@ -47,7 +47,7 @@ torch::OrderedDict<std::string, at::Tensor>& parameter_table(torch::nn::Module& 
   return module.*Derived::table();
 }
 
-/// The initial value of a running statistic of a norm: 1 for "running_var", 0 for others.
+/// Returns the initial value of a norm's running statistic: 1 for "running_var", 0 for others.
 double first_of_statistic(const std::string& name) {
   return name == "running_var" ? 1.0 : 0.0;
 }
@@ -110,7 +110,7 @@ void add_cells(torch::nn::Module& module, ModuleMembers& found) {
   (add_those_of(dynamic_cast<Cells*>(&module)), ...);
 }
 
-/// Finds the weights of RNN, LSTM and GRU. Their forward reads the weights of all layers from a
+/// Finds the weights of RNN, LSTM and GRU, whose forward reads the weights of all layers from a
 /// list.
 template <class M>
 struct FlatWeights : torch::nn::detail::RNNImplBase<M> {
@@ -186,7 +186,7 @@ struct Taken {
   std::unordered_set<const torch::nn::Module*> modules;
 };
 
-/// The set of adopted modules. It is never destroyed, because a module may outlive static objects.
+/// Returns the set of adopted modules, never destroyed, as a module may outlive static objects.
 Taken& taken() {
   static auto* const all = new Taken;
   return *all;
@@ -237,7 +237,7 @@ detail::ModuleMembers AdoptedModule::Maker::tensors_of(torch::nn::Module& module
 }
 
 /// A parameter slot gets the module's tensor itself, not a copy. An optimizer that was made before
-/// adopt() therefore trains the parameter until it is sharded.
+/// adopt() therefore trains the parameter until the parameter is sharded.
 void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module& module,
                                           const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -261,7 +261,7 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
 }
 
 /// A buffer slot gets the module's buffer tensor itself, because forward writes to it in place.
-/// Running statistics on the meta device get memory and values at once, because they are small.
+/// Running statistics, which are small, get memory and values at once if on the meta device.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -295,8 +295,8 @@ std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
   return part;
 }
 
-// Initial values of the parameters of libtorch's classes: the distributions of their
-// reset_parameters, with random numbers that depend on the global element index.
+// Initial values for libtorch's classes. Distributions are those of reset_parameters(); random
+// numbers depend on the global element index.
 
 namespace {
 
@@ -350,7 +350,7 @@ Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }
 
-/// The standard deviation of Xavier initialisation (Glorot and Bengio 2010).
+/// Returns the standard deviation of Xavier initialisation (Glorot and Bengio 2010).
 double xavier_deviation(at::IntArrayRef sizes) {
   const std::int64_t field = c10::multiply_integers(sizes.slice(2));
   return std::sqrt(2.0 / static_cast<double>((sizes[0] + sizes[1]) * field));
@@ -360,7 +360,7 @@ Initializer xavier_uniform(at::IntArrayRef sizes) {
   return symmetric(std::sqrt(3.0) * xavier_deviation(sizes));
 }
 
-/// Sets a row of `tensor` to zero without communication: only the rank with this row writes it.
+/// Sets a row of `tensor` to zero without communication: only the rank with this row writes.
 void zero_row(const at::Tensor& tensor, std::int64_t row) {
   const at::Tensor local = local_tensor(tensor).detach();
   if (!tessera::is_distributed(tensor)) {

@@ -16,7 +16,7 @@ namespace tessera::nn {
 namespace {
 
 /// Fills a block's Linears: the non-null Linears of `in` from normal(0, std), then `out` with
-/// standard deviation `out_std`, or `std` if `out_std` is not positive. Biases are zero.
+/// standard deviation `out_std`, or `std` if `out_std` is not positive. Biases are set to zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std) {
   const auto fill = [&](const Linear& linear, double own_std) {
@@ -34,7 +34,7 @@ void fill_linears(const InitContext& init, std::initializer_list<const Linear*> 
 }
 
 // Self-attention. The number of heads is computed from the sizes of the projections' results, so
-// under tensor parallelism each rank uses its own heads.
+// under tensor parallelism each rank computes its own heads.
 
 /// Reshapes x, (batch, tokens, ...), to match the rotary tables. If each sequence has its own
 /// positions, the tables have a row for every token of the batch, so the batch is reshaped to a
@@ -88,7 +88,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // A group has one key head and its query heads, so a rank never has only one of them.
+    // A group is a key head and the query heads that use it, so both are always on one rank.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,

@@ -33,7 +33,7 @@ bool is_named_by(const LoraLinear& linear, const std::vector<std::string>& patte
       patterns, [&](const std::string& pattern) { return matches_fqn(pattern, linear.fqn); });
 }
 
-/// All Linears below `root`, with and without an adapter.
+/// Returns all Linears below `root`, with and without an adapter.
 std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   std::vector<LoraLinear> found;
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
@@ -118,7 +118,7 @@ bool is_fp8(const Linear& linear) {
 
 namespace {
 
-/// Returns the Linears that match a pattern, and checks all of them before any is changed.
+/// Returns the Linears that match a pattern, and checks all of these before any Linear is changed.
 std::vector<LoraLinear> find_targets(const ModuleBase& root,
                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),

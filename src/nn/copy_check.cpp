@@ -26,8 +26,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Number of hashes that ranks exchange, one for each set of tensors with the same copies. A model
-/// has two or three sets; further sets share a hash.
+/// Number of hashes that ranks exchange: one for each set of tensors whose copies are on the same
+/// ranks. A model has two or three such sets; further sets share a hash.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -59,7 +59,7 @@ Sketch sketch_of(const CopiedTensor& tensor) {
 }
 
 struct Entry {
-  std::int64_t place = 0;  ///< hash that is equal for tensors that must be equal copies
+  std::int64_t place = 0;  ///< result of place_of(): equal for tensors that must be copies
   std::int64_t hash = 0;   ///< hash of the values; 0 if this rank has no values
   Sketch sketch;
   std::string name;
@@ -142,8 +142,8 @@ class Comparison {
   }
 
  private:
-  /// Returns for each dimension of the root mesh whether ranks along it have different parts of the
-  /// parameter.
+  /// Returns for each dimension of the root mesh whether ranks along it have different parameters
+  /// under this name (distinct_along).
   std::vector<bool> distinct_dims(const CopiedTensor& tensor, const DeviceMesh& root) const {
     const DeviceMesh& mesh = tensor.slot->distinct_along();
     return mesh && mesh.root() == root
@@ -156,7 +156,7 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// A hash that is equal for all copies of one tensor; nullopt if the tensor is not compared.
+  /// Returns a hash that copies of one tensor share; nullopt if the tensor is not compared.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -198,8 +198,8 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Returns for each set of tensors with an equal Entry::place, in order of first appearance, the
-  /// place and a hash of the tensors.
+  /// Returns, for each set of tensors with an equal Entry::place, this place and a hash of the
+  /// tensors. Sets are in order of first appearance.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
     for (const Entry& entry : entries_) {
@@ -235,8 +235,8 @@ class Comparison {
   }
 
   /// Returns the first difference between copies; all ranks find the same difference. Tensors are
-  /// ordered by the first rank that has them. Among the ranks that differ from that rank, a
-  /// neighbour along a mesh dimension is preferred.
+  /// compared in the order of the first rank that has them. Of several ranks that differ from this
+  /// rank, neighbours along a mesh dimension are preferred.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;

@@ -31,13 +31,13 @@ bool matches_segment(const std::string& pattern, const std::string& segment) {
 
 }  // namespace
 
-/// The match is greedy: after a mismatch the last "**" matches one more segment. Earlier ones need
-/// no change, because the parts between two of them were matched at the first possible place.
+/// The match is greedy: after a mismatch the last "**" matches one more segment. Earlier "**" need
+/// no change, because the segments between two "**" were matched as early as possible.
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   const std::vector<std::string> parts = split_at_dots(pattern), segments = split_at_dots(fqn);
   std::size_t part = 0;
-  std::size_t after_stars = 0;  // index of the part after the last "**"; 0 if there was none yet
-  std::size_t resume = 0;       // index of the segment after those that the last "**" matches
+  std::size_t after_stars = 0;  // index in `parts` after the last "**"; 0: none yet
+  std::size_t resume = 0;       // index of the first segment that the last "**" does not match
   for (std::size_t i = 0; i < segments.size();) {
     if (part < parts.size() && parts[part] == "**") {
       after_stars = ++part;

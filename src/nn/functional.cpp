@@ -67,7 +67,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// Computes here which part of the global batch x is, because the operator knows only x's layout.
+/// Computes the position of x in the global batch here, because the operator knows only x's layout.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
@@ -326,8 +326,8 @@ struct Block {
 };
 
 /// Splits the queries into blocks. The first block needs only the causal flag, unless the window is
-/// small. Further blocks of up to 512 queries use the keys of the `window` - 1 positions before
-/// them, their own keys, and a mask.
+/// small. Further blocks of up to 512 queries use the keys of the `window` - 1 positions before the
+/// block, the block's own keys, and a mask.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
@@ -371,7 +371,7 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                    : attention(q, k, v, /*causal=*/true);
 }
 
-/// Splits the tensors once for all documents, so that backward joins the gradients in one
+/// Splits the tensors for all documents at once, so that backward joins the gradients in one
 /// operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
@@ -406,8 +406,8 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
     case at::SDPBackend::efficient_attention:
-      // The kernel is used only without a window, because its own window has wrong gradients before
-      // libtorch 2.15.
+      // The kernel is used only without a window, because the kernel's window gives wrong gradients
+      // before libtorch 2.15.
       if (options.window == 0) {
         return by_efficient(q, k, v, *documents);
       }
@@ -468,8 +468,8 @@ tessera::detail::AttentionKernel detail::packed_kernel(tessera::detail::Attentio
   return kernel;
 }
 
-// Context parallelism: the positions of a rank's tokens, and attention of a rank's two chunks to
-// the gathered keys.
+// Context parallelism: the positions of a rank's tokens, and attention of a rank's two sequence
+// chunks to the gathered keys.
 //
 // Chunks of sequences are gathered by one autograd function instead of a redistribution with views.
 // Keys and values then share one collective, and chunks are put in order while they are copied out
@@ -480,8 +480,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The arguments of an all-gather, saved for its backward. It is a CustomClassHolder, because
-/// autograd's context can save only such objects.
+/// The arguments of an all-gather, saved for its backward. The base class is CustomClassHolder,
+/// because autograd's context can save only such objects.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -545,7 +545,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies each chunk of `whole` to the place of its rank in `of_ranks`.
+/// The inverse of in_order(): copies each chunk of `whole` to its rank's row of `of_ranks`.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -595,8 +595,8 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
 
 /// Gathers sequences. Each tensor in `parts` contains this rank's head and tail chunk along `dim`;
 /// all have equal sizes and one type. Returns the whole tensors, in the order of the sequence.
-/// Collective over the 1-D `mesh`: one all-gather for all parts. The gradient is the sum over the
-/// ranks, by one reduce-scatter. Differentiable once. `purpose`: a string literal that names the
+/// Collective over the 1-D `mesh`: one all-gather for all parts. The gradient is summed over the
+/// ranks by one reduce-scatter. Differentiable once. `purpose`: a string literal that names the
 /// collectives in traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {

@@ -1,4 +1,4 @@
-// to_empty and init_weights. Weights are initialised after sharding: each rank fills its own part.
+// to_empty and init_weights. Weights are initialised after sharding: each rank fills its own shard.
 // Values depend on the seed, the parameter's FQN and the element's global index, so they are equal
 // on every mesh. Parameter slots record whether they have been filled; calls of a module with
 // unfilled slots throw Error.
@@ -136,7 +136,7 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
         continue;
       }
       // Every pattern of the table must match a parameter, even if earlier patterns have already
-      // filled all parameters that it matches.
+      // filled all parameters that this pattern matches.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);

@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout that results from multiplying the local parts of a and b.
+/// Whether `sum` has the layout that results from multiplying the local tensors of a and b.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -77,7 +77,8 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether a b may have the type of `sum`: the type of a and b, or on CUDA fp32 for 16-bit a and b.
+/// Whether the product a b may have the type of `sum`: that of a and b or, on CUDA, fp32 for 16
+/// bits.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -107,8 +108,7 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// `of_input`: the node that computes the gradient of x. nullptr means that this LinearNode
-  /// computes it.
+  /// `of_input`: the node that computes the gradient of x. nullptr means that this LinearNode does.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);
@@ -192,8 +192,8 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // The node saves tensors. It is created before the matrix product, because a recomputation stops
-  // after the last saved tensor.
+  // The node, which saves tensors, is created before the matrix product, because a recomputation
+  // stops after the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
   at::Tensor y;
@@ -351,7 +351,7 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// Returns the bias. With rowwise_parallel forward uses none, because a hook adds it after the sum.
+/// Returns the bias; undefined with rowwise_parallel, where a hook adds the bias after the sum.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
@@ -481,7 +481,7 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // A rank's share of a result can be split only if the share has whole groups, or if all parts are
+  // A rank's shard of a result can be split only if the shard has whole groups, or if all parts are
   // equally large.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;

@@ -17,7 +17,7 @@
 
 namespace tessera::nn {
 
-// visit_modules(): collectives that run once per module rely on the order of its visits.
+// visit_modules(): collectives that run once per module rely on the order of the visits.
 
 namespace {
 
@@ -105,8 +105,8 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 
 namespace {
 
-/// The end of a message about a meta tensor that forward has used. It cannot be a parameter or
-/// buffer, because the outermost module call has checked them.
+/// The end of a message about a meta tensor that forward has used. The tensor cannot be a parameter
+/// or buffer, because the outermost module call has checked those.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -131,9 +131,9 @@ bool is_around(const std::string& buffer, const std::string& module) {
   return dot == std::string::npos || (module + ".").starts_with(buffer.substr(0, dot + 1));
 }
 
-/// A hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor on the
-/// meta device, or about a buffer whose floating-point type differs from that of the parameters,
-/// because mixed precision does not cast buffers. Returns "" for other errors.
+/// Returns a hint for a libtorch error in the module `fqn` below `root`. The hint is about a tensor
+/// on the meta device, or about a buffer whose floating-point type differs from that of the
+/// parameters, because mixed precision does not cast buffers. Returns "" for other errors.
 std::string hint_for(const c10::Error& error, const ModuleBase& root, const std::string& fqn) {
   if (error.msg().find("meta") != std::string::npos) {
     return kKeptFromConstructor;
@@ -186,8 +186,8 @@ void check_has_no_parameters(const std::string& fqn, const torch::nn::Module& mo
                 " has no slot; hold the module in nn::Hooked, or derive it from nn::Module");
 }
 
-/// Throws Error if FSDP has gathered a parameter. A type conversion replaces only the tensor that
-/// forward uses now, so FSDP's other tensor (shard or unsharded) would not be converted.
+/// Throws Error if FSDP has gathered a parameter. A type conversion would replace only the
+/// unsharded tensor, and not FSDP's shard.
 void check_not_gathered(const ModuleBase& root) {
   visit_modules(root, [](const std::string&, const ModuleBase& module) {
     for (const auto& [name, slot] : module.slots()) {
@@ -436,8 +436,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
-  // Hooks that were added before become part of the checkpointed function, so the recomputation
-  // repeats them. Hooks added later, such as FSDP's, run once, outside of the function.
+  // Hooks that were added before belong to the checkpointed function, so the recomputation repeats
+  // these hooks. Hooks added later, such as FSDP's, run once, outside of the function.
   checkpointed_ =
       std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
@@ -542,7 +542,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // These operators do the most computation per byte of their results.
+  // These operators compute the most per byte of their results, so recomputing them is expensive.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

@@ -1,4 +1,4 @@
-// Parameter slots (ParameterSlot). A slot represents a parameter while its tensor is replaced, for
+// Parameter slots (ParameterSlot). A slot represents a parameter whose tensor may be replaced, for
 // example by a shard. libtorch's Module stores tensors by name and does not know slots. Replacing
 // the tensor therefore updates every module that shares the slot.
 
@@ -38,8 +38,8 @@ std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// The sum of the version counters of `tensor` and its local tensor. It changes whenever one of the
-// two counters increases.
+// Returns the sum of the version counters of `tensor` and its local tensor. The sum changes
+// whenever one of the counters increases.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -238,7 +238,7 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // Hashes may differ although the origins are equal, because a rank without a part of a parameter
+  // Hashes may differ although the origins are equal, because a rank without a shard of a parameter
   // has no origin.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
@@ -299,13 +299,12 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
   }
 }
 
-// PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. It has no
-// libtorch kernels, so a fallback for all operators on this key sees only placeholders.
+// PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. libtorch has
+// no kernels for this key, so a fallback for all operators on the key sees only placeholders.
 
 namespace {
 
-/// Throws Error for a PlaceholderGradient, also in a list: foreach optimizers pass gradients in a
-/// list.
+/// Throws Error if `value` is a PlaceholderGradient or a list with one, as foreach optimizers pass.
 void refuse_placeholders(const c10::IValue& value) {
   if (value.isTensor()) {
     if (const PlaceholderGradient* found = placeholder(value.toTensor())) {
@@ -330,7 +329,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // This happens only if a program uses the reserved dispatch key for its own tensors.
+  // Reached only if a program uses the reserved dispatch key for its own tensors.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
@@ -400,7 +399,7 @@ void replicate_leftovers(const NamedSlots& slots, const DeviceMesh& mesh) {
 }
 
 /// With TESSERA_DEBUG=1: compares the parameter's values between ranks. An unfilled parameter has
-/// arbitrary bytes, so it takes part as an undefined tensor.
+/// arbitrary bytes, so it is compared as an undefined tensor.
 void compare_values(const ParameterSlot& slot, const DeviceMesh& mesh, const std::string& by) {
   if (tessera::detail::debug_checks()) {
     tessera::detail::check_replicas(
@@ -453,7 +452,7 @@ void distribute_module(
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function may test for any
-    // of them.
+    // FQN.
     visit_modules(module,
                   [&](const std::string& fqn, ModuleBase& each) { partition(fqn, each, mesh); },
                   {.every_place = true});

@@ -35,12 +35,12 @@
 namespace tessera::nn::detail {
 
 // The state of the forward that a recomputation restores, apart from the inputs: the thread's modes
-// and its random generators. It must be restored because backward runs on other threads and in
-// other modes.
+// and its random generators. The state must be restored, because backward runs on other threads and
+// in other modes.
 
 namespace {
 
-/// The state of a generator. Locks the generator, as libtorch requires, because threads share it.
+/// Returns a generator's state. Locks the generator, as libtorch requires, as threads share it.
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
@@ -112,7 +112,7 @@ class RandomSnapshot {
 };
 
 /// The thread state on which the results of a forward depend, in addition to its tensors: dispatch
-/// keys, autocast, strict and replication scopes, the part of the batch (RandomRegion), and random
+/// keys, autocast, strict and replication scopes, the rows of the batch (RandomRegion), and random
 /// generators.
 struct ThreadState {
   explicit ThreadState(std::span<at::Tensor* const> inputs) : random(inputs) {}
@@ -146,7 +146,7 @@ class RestoredThread : tessera::detail::NoCopy {
 
  private:
   // The thread's state before the scope, in the order of the changes; members are destroyed in
-  // reverse.
+  // reverse order.
   c10::AutoGradMode grad_mode_{true};
   tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
   StrictScope strict_;
@@ -212,8 +212,8 @@ class OperatorLog {
       }
     });
   }
-  /// Drops results of operators after the first `packed` saved tensors, which the recomputation
-  /// does not reach.
+  /// Drops results of operators that ran after autograd had saved `packed` tensors, because the
+  /// recomputation stops before these operators.
   void forget_after(std::size_t packed) {
     for (auto& [name, calls] : kept_) {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
@@ -276,7 +276,7 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // This is the last view that matmul makes, but libtorch does not mark it as a view.
+      // matmul's result is this view, which libtorch does not mark as a view.
       log_.watch_aliases(results);
     }
     return results;
@@ -506,7 +506,7 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The checkpointed region around this one. It lives longer, because regions are on the stack.
+  // The checkpointed region around this one, which lives longer, because regions are on the stack.
   CheckpointedRegion* outer_;
 };
 
@@ -515,8 +515,8 @@ class CheckpointedRegion : tessera::detail::NoCopy {
 struct StopRecomputation {};
 
 /// The recomputation of a Frame (one forward), as a scope. The function runs as in forward, with
-/// autograd on. Autograd saves the same tensors in the same order as in forward, which identifies
-/// them. The graph of the recomputation is discarded.
+/// autograd on. Autograd saves the same tensors as in forward; their order identifies them. The
+/// graph of the recomputation is discarded.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {

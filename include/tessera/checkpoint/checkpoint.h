@@ -53,10 +53,10 @@ class RankState {
   virtual bool persistent() const { return true; }
 };
 
-// Sharded checkpoints: every rank writes its part of the tensors, and reads the parts that it needs
-// on any mesh. The files have the format of PyTorch's HuggingFaceStorageWriter. A step folder
-// without a valid manifest.json counts as unfinished and is ignored. docs/checkpoints.md describes
-// the layout.
+// Sharded checkpoints: each rank writes its shards of the tensors. A load on any mesh reads only
+// the bytes of the new shards. The files have the format of PyTorch's HuggingFaceStorageWriter. A
+// step folder without a valid manifest.json counts as unfinished and is ignored.
+// docs/checkpoints.md describes the layout.
 
 /// The state that a checkpoint saves and loads.
 ///
@@ -81,27 +81,27 @@ struct StateDict {
 
 /// Options of save() and async_save().
 struct SaveOptions {
-  /// The id of the training run, which marks its unfinished saves. Runs that share a folder need
-  /// different ids; a restarted run must use its earlier id.
+  /// The id of the training run, which is stored in each unfinished save of the run. Runs that
+  /// share a folder need different ids; a restarted run must use its earlier id.
   std::string run_id = {};
   /// How many of the newest steps that this run has saved are kept, including the step being saved:
   /// at least 2, or 0 to keep all steps.
   int keep = 0;
 };
 
-/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
-/// have the same part of a tensor, it is written once; the writing is spread over these ranks. Rank
-/// 0 writes plain tensors; buffers may differ between ranks, for example the running statistics of
-/// a norm. Loads see the step only when every byte is durable. Afterwards, steps of this run beyond
-/// options.keep are removed.
+/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. A block of a
+/// tensor that several ranks have is written by one of these ranks. Rank 0 writes plain tensors;
+/// plain buffers may differ between ranks, for example the running statistics of a norm. load()
+/// finds the step only after every byte is durable. Then the oldest steps of this run beyond
+/// options.keep steps are removed.
 ///
 /// Collective over `world`. If save() fails or is killed at any moment, all older steps stay intact
 /// and the model is unchanged. A failure on one rank is the same Error on all ranks. Throws Error,
 /// before anything is written, for:
-/// - parameters without values, and parameters with set_distinct_along;
+/// - parameters without values, and parameters for which set_distinct_along() was called;
 /// - copies of a parameter or of its optimizer state that differ between ranks (over the mesh
 ///   dimensions that the tensor's mesh lacks; for plain parameters, over all ranks);
-/// - step counters that differ between ranks that have parts of one parameter;
+/// - optimizer step counters that differ between ranks with shards of one parameter;
 /// - models, steps, folders or options that differ between ranks;
 /// - a step that already exists.
 void save(comm::World& world, const std::filesystem::path& dir, std::int64_t step,
@@ -139,7 +139,7 @@ struct LoadReport {
 
 /// Fills the model and the optimizer state from a step, or from the newest step of a folder. The
 /// step may have been saved on any mesh and any number of ranks. Rank 0 chooses the step. Each rank
-/// reads the bytes of its shards, rounded to whole MiB, and verifies their checksums.
+/// reads the bytes of its shards, rounded to whole MiB, and verifies the checksum of each MiB.
 ///
 /// Collective over `world`. A failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed, if folders or options differ between ranks, if the step does not exist, if
@@ -147,17 +147,17 @@ struct LoadReport {
 /// (or for its optimizer state). Throws DamagedStep if a file is missing or damaged. If reading
 /// fails or finds damage, the parameters being loaded count as uninitialized; all ranks may then
 /// load an older step. The `stateful` and `rank_states` objects are loaded before the first
-/// parameter changes, the nn::Dropout call counters after the last. Entries of `rank_states` may be
-/// missing or unexpected.
+/// parameter changes, the nn::Dropout call counters after the last parameter. Entries of
+/// `rank_states` may be missing or unexpected.
 LoadReport load(comm::World& world, const std::filesystem::path& dir_or_step,
                 const StateDict& state, const LoadOptions& options = {});
 
 class BackgroundSave;
 
-/// A background save, pending or finished. Copies of a SaveFuture refer to the same save. The
-/// destructor of the last copy waits for the save, and warns if the save failed and no call has
-/// thrown its error. Call wait() before World::shutdown(). Not thread safe: use all copies from one
-/// thread at a time.
+/// The handle of a background save, pending or finished. Copies of a SaveFuture refer to the same
+/// save. The destructor of the last copy waits for the save, and warns if the save failed and no
+/// call has thrown its error. Call wait() before World::shutdown(). Not thread safe: use all copies
+/// from one thread at a time.
 class SaveFuture {
  public:
   /// A SaveFuture without a save; done() is true.

@@ -22,11 +22,11 @@ class ModuleBase;
 namespace tessera::checkpoint {
 
 /// Fills every parameter of `module` (plain, distributed or FSDP-sharded), by FQN, from a Hugging
-/// Face folder: model.safetensors, or model.safetensors.index.json and its shards. Each rank reads
-/// only the bytes of its shards; floating-point types are converted. For a tied parameter, the
-/// files need only one of its FQNs. A fused parameter (nn::FusedLinear) is read from the tensors of
-/// its parts. Persistent buffers are filled if the files have them; all other buffers keep their
-/// values (see nn::init_buffers).
+/// Face folder: model.safetensors, or model.safetensors.index.json and the files in the index. Each
+/// rank reads only the bytes of its shards; floating-point types are converted. For a tied
+/// parameter, the files need only one of its FQNs. A fused parameter (nn::FusedLinear) is read from
+/// the tensors of its parts. Persistent buffers are filled if the files contain these buffers; all
+/// other buffers keep their values (see nn::init_buffers).
 ///
 /// `model_name`: for files with other names, a function that returns the model's name for a tensor
 /// of the files, or "" to skip the tensor. Throws Error for two tensors with the same name.

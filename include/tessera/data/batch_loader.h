@@ -34,7 +34,7 @@ class SampleSource {
                     std::span<std::int64_t> targets) const = 0;
   /// Whether samples may have targets of -100, which the loss ignores.
   virtual bool ignores_targets() const { return false; }
-  /// A description for messages: "13 tokens, which is 4 samples of 3 tokens".
+  /// Returns a description for messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
 };
 /// A shared pointer to a source of samples, because several loaders may read one source.
@@ -96,8 +96,8 @@ struct BatchOptions {
   /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
   /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Positions restart after this token. Its target would belong to
-  /// the next document, so the target is -100, which the loss ignores.
+  /// The token that ends a document. Positions restart after this token. The target of this token
+  /// would belong to the next document, and is therefore -100, which the loss ignores.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -107,8 +107,8 @@ struct RowRange {
 };
 
 /// Returns the rows that `rank` loads of a batch of `micro_batches` micro-batches. Each micro-batch
-/// is divided among the ranks: on any number of ranks it has the same rows, and its dropout draws
-/// the same random numbers. Throws Error unless the batch is divisible by ranks * micro_batches.
+/// is divided among the ranks, so the rows and the dropout masks of a micro-batch are the same on
+/// any number of ranks. Throws Error unless the batch is divisible by ranks * micro_batches.
 std::vector<RowRange> rows_of_rank(std::int64_t batch, std::int64_t micro_batches,
                                    std::int64_t rank, std::int64_t ranks);
 
@@ -129,7 +129,7 @@ class BatchLoader {
   struct Batch {
     at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
     at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
-    at::Tensor positions;  ///< (rows, S) int64, within the document; undefined without documents
+    at::Tensor positions;  ///< (rows, S) int64, in the document; undefined without document_end
     /// `positions` in host memory, so that a Llama finds document borders without waiting for a
     /// GPU.
     at::Tensor host_positions{};
@@ -144,7 +144,7 @@ class BatchLoader {
   /// `pinned`, the batch is in page-locked memory, for CUDA. Throws Error for a token outside the
   /// vocabulary, with its position.
   Batch load(std::int64_t step, const std::vector<RowRange>& ranges, bool pinned = false) const;
-  /// The number of distinct samples over all sources.
+  /// Returns the number of distinct samples over all sources.
   std::int64_t samples() const;
   /// Whether targets may be -100, which the loss ignores. If so, the number of targets with a loss
   /// differs between ranks.

@@ -28,8 +28,8 @@ class TokenSource {
 /// A shared pointer to a sequence of token ids.
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
-/// A copy of `tokens` in memory. Each token takes 1, 2, 4 or 8 bytes, depending on the largest
-/// token.
+/// Returns a copy of `tokens` in memory. Each token takes 1, 2, 4 or 8 bytes, depending on the
+/// largest token.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 
 /// Opens the llm.c shards `files`, in the given order, as one sequence of tokens. A shard is a
@@ -39,8 +39,8 @@ TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens);
 /// but a regular file.
 TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 
-/// Writes one llm.c shard in parts. The file appears when finish() is called. Not thread safe. All
-/// calls throw Error if the file cannot be written.
+/// Writes one llm.c shard with several calls of append(). The file appears when finish() is called.
+/// Not thread safe. All calls throw Error if the file cannot be written.
 class TokenShardWriter {
  public:
   /// Tokens have 16 bits for a `vocabulary` of up to 65,536, else 32 bits.
@@ -49,7 +49,7 @@ class TokenShardWriter {
   /// Appends tokens to the shard. Throws Error for a token that does not fit the width, and for
   /// more than 2^31 - 1 tokens in total.
   void append(std::span<const std::int64_t> tokens);
-  /// The number of tokens written so far.
+  /// Returns the number of tokens written so far.
   std::int64_t size() const { return size_; }
   /// Syncs the temporary file, and renames the file to the path of the shard. finish() is the last
   /// call of a writer.

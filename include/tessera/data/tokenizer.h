@@ -17,15 +17,15 @@ namespace tessera::data {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  /// The size of the vocabulary. Token ids are in [0, vocabulary()).
+  /// Returns the size of the vocabulary. Token ids are in [0, vocabulary()).
   virtual std::int64_t vocabulary() const = 0;
-  /// The tokens of a text, without begin and end tokens. Special tokens that are written in the
-  /// text are recognized. Invalid UTF-8 is read as U+FFFD, except by byte_tokenizer().
+  /// Returns the tokens of a text, without begin and end tokens. Special tokens that are written in
+  /// the text are recognized. Invalid UTF-8 is read as U+FFFD, except by byte_tokenizer().
   virtual std::vector<std::int64_t> encode(std::string_view text) const = 0;
-  /// The text of tokens. Special tokens have no text. If tokens are bytes, the text may be invalid
-  /// UTF-8. Throws Error for an id outside the vocabulary.
+  /// Returns the text of tokens. Special tokens have no text. If tokens are bytes, the text may be
+  /// invalid UTF-8. Throws Error for an id outside the vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
-  /// The tokens that begin a text, or end a text for end_tokens(), in order; may be empty.
+  /// begin_tokens() and end_tokens() return the tokens before and after each text; may be empty.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
   /// Whether texts for the model begin with begin_tokens(); nullopt if the tokenizer's files do not

@@ -42,7 +42,7 @@ struct AttentionOptions {
   double dropout = 0;
   /// Weights are initialised from normal(0, init_std), the output projection's weight from
   /// normal(0, output_init_std); if output_init_std is 0, init_std applies to the output projection
-  /// too. Biases start at zero, norms at one.
+  /// too. Biases are initialised to zero, norms to one.
   double init_std = 0.02, output_init_std = 0;
   AttentionNames names{};
 };
@@ -60,9 +60,9 @@ struct AttentionInputs {
   /// `window` apply.
   at::Tensor mask{};
   /// The ranks that share each sequence (context parallelism), or nullptr. If set, the input has
-  /// only this rank's tokens, and `cos` and `sin` are for their positions. `mask` then has a row
-  /// for each token of this rank, and a column for each token of the whole sequence. Dropout is
-  /// refused.
+  /// only this rank's tokens, and `cos` and `sin` are for the positions of these tokens. `mask`
+  /// then has a row for each token of this rank, and a column for each token of the whole sequence.
+  /// forward throws Error for dropout.
   ContextParallelPtr context_parallel{};
   /// The boundaries of packed documents, used instead of a mask; attention must be causal. With
   /// context parallelism, `documents` describes the whole sequences.
@@ -71,15 +71,15 @@ struct AttentionInputs {
 
 /// Multi-head self-attention (Vaswani et al. 2017). Options add grouped key and value heads
 /// (Ainslie et al. 2023), norms of queries and keys, rotary positions and a window. x: (batch,
-/// tokens, hidden), or folded to (batch * tokens, hidden); the result has the sizes of x.
+/// tokens, hidden), or flattened to (batch * tokens, hidden); the result has the sizes of x.
 ///
 /// Child modules: q_proj, k_proj, v_proj or qkv_proj, o_proj, and q_norm, k_norm.
-/// tensor_parallel::attention_plan() has their parallel styles. Under tensor parallelism each rank
-/// computes its own heads with plain tensors; forward itself does not communicate.
+/// tensor_parallel::attention_plan() returns their parallel styles. Under tensor parallelism each
+/// rank computes its own heads with plain tensors; forward itself does not communicate.
 class Attention : public Module<Attention> {
  public:
-  /// Throws Error if sizes do not divide or are negative, if a window is set without `causal`, and
-  /// unless 0 <= dropout < 1.
+  /// Throws Error if sizes are not divisible or are negative, if a window is set without `causal`,
+  /// and unless 0 <= dropout < 1.
   explicit Attention(const AttentionOptions& options);
   at::Tensor forward(const at::Tensor& x, const AttentionInputs& inputs = {});
   void reset_parameters(const InitContext& init) override;
@@ -130,15 +130,15 @@ struct MlpOptions {
   std::int64_t inner = 0;   ///< number of features between the Linears
   bool bias = false;
   /// Weights are initialised from normal(0, init_std), the weight of `down` from normal(0,
-  /// output_init_std); if output_init_std is 0, init_std applies to `down` too. Biases start at
-  /// zero.
+  /// output_init_std); if output_init_std is 0, init_std applies to `down` too. Biases are
+  /// initialised to zero.
   double init_std = 0.02, output_init_std = 0;
   MlpNames names{};
 };
 
-/// down(silu(gate(x)) * up(x)) (Shazeer 2020): (..., hidden) -> (..., hidden).
-/// tensor_parallel::swi_glu_plan() has the parallel styles of its modules; forward itself does not
-/// communicate.
+/// Computes down(silu(gate(x)) * up(x)) (Shazeer 2020): (..., hidden) -> (..., hidden).
+/// tensor_parallel::swi_glu_plan() returns the parallel styles of its Linears; forward itself does
+/// not communicate.
 class SwiGlu : public Module<SwiGlu> {
  public:
   explicit SwiGlu(const MlpOptions& options);
@@ -151,9 +151,9 @@ class SwiGlu : public Module<SwiGlu> {
   std::shared_ptr<Linear> gate_, up_, down_;
 };
 
-/// down(gelu(up(x))) (Hendrycks & Gimpel 2016): (..., hidden) -> (..., hidden).
-/// tensor_parallel::gelu_mlp_plan() has the parallel styles of its modules; forward itself does not
-/// communicate.
+/// Computes down(gelu(up(x))) (Hendrycks & Gimpel 2016): (..., hidden) -> (..., hidden).
+/// tensor_parallel::gelu_mlp_plan() returns the parallel styles of its Linears; forward itself does
+/// not communicate.
 class GeluMlp : public Module<GeluMlp> {
  public:
   /// `tanh`: whether to use GPT-2's tanh approximation of GELU instead of the error function.

@@ -35,10 +35,10 @@ struct OperatorCall {
 /// on every rank.
 using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
-/// A policy that saves the results of the operators in `names`. Other operators are recomputed.
+/// Returns a policy that saves the results of the operators in `names` and recomputes others.
 OperatorPolicy save_operators(std::vector<std::string> names);
-/// A policy that saves the results of matrix multiplications, convolutions and fused attention.
-/// Cheap operators (norms, activations, rotary embedding) are recomputed.
+/// Returns a policy that saves the results of matrix multiplications, convolutions and fused
+/// attention. Cheap operators (norms, activations, rotary embedding) are recomputed.
 OperatorPolicy save_matmuls_and_attention();
 
 struct CheckpointCounts;
@@ -78,8 +78,8 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
 /// Activation checkpointing (Chen et al. 2016), like PyTorch's checkpoint(use_reentrant=False).
 /// Runs fn(inputs...) and returns the result. Autograd saves only the inputs. When backward needs
 /// another tensor, fn runs again, with the same random numbers, autocast state, StrictScope and
-/// part of the batch, until the last tensor that backward needs. The random numbers are those of
-/// tessera::manual_seed, and of libtorch's generators for the CPU and the devices of the inputs.
+/// batch rows, until fn has made the last tensor that backward needs. The random numbers are those
+/// of tessera::manual_seed, and of libtorch's generators for the CPU and the devices of the inputs.
 /// Regions may nest, and backward may run several times.
 ///
 ///   const at::Tensor y = nn::checkpoint([&](const at::Tensor& x) { return (*block)(x); }, x);

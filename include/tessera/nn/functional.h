@@ -36,7 +36,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps);
 
-/// Returns silu(gate) * up, the inner part of SwiGLU (Shazeer 2020). `gate` and `up` have the same
+/// Returns silu(gate) * up, the activation of SwiGLU (Shazeer 2020). `gate` and `up` have the same
 /// shape and type. Any dimension may be sharded.
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 
@@ -57,10 +57,10 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 /// mesh dimensions that shard the indices. An index out of range is an Error on CPU.
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
-/// Zeroes each element with probability p and scales the others by 1/(1-p). The mask depends on
+/// Zeroes each element with probability p and multiplies others by 1/(1-p). The mask depends on
 /// `key` and the element's index in the global tensor; backward recomputes it. In the forward of a
 /// model with fully_shard, the global tensor includes the batch rows of all data-parallel ranks.
-/// Throws Error for a plain tensor whose part of the global tensor is unknown (docs/random.md).
+/// Throws Error for a plain tensor whose position in the global tensor is unknown (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 // Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
@@ -75,13 +75,13 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      const at::Tensor& mask = {}, double dropout = 0);
 
-/// allow_math_attention(true) permits attention by formula ("math") in training on a GPU, for all
-/// threads. Without this permission such training throws Error, because the formula is slow and
-/// saves all scores. Attention with dropout always uses the formula on a GPU. A CPU accepts every
-/// kernel.
+/// allow_math_attention(true) permits PyTorch's "math" attention kernel in training on a GPU, for
+/// all threads. Without this permission such training throws Error, because the kernel is slow and
+/// saves all scores. Attention with dropout always uses the math kernel on a GPU. A CPU accepts
+/// every kernel.
 using tessera::detail::allow_math_attention;
 
-/// The name of the kernel that attention() uses in training, for logs: "flash", "efficient,
+/// Returns the name of the kernel that attention() uses in training, for logs: "flash", "efficient,
 /// key-value heads repeated". The device and type are those of `options`, the numbers of heads
 /// those of one rank. `masked`: whether a mask tensor is passed instead of the causal flag.
 /// `packed`: whether an Attention has documents or a window. Allocates no memory.
@@ -96,21 +96,21 @@ class DocumentOffsets {
  public:
   DocumentOffsets(const at::Tensor& positions, c10::Device device);
 
-  /// The index of the first token of each document, counted over all sequences, followed by the
-  /// total number of tokens.
+  /// Returns the index of the first token of each document, counted over all sequences, followed by
+  /// the total number of tokens.
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
-  /// offsets() on the device as int32, the format of variable-length attention kernels.
+  /// Returns offsets() on the device as int32, the format of variable-length attention kernels.
   const at::Tensor& device_offsets() const { return device_offsets_; }
   std::vector<std::int64_t> lengths() const;
   /// Throws Error, with a message that begins with "attention", unless this object was made for
   /// `batch` sequences of `tokens` tokens.
   void check_sequences(std::int64_t batch, std::int64_t tokens) const;
-  /// The number of tokens in the longest document.
+  /// Returns the number of tokens in the longest document.
   std::int64_t longest() const { return longest_; }
   /// Whether each sequence is a single document, so that the causal flag alone is sufficient.
   bool are_sequences() const { return std::ssize(offsets_) <= batch_ + 1; }
-  /// The equivalent mask: (batch, 1, tokens, tokens), in the format of causal_mask(). Every call
-  /// makes a new tensor.
+  /// Returns the equivalent mask: (batch, 1, tokens, tokens), in the format of causal_mask(). Every
+  /// call makes a new tensor.
   at::Tensor mask(std::int64_t window = 0) const;
 
  private:
@@ -164,7 +164,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 /// sees at most `window` positions, including its own; 0: all earlier positions.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
-/// The name of a kernel of attention(), for logs.
+/// Returns the name of a kernel of attention(), for logs.
 std::string to_string(const tessera::detail::AttentionKernel& kernel);
 /// Returns the kernel of causal_attention() with documents or a window. `kernel`: the kernel of the
 /// same call without documents and without a window.
@@ -209,16 +209,16 @@ class ContextParallel {
 
   const DeviceMesh& mesh() const { return mesh_; }
 
-  /// Positions of this rank's tokens in a sequence of `sequence` tokens: (sequence / n) int64.
-  /// positions(), shard() and unshard() throw Error unless 2n divides the sequence length. Not
-  /// collective.
+  /// Returns the positions of this rank's tokens in a sequence of `sequence` tokens: (sequence / n)
+  /// int64. positions(), shard() and unshard() throw Error unless 2n divides the sequence length.
+  /// Not collective.
   at::Tensor positions(std::int64_t sequence, c10::Device device) const;
-  /// Returns this rank's part of `whole`, which is split along `dim`. Not collective. Backward
-  /// writes the gradient of this rank's part only. PyTorch's _context_parallel_shard.
+  /// Returns this rank's shard of `whole`, which is split along `dim`. Not collective. Backward
+  /// writes the gradient of this shard only. Like PyTorch's _context_parallel_shard.
   at::Tensor shard(const at::Tensor& whole, std::int64_t dim) const;
-  /// Gathers the whole tensor, in the order of positions, from equal parts along `dim` on all
-  /// ranks. Collective. Gradient: the sum over all ranks of the gradients of the whole tensor;
-  /// differentiable once. PyTorch's context_parallel_unshard.
+  /// Gathers the whole tensor, in the order of positions, from the equal shards along `dim` of all
+  /// ranks. Collective. Gradient: the gradient of the whole tensor, summed over all ranks;
+  /// differentiable once. Like PyTorch's context_parallel_unshard.
   at::Tensor unshard(const at::Tensor& part, std::int64_t dim) const;
 
   /// Computes attention of this rank's queries with the keys and values of the whole sequence. q:
@@ -229,7 +229,7 @@ class ContextParallel {
   /// once. Without `mask`, each chunk needs two kernel calls: a call with the keys before the
   /// chunk, and a causal call with the chunk's own keys. The results of the two calls are merged by
   /// log-sum-exp, so that no mask tensor is needed. A window needs a mask of fewer than (2 * chunk
-  /// length)^2 elements. With documents, each document's part of a chunk is computed in the same
+  /// length)^2 elements. With documents, each document's tokens in a chunk are computed in the same
   /// way. Throws Error for an odd number of tokens, and if the documents' sizes do not match.
   at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const ContextAttentionOptions& options = {});

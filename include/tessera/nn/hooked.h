@@ -75,7 +75,7 @@ void find_members(torch::nn::Module& module, ModuleMembers& found) {
 /// `Holder` is libtorch's module holder. nn::adopt does the same for an existing module or model
 /// (docs/torch_nn.md). Parameters and buffers keep their names. The parameters of inner modules (as
 /// in TransformerEncoderLayer) are sharded, initialised and saved too. Inner modules have no hooks:
-/// the smallest FSDP unit is the whole module, but a tensor-parallel plan can place inner
+/// the smallest FSDP unit is the whole module, but a tensor-parallel plan can shard inner
 /// parameters. With distributed parameters forward communicates as its operators do. init_weights
 /// initialises parameters of libtorch's classes from the same distribution as their
 /// reset_parameters. Parameters of other classes keep the values from their constructor, unless
@@ -88,8 +88,8 @@ class Hooked : public Module<Hooked<Holder>>,
 
  public:
   /// Constructs the wrapped module from `args`. Throws Error for a parameter that neither
-  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for a buffer that
-  /// neither declares. Not collective.
+  /// kSlotMembers nor a libtorch class declares, and in a MetaDevice scope also for such a buffer.
+  /// Not collective.
   template <class... Args>
   explicit Hooked(Args&&... args)
       : Hooked(std::make_shared<Held>(std::forward<Args>(args)...), {}) {}
@@ -117,7 +117,7 @@ class Hooked : public Module<Hooked<Holder>>,
     held_->train(on);
   }
   bool is_training() const noexcept override { return held_->is_training(); }
-  /// The wrapped module. held().forward() runs without hooks.
+  /// Returns the wrapped module. held().forward() runs without hooks.
   Held& held() { return *held_; }
 
  private:
@@ -160,12 +160,12 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 ///   tensor_parallel::parallelize_module(*model, mesh["tp"], {{"fc1", colwise_parallel()}});
 ///   fsdp::fully_shard(*model, mesh["dp"]);
 ///   const at::Tensor y = (*model)(x);                       // Net::forward
-/// The result has the same module tree as `module`. The parameters of `module` follow those of the
-/// result, for example when they are sharded. Call the result instead of `module`. `Classes`:
-/// classes inside the model, other than M and libtorch's, that register parameters; kSlotMembers
-/// must be specialised for each of them. Throws Error, with the name, for a parameter without a
-/// known member and for a member that was assigned another tensor (use tie_slot), and for a module
-/// that was already adopted. Not collective.
+/// The result has the same module tree as `module`. When a parameter of the result is sharded or
+/// replaced, so is that of `module`. Call the result instead of `module`. `Classes`: classes inside
+/// the model, other than M and libtorch's, that register parameters; kSlotMembers must be
+/// specialised for each of them. Throws Error, with the name, for a parameter without a known
+/// member and for a member that was assigned another tensor (use tie_slot), and for a module that
+/// was already adopted. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");

@@ -24,7 +24,7 @@ class MetaDevice : tessera::detail::NoCopy {
   tessera::detail::MetaFactoryGuard factories_;
 };
 
-/// A function that writes the initial values of a tensor, plain or distributed. Random numbers must
+/// A function that writes the initial values of a plain or distributed tensor. Random numbers must
 /// depend only on `key` and on the index of an element in the global tensor. The functions of
 /// tessera/dtensor/random.h draw such numbers.
 using Initializer = std::function<void(const at::Tensor& tensor, RandomKey key)>;
@@ -66,7 +66,7 @@ class InitContext {
   void fill(const ModuleBase& module, const Initializers& table) const;
   /// Sets a buffer to `values`, copied to the buffer's device.
   void set_buffer(const Parameter& buffer, const at::Tensor& values) const;
-  /// The random key of the module being initialised, for example for dropout.
+  /// Returns the random key of the module being initialised, for example for dropout.
   RandomKey key() const;
 
  private:
@@ -82,14 +82,14 @@ class InitContext {
 /// register_buffer_slot).
 void to_empty(ModuleBase& module, c10::Device device);
 /// Calls reset_parameters() of `module` and of every module below, parents first. A parameter's
-/// random numbers depend on `seed` and its FQN: the values are bit-equal on every mesh. Not
-/// collective. Throws Error if no module fills a parameter or buffer.
+/// random numbers depend on `seed` and the parameter's FQN: the values are bit-equal on every mesh.
+/// Not collective. Throws Error if no module fills a parameter or buffer.
 void init_weights(ModuleBase& module, std::uint64_t seed);
 /// Like init_weights(), but fills only the parameters and persistent buffers that have no values
 /// yet, for example the adapters (apply_lora) of a loaded model.
 void init_unfilled(ModuleBase& module, std::uint64_t seed);
-/// Computes buffers as init_weights() does. Use it for a model whose parameters were loaded:
-/// parameters and persistent buffers with values do not change. Not collective.
+/// Computes buffers as init_weights() does. Call init_buffers() for a model whose parameters were
+/// loaded: parameters and persistent buffers with values do not change. Not collective.
 void init_buffers(ModuleBase& module, std::uint64_t seed = 0);
 
 }  // namespace tessera::nn

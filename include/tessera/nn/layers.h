@@ -25,7 +25,7 @@ struct LinearOptions {
 };
 
 /// Computes y = x weight^T + bias: (..., in) -> (..., out). weight: (out, in), bias: (out). Initial
-/// values like torch.nn.Linear: uniform in ±1/sqrt(in).
+/// values are those of torch.nn.Linear: uniform in ±1/sqrt(in).
 ///
 /// forward is aten::linear. With distributed tensors, forward and backward communicate as the
 /// operator's table in docs/sharding_rules.md says, and are then collective. Throws the operator's
@@ -50,8 +50,8 @@ class Linear : public Module<Linear>,
  private:
   friend std::vector<at::Tensor> linear_products(
       const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears);
-  /// The function that makes an object to compute the matrix products of this and other Linears
-  /// together; nullptr if this is not possible.
+  /// Returns the function that makes an object to compute the matrix products of this and other
+  /// Linears together; nullptr if this is not possible.
   detail::MakeLinearProducts products_together() const;
   at::Tensor own_bias() const;
 
@@ -59,8 +59,8 @@ class Linear : public Module<Linear>,
   std::int64_t out_features_;
 };
 
-/// Calls each of `linears` with x, in order. Backward adds their gradients of x in place, unless a
-/// module has an adapter, is checkpointed, computes in fp8 or has a set_product() without
+/// Calls each of `linears` with x, in order. Backward adds the Linears' gradients of x in place,
+/// unless a module has an adapter, is checkpointed, computes in fp8 or has a set_product() without
 /// `together`. Throws the same exceptions as single calls, and makes the same collectives. The
 /// gradients differ from those of single calls only by the order of additions.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
@@ -140,8 +140,8 @@ class DropoutState {
  public:
   /// The module's random key; nullopt if no key was set and the module has not been called yet.
   const std::optional<RandomKey>& key() const { return key_; }
-  /// The number of calls so far, which selects the next mask. To repeat a call, reset the number;
-  /// activation checkpointing does so automatically.
+  /// Returns the number of calls so far, which selects the next mask. To repeat a call, reset the
+  /// number; activation checkpointing does so automatically.
   std::uint64_t calls() const { return calls_; }
   void set_calls(std::uint64_t calls) { calls_ = calls; }
 
@@ -152,7 +152,7 @@ class DropoutState {
 
 }  // namespace detail
 
-/// In training, zeroes each element with probability p and scales the others by 1/(1-p). The result
+/// In training, zeroes each element with probability p and multiplies others by 1/(1-p). The result
 /// has the sizes, type and layout of x. The gradient uses the mask of the forward. Outside of
 /// training, or for p = 0, the result is x itself, and the call is not counted.
 ///
@@ -167,9 +167,9 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
   /// Throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
-  /// Throws Error if x is a pending sum (Partial), and if x is plain and its part of the global
-  /// tensor is unknown. Also throws if this module has neither a key nor a name: this happens if it
-  /// is called in another module's forward but is not registered in any module.
+  /// Throws Error if x is a pending sum (Partial), and if x is plain and its position in the global
+  /// tensor is unknown. Also throws if this module has neither a key nor a name, because it is
+  /// called in another module's forward but is not registered in any module.
   at::Tensor forward(const at::Tensor& x);
   void set_key(RandomKey key) { key_ = key; }
 
@@ -188,11 +188,11 @@ struct FusedPart {
 /// Options of a FusedLinear.
 struct FusedLinearOptions {
   bool bias = true;
-  /// The weight's rows are divided into this number of equal groups, each with an equal share of
-  /// every part. For grouped-query attention, set `groups` to the number of key and value heads. A
-  /// group is then one key head, one value head and the query heads that use this key head, and
-  /// tensor-parallel ranks get whole groups. With 1 group, the weight has all rows of the first
-  /// part, then all rows of the second part, and so on.
+  /// The weight's rows are divided into this number of equal groups, each with an equal number of
+  /// rows of every part. For grouped-query attention, set `groups` to the number of key and value
+  /// heads. A group is then one key head, one value head and the query heads that use this key
+  /// head, and tensor-parallel ranks get whole groups. With 1 group, the weight has all rows of the
+  /// first part, then all rows of the second part, and so on.
   std::int64_t groups = 1;
 };
 
@@ -214,7 +214,7 @@ class FusedParts {
 
 }  // namespace detail
 
-/// Several Linears of the same input, fused into one larger Linear: query, key and value, or gate
+/// Replaces several Linears of the same input by one larger Linear: query, key and value, or gate
 /// and up. Files store the parts under their own names (load_hugging_face):
 ///
 ///   nn::FusedLinear qkv(dim, {{"q_proj", heads * size}, {"k_proj", kv_heads * size},
@@ -230,7 +230,7 @@ class FusedLinear : public Linear, public detail::FusedParts {
               FusedLinearOptions options = {});
 
   /// Splits a result of forward into its parts, (..., out_features) each. If `output` is only this
-  /// rank's share of the result, the function returns this rank's shares of the parts. The parts
+  /// rank's shard of the result, the function returns this rank's shards of the parts. The parts
   /// are views if `groups` is 1.
   std::vector<at::Tensor> split(const at::Tensor& output) const;
 };
@@ -259,7 +259,7 @@ struct Fp8Options {
 /// Not collective; every rank must convert the same Linears. Throws Error, before anything is
 /// changed, for a pattern that matches no Linear, for a Linear that is already converted or has an
 /// adapter, and for a weight that is already distributed. Returns the FQNs of the converted
-/// Linears; the others are excluded, have sizes that are not divisible, or a tied weight.
+/// Linears; the others are excluded, are tied, or have sizes that multiple_of does not divide.
 std::vector<std::string> convert_to_fp8(ModuleBase& module, const Fp8Options& options = {});
 
 /// Whether convert_to_fp8() has converted `linear`.
@@ -268,7 +268,7 @@ bool is_fp8(const Linear& linear);
 /// Options of LoRA. Names and defaults are PEFT's.
 struct LoraOptions {
   std::int64_t rank = 8;
-  double alpha = 8;  ///< scale of the adapter's term: the term is multiplied by alpha / rank
+  double alpha = 8;  ///< the adapter's term is multiplied by alpha / rank
   /// FQN patterns of the Linears that get an adapter (see matches_fqn):
   /// {"layers.*.attn.[qv]_proj"}.
   std::vector<std::string> targets{};
@@ -284,7 +284,7 @@ struct LoraOptions {
 ///
 /// init_weights fills A like a Linear's weight (Kaiming-uniform) and B with zeros; initialiser
 /// tables of parent modules do not apply. After the weights have been loaded, init_unfilled() fills
-/// A and B in this way. An FSDP unit reduces only the adapters' gradients.
+/// A and B with these values. An FSDP unit reduces only the adapters' gradients.
 ///
 /// Not collective. Throws Error, before anything is changed, for a rank below 1, a dropout outside
 /// [0, 1), a pattern that matches no Linear, and a Linear that already has an adapter, has a tied

@@ -34,8 +34,8 @@ class Module;
 
 namespace detail {
 
-// A base class for the test whether M has a member called forward. If M also has such a member, the
-// name is ambiguous in a class derived from both. The test finds templates and overloads too.
+// A base class to test whether M has a member called forward. If M has one, the name `forward` is
+// ambiguous in a class derived from M and OtherForward. The test finds templates and overloads too.
 struct OtherForward {
   int forward;
 };
@@ -59,7 +59,7 @@ class Attachments {
   void attach(std::shared_ptr<T> object) {
     attached_[typeid(T)] = std::move(object);
   }
-  /// The attached object of type T, or nullptr if there is none.
+  /// Returns the attached object of type T, or nullptr if there is none.
   template <class T>
   std::shared_ptr<T> attached() const {
     const auto found = attached_.find(typeid(T));
@@ -84,8 +84,8 @@ using NamedSlots = std::vector<std::pair<std::string, SlotPtr>>;
 /// that FSDP and tensor parallelism can replace their tensors. Derive your own modules from
 /// Module<Derived>. Thread safety: one thread at a time.
 ///
-/// A module can't be copied, because its slots point to it. Construct a second module and copy the
-/// values.
+/// A module can't be copied, because its slots point to the module. Construct a second module and
+/// copy the values.
 class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera::detail::NoCopy {
  public:
   using torch::nn::Module::Module;
@@ -112,11 +112,11 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   const NamedSlots& slots() const { return slots_; }
   /// This module's own buffers, by name, in order of registration.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
-  /// The parameters of this module and of all modules below it, each parameter once, with its first
-  /// FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
+  /// Returns the parameters of this module and of all modules below it, each parameter once, with
+  /// its first FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
   /// nn::Hooked), or from libtorch's register_parameter (use register_slot).
   NamedSlots named_slots() const;
-  /// The buffers of this module and of all modules below it, each buffer once, with its first FQN.
+  /// Returns the buffers of this module and of all modules below it, each once, with its first FQN.
   NamedSlots named_buffer_slots() const;
   /// The longest FQN of this module that named_slots() or an outermost module call has found.
   /// nullopt before the first such call of a module above this module.
@@ -169,9 +169,9 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// The hooks outside of the checkpointed region; checkpointed_hooks() are the hooks inside of it.
+  /// Returns the hooks outside of the checkpointed region; checkpointed_hooks() returns the others.
   Hooks& hooks() { return hooks_; }
-  /// The hooks for calls of every method (HookedCalls::kEveryMethod).
+  /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
   Hooks& checkpointed_hooks() { return checkpointed_->hooks; }
   const CheckpointOptions& checkpoint_options() const { return checkpointed_->options; }
@@ -245,7 +245,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   NamedSlots collect_slots(const NamedSlots ModuleBase::*own) const;
 
   NamedSlots slots_;
-  std::vector<Binding> bindings_;  // bindings of the slots in slots_, with equal indices
+  std::vector<Binding> bindings_;  // bindings_[i] belongs to slots_[i]
   NamedSlots buffer_slots_;
   Hooks hooks_;
   Hooks method_hooks_;
@@ -384,8 +384,8 @@ namespace detail {
 
 /// Options of visit_modules(): the order of modules, repeated visits, and the modules to skip.
 struct ModuleWalk {
-  /// Whether a module that is registered at several places is visited once for each of its FQNs;
-  /// otherwise only once, with the first FQN.
+  /// Whether a module that is registered several times is visited once for each of its FQNs;
+  /// otherwise the module is visited only once, with the first FQN.
   bool every_place = false;
   /// Whether children are visited before their parent.
   bool children_first = false;
@@ -470,28 +470,28 @@ void distribute_parameter(ParameterSlot& slot, const DeviceMesh& mesh, const Pla
 /// pure, and must return the same result on every rank.
 using ModulePredicate = std::function<bool(const std::string& fqn, const ModuleBase& module)>;
 
-/// A predicate that selects the modules of class M or a derived class.
+/// Returns a predicate that selects the modules of class M or a derived class.
 template <class M>
 ModulePredicate of_class() {
   return [](const std::string&, const ModuleBase& module) {
     return dynamic_cast<const M*>(&module) != nullptr;
   };
 }
-/// A predicate that selects the modules whose FQN matches a pattern such as "model.layers.*"
-/// (matches_fqn).
+/// Returns a predicate that selects the modules whose FQN matches a pattern such as
+/// "model.layers.*" (matches_fqn).
 ModulePredicate named(std::string pattern);
 
 /// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
 /// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
 /// Call this function after parallelize_module, so that the recomputation repeats the
-/// tensor-parallel hooks, and before fully_shard, so that it does not repeat all-gathers. Not
-/// collective; every rank must select the same modules. Throws Error, before anything is changed,
-/// if no module is selected.
+/// tensor-parallel hooks, and before fully_shard, so that the recomputation does not repeat
+/// all-gathers. Not collective; every rank must select the same modules. Throws Error, before
+/// anything is changed, if no module is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ModulePredicate& select,
                                                         const CheckpointOptions& options = {});
 
-/// A list of modules with FQNs "0", "1", ... It has no forward. Like torch.nn.ModuleList.
+/// A list of modules with FQNs "0", "1", ..., without a forward, like torch.nn.ModuleList.
 class ModuleList : public ModuleBase {
  public:
   template <class M>
@@ -501,8 +501,8 @@ class ModuleList : public ModuleBase {
   }
   std::size_t size() const { return modules_.size(); }
   const std::vector<std::shared_ptr<ModuleBase>>& items() const { return modules_; }
-  /// The module at `index`, cast to M. Throws Error if the index is out of range or the module is
-  /// not an M.
+  /// Returns the module at `index`, cast to M. Throws Error if the index is out of range or the
+  /// module is not an M.
   template <class M>
   std::shared_ptr<M> at(std::size_t index) const {
     TESSERA_CHECK(index < size(), "module ", index, " of a ModuleList of ", size(),
@@ -550,9 +550,8 @@ class Sequential : public Module<Sequential> {
 ///     nn::Child<nn::GeluMlp> mlp{*this, "mlp", options};
 ///   };
 ///
-/// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor:
-/// The FQNs equal those of register_module. Children are registered in the order of their
-/// declarations.
+/// Equivalent to `register_module(name, std::make_shared<M>(args...))` in the parent's constructor,
+/// with the same FQNs. Children are registered in the order of their declarations.
 template <class M>
 class Child {
  public:
@@ -590,14 +589,14 @@ class Child {
 /// Every other character matches itself, and so does a '[' without a ']'. A ']' directly after the
 /// '[' is one of the set's characters. There is no escape character, since module names contain
 /// none of the special characters. "" is the name of the root module: the patterns "" and "**"
-/// match it, "*" does not.
+/// match this name, "*" does not.
 ///
 /// Time: at most proportional to the length of the pattern times that of the name. Thread safe.
 bool matches_fqn(std::string_view pattern, std::string_view fqn);
 
 namespace detail {
 
-/// The FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
+/// Returns the FQN of a module's child: join_fqn("layers.0", "mlp") is "layers.0.mlp".
 std::string join_fqn(const std::string& parent, const std::string& name);
 
 }  // namespace detail

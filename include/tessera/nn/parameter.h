@@ -48,7 +48,7 @@ class SlotState : tessera::detail::NoCopy {
 
  protected:
   SlotState(at::Tensor tensor, bool initialized);
-  /// See ParameterSlot::persistent().
+  /// Implements ParameterSlot::persistent().
   const at::Tensor& stored() const { return persistent_.defined() ? persistent_ : tensor_; }
   void show(at::Tensor tensor);
 
@@ -94,8 +94,9 @@ class ParameterSlot : public detail::SlotState {
   /// first call of named_slots().
   const std::string& fqn() const { return fqn_; }
 
-  /// For experts and pipeline stages: a mesh whose slices have different parameters under this
-  /// name. If the mesh is undefined, other slices of the root mesh have copies of the parameter.
+  /// For experts and pipeline stages: returns a mesh along which ranks have different parameters
+  /// under this name. If the mesh is undefined, other slices of the root mesh have copies of the
+  /// parameter.
   const DeviceMesh& distinct_along() const { return distinct_along_; }
   void set_distinct_along(DeviceMesh mesh) { distinct_along_ = std::move(mesh); }
 
@@ -123,7 +124,7 @@ class Parameter {
   const at::Tensor& operator*() const { return get(); }
   const at::Tensor* operator->() const { return &get(); }
   bool defined() const { return get().defined(); }
-  /// The ParameterSlot; nullptr if there is none.
+  /// Returns the ParameterSlot; nullptr if there is none.
   SlotPtr slot() const { return slot_ == nullptr ? nullptr : *slot_; }
 
  private:

@@ -104,8 +104,8 @@ inline constexpr detail::VisitTensors visit_tensors{};
 
 namespace detail {
 
-/// Pointers to the tensors inside `value`. The pointers are valid until a container inside `value`
-/// changes.
+/// Returns pointers to the tensors inside `value`. The pointers are valid until a container inside
+/// `value` changes.
 template <class T>
 std::vector<at::Tensor*> collect_tensors(T& value) {
   std::vector<at::Tensor*> tensors;

@@ -1,4 +1,4 @@
-// AdamW, element by element. The learning rate, the gradient factor and the step are read from
+// AdamW for single elements. The learning rate, the gradient factor and the step are read from
 // memory of the tensors' device. Multiplications and additions are not fused, so that a CPU and a
 // GPU give the same bits.
 #pragma once
@@ -7,8 +7,8 @@
 
 namespace tessera::kernels {
 
-/// A part of a parameter: `rows` rows of `size` elements, dense in the local tensor. In the whole
-/// tensor the rows begin `stride` elements apart.
+/// A part of a parameter shard: `rows` rows of `size` elements, contiguous in the local tensor. In
+/// the whole tensor the rows begin `stride` elements apart.
 struct AdamWPiece {
   float* parameter = nullptr;
   const float* gradient = nullptr;
@@ -41,15 +41,15 @@ struct AdamWFactors {
   bool skips;  ///< whether the gradient's factor is not finite, so that no element may be changed
   float gradient;      ///< factor by which the gradient is multiplied
   float decay;         ///< factor by which the parameter is multiplied (weight decay)
-  float beta1, rest1;  ///< decay rate of the mean, and 1 - decay rate
+  float beta1, rest1;  ///< decay rate of the first moment, and 1 - decay rate
   float beta2, rest2;
-  float rate;  ///< factor of the mean in the update, including the bias correction
-  float root;  ///< factor of the square root in the update, including the bias correction
+  float rate;  ///< factor of the first moment in the update, including the bias correction
+  float root;  ///< factor of the second moment's root in the update, including the bias correction
   float eps;
   PhiloxKey key;
 };
 
-/// x^n for n >= 0, by repeated squaring.
+/// Returns x^n for n >= 0, by repeated squaring.
 TESSERA_HOST_DEVICE inline double power(double x, std::int64_t n) {
   double result = 1;
   for (; n > 0; n /= 2, x *= x) {
@@ -81,7 +81,7 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   return f;
 }
 
-/// Random bits for four elements: 32 bits for each element, of which each moment uses 16.
+/// Returns random bits for four elements: 32 bits for each, of which each moment uses 16.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
@@ -89,8 +89,8 @@ TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t
                        high(key.seed));
 }
 
-/// Stochastic rounding to bfloat16 by 16 random bits. It rounds up with a probability equal to the
-/// distance from the lower neighbour. Infinities and NaN are unchanged.
+/// Rounds x to bfloat16 stochastically, with 16 random bits: up with the probability (x - lower
+/// neighbour) / (distance of the neighbours). Infinities and NaN are unchanged.
 TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
@@ -161,9 +161,8 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// Updates the vectors of thread number `first` of `step` threads in a chunk of `p`. A vector does
-/// not cross the end of a row, because the elements of the next row have other indices in the whole
-/// tensor.
+/// Updates every `step`-th vector of a chunk of `p`, from vector number `first` on. A vector does
+/// not cross the end of a row, because the next row is elsewhere in the whole tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

@@ -24,8 +24,8 @@ struct Logits {
   TESSERA_HOST_DEVICE bool is_ignored(std::int64_t row) const {
     return targets[row] == ignore_index;
   }
-  /// The index of the row's target among this rank's columns. An index outside of [0, columns)
-  /// means that another rank has the target's column.
+  /// Returns the index of the row's target among this rank's columns. An index outside of [0,
+  /// columns) means that another rank has the target's column.
   TESSERA_HOST_DEVICE std::int64_t target(std::int64_t row) const {
     return targets[row] - first_column;
   }
@@ -65,8 +65,8 @@ struct CrossEntropyBackward {
 
 constexpr int kCrossEntropyThreads = 512;  // number of threads in a block, which processes a row
 
-/// exp(x), with an error of at most |x| + 2 ulp on a GPU. In a sum of exponentials, terms with a
-/// large |x| are small.
+/// Returns exp(x), with an error of at most |x| + 2 ulp on a GPU. In a sum of exponentials, terms
+/// with a large |x| are small.
 TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 #ifdef __CUDA_ARCH__
   return __expf(x);
@@ -77,14 +77,14 @@ TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 
 constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 
-/// The number that is subtracted from the logits before exp(): their maximum, or 0 if there are no
+/// Returns the number to subtract from logits before exp(): the maximum, or 0 if there are no
 /// logits or all are -inf, so that no NaN results.
 TESSERA_HOST_DEVICE inline float reference(float maximum) {
   return maximum == kNoMaximum ? 0.0F : maximum;
 }
 
-/// The factor that converts a sum relative to `maximum` to a sum relative to `all`, which is not
-/// smaller than `maximum`.
+/// Returns the factor that converts a sum of exp(x - maximum) to a sum of exp(x - all). `all` is
+/// not smaller than `maximum`.
 TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
@@ -132,8 +132,8 @@ struct RowSums {
   }
 };
 
-/// The sums of one row, computed by one team of threads. The total for label smoothing is relative
-/// to the row's first logit, so that large logits do not lose precision.
+/// Computes the sums of one row with one team of threads. `total` is relative to the row's first
+/// logit, so that large logits do not lose precision.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
   const T* x = static_cast<const T*>(p.data) + row * p.stride;
@@ -215,8 +215,8 @@ TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t r
   }
 }
 
-/// A double as the sum of two floats. A kernel subtracts both parts from a float, so the difference
-/// is precise even if the double is large.
+/// A double as the sum of two floats. A kernel subtracts both floats from a logit, so the
+/// difference is precise even if the double is large.
 struct TwoFloats {
   float high, low;
 };
@@ -224,7 +224,7 @@ struct TwoFloats {
 TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   const auto high = static_cast<float>(x);
   const auto rest = static_cast<float>(x - high);
-  // The second part of an infinity is 0, because inf - inf would be NaN.
+  // The second float of an infinity is 0, because inf - inf would be NaN.
   return {high, rest == rest ? rest : 0.0F};
 }
 
@@ -245,8 +245,8 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
 
 /// Writes the gradient of a row: g * ((1 + 2 z lse) softmax - (1 - e) target - e / V), where g is
 /// of_row (the gradient of the row's loss), z is z_loss, e is label_smoothing and V is vocabulary.
-/// Ignored rows are not read. A thread reads
-/// a vector of logits before it writes the gradient, because both may share memory.
+/// Ignored rows are not read. A thread reads a vector of logits before it writes the gradient,
+/// which may share its memory.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {

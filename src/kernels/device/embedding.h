@@ -1,5 +1,5 @@
-// Rows of an embedding table that may be split by rows, the table's gradient, and a check of
-// indices on the device, so that the CPU need not wait.
+// Look-up of rows in an embedding table that may be sharded by rows, the table's gradient, and a
+// check of indices on the device, for which the CPU need not wait.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ struct Embedding {
   void* out = nullptr;    ///< (count, size): the rows that were looked up
 };
 
-/// Computes the gradient of the table. The terms of each row are added in the order of their
-/// positions, but in parts: a tile processes kTileSlots of the sorted indices. If a row's terms
+/// Computes the gradient of the table. The sorted indices are divided into tiles of kTileSlots; a
+/// tile adds the gradients of equal indices in the order of their positions. If a row's indices
 /// continue in the next tile, each tile writes its sum to `partial`, and a second launch adds these
 /// sums. So a frequent row does not occupy one block for long, and equal indices always give the
 /// same bits.
@@ -43,8 +43,8 @@ struct EmbeddingBackward {
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
     return slot > 0 && slot < count && indices[slot] == indices[slot - 1];
   }
-  /// The table row of sorted index number `slot`, counted from the first row of this shard. A
-  /// number outside of [0, rows) means that another rank has the row.
+  /// Returns the table row of sorted index number `slot`, relative to the first row of this shard.
+  /// A result outside of [0, rows) means that another rank has the row.
   TESSERA_HOST_DEVICE std::int64_t row(std::int64_t slot) const {
     return indices[slot] - first_row;
   }
@@ -105,7 +105,7 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Sums elements i, ..., i + N - 1 of the rows of one tile.
+/// Sums elements i, ..., i + N - 1 of the gradients of one tile.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
@@ -152,8 +152,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // Does nothing for a row that continues from the previous tile and fills this tile. The thread
-  // for the tile in which the row begins adds this tile's sum.
+  // Does nothing for a row that begins in an earlier tile and continues after this tile. The thread
+  // of the earlier tile adds this tile's sum.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -53,7 +53,7 @@ class Team {
   __device__ static std::int64_t first() { return threadIdx.x % kWidth; }
   __device__ static std::int64_t width() { return kWidth; }
 
-  /// The sum of the numbers of all threads of the team, with the same bits in each thread.
+  /// Returns the sum of the numbers of all threads of the team, with the same bits in each thread.
   template <class T>
   __device__ T sum(T x) {
     return reduce(x, [](T a, T b) { return a + b; });
@@ -70,8 +70,8 @@ class Team {
       x = combine(x, __shfl_xor_sync(~0U, x, lanes));
     }
     if constexpr (kWidth > kWarp) {
-      // Two buffers are used in turn, because threads may still read the previous result while this
-      // one is written.
+      // Two buffers alternate, because threads may still read the previous result while others
+      // write the next.
       __shared__ T of_warps[2][kWidth / kWarp];
       turn_ ^= 1;
       of_warps[turn_][threadIdx.x / kWarp] = x;

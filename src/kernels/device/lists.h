@@ -10,8 +10,8 @@
 
 namespace tessera::kernels {
 
-/// A list of at most `kMost` pieces (tensors or parts of tensors), which have a numel(). The arrays
-/// are plain, because a kernel receives the list by value, in at most 4 KiB of arguments.
+/// A list of at most `kMost` pieces (tensors or parts of tensors), whose class has numel(). Arrays
+/// have a fixed size, because a kernel receives the list by value, in at most 4 KiB of arguments.
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
   static constexpr std::int64_t kChunk = kNumel;  ///< maximum number of elements in a chunk; only
@@ -119,9 +119,9 @@ TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::
   }
 }
 
-// The 2-norm: each chunk has a thread block that sums the squares of the chunk. One more block adds
-// these sums. Sums are computed in fp64, so that no square overflows, and in an order that depends
-// on sizes only.
+// The 2-norm: one thread block sums the squares of each chunk, and one more block adds these sums.
+// Sums are computed in fp64, so that no square overflows, and in an order that depends on sizes
+// only.
 
 struct NormPiece {
   const void* data = nullptr;
@@ -136,14 +136,13 @@ struct SquareSums {
 };
 
 /// The sums of squares of chunks, for three kinds of tensors, one kind after another (GradTerms):
-/// tensors that this rank includes in the norm, plain tensors, and copies that another rank
-/// includes.
+/// tensors that this rank counts, plain tensors, and copies of tensors that another rank counts.
 struct SumKinds {
   const double* sums = nullptr;
   std::int64_t ends[3] = {};  ///< for each kind, the index after its last sum
   /// (2): the sum of squares that is added over the ranks, and the sum of squares of the plain
-  /// tensors. The first number is made non-finite if a plain tensor or a copy has a non-finite
-  /// value, so that all ranks see it.
+  /// tensors. The first sum is made non-finite if a plain tensor or a copy has a non-finite value,
+  /// so that all ranks see the failure.
   double* out = nullptr;
 };
 

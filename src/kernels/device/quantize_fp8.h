@@ -26,8 +26,8 @@ struct Fp8Scale {
   float scale, inverse;
 };
 
-/// The scale of a row, from the bits of the row's maximum. The largest fp8 value, 448, is 1.75 *
-/// 2^8: adding 0x1FFFFF carries into the exponent if the fraction is above 0.75.
+/// Computes the scale of a row from the bits of the row's maximum. The largest fp8 value, 448, is
+/// 1.75 * 2^8, so adding 0x1FFFFF to the bits increases the exponent if the fraction is above 0.75.
 TESSERA_HOST_DEVICE inline Fp8Scale fp8_scale(std::uint32_t maximum) {
   constexpr std::uint32_t kInfinity = 0x7F800000U, kNaN = 0x7FC00000U, kLeast = 127 - 100;
   const bool finite = maximum < kInfinity;
@@ -37,8 +37,8 @@ TESSERA_HOST_DEVICE inline Fp8Scale fp8_scale(std::uint32_t maximum) {
           std::bit_cast<float>(finite ? (254U - exponent) << 23U : kNaN)};
 }
 
-/// The fp8 code of x in the low byte, and of y in the next byte. GPUs of compute capability 8.9
-/// have an instruction that gives the same bits.
+/// Returns the fp8 bits of x in the low byte, and those of y in the next byte. GPUs of compute
+/// capability 8.9 have an instruction that gives the same bits.
 TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
@@ -47,8 +47,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #endif
 }
 
-/// Multiplies N elements by `factor` and stores the fp8 codes of the first n. Uses one memory
-/// access if the address is aligned.
+/// Multiplies N elements by `factor` and stores the first n as fp8. Uses one memory access if the
+/// address is aligned.
 template <int N>
 TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
                                    std::int64_t n) {

@@ -1,5 +1,5 @@
-// The functions of RMSNorm kernels: the norm of rows, or of the sum of two rows, and its gradients.
-// A team of threads processes a row; in the tests a team is one thread.
+// The functions of RMSNorm kernels: the norm of a row, or of the sum of two rows, and gradients. A
+// team of threads processes a row; in the tests a team is one thread.
 #pragma once
 
 #include <algorithm>
@@ -32,24 +32,24 @@ struct RmsNormBackward {
   void* x_grad = nullptr;
   void* weight_grad = nullptr;  ///< (size): gradient of the weight, in the weight's type; nullptr
                                 ///< if it is not needed
-  float* terms = nullptr;       ///< (rms_norm_blocks, size): terms of the weight's gradient
+  float* terms = nullptr;  ///< (rms_norm_blocks, size): the weight's gradient, summed in each block
 };
 
 constexpr int kRmsNormThreads = 256;  // number of threads in a block of the forward
-// Number of threads in a block of the backward. It is smaller than in the forward, because backward
-// reads two tensors, and more rows should be processed at the same time.
+// Number of threads in a block of the backward: fewer than in the forward, because backward reads
+// two tensors, and more rows should be processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
 // A row of up to `kShortRow` elements is processed by a warp, a longer row by a block. The limit is
-// lower in backward, where each warp needs its own terms of the weight's gradient for a row, and a
-// block's shared memory has space for few of them.
+// lower in backward, where each warp has its own sum of the weight's gradient in the block's small
+// shared memory.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
 constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at once
 
-/// The number of blocks of the backward. Each block sums its rows' terms of the weight's gradient.
-/// The number of blocks depends only on the sizes, so that the result has the same bits on every
-/// GPU. There are at most eight blocks for each multiprocessor of an H100, so that all blocks run
-/// at the same time, and fewer if a block uses much shared memory.
+/// Returns the number of blocks of the backward. Each block sums the weight's gradient over its
+/// rows. The number of blocks depends only on the sizes, so that the result has the same bits on
+/// every GPU. There are at most eight blocks for each multiprocessor of an H100, so that all blocks
+/// run at the same time, and fewer if a block uses much shared memory.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -57,7 +57,7 @@ inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   return std::min(most, (rows + rows_at_once - 1) / rows_at_once);
 }
 
-/// The sum of loaded values and the elements at address `other`, rounded to T.
+/// Returns the sum of loaded values and the elements at address `other`, rounded to T.
 template <class T, int N>
 TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_t n) {
   const Floats<N> added = load<N>(other, n);
@@ -67,8 +67,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// The sum of squares of the elements times `factor`, computed by the threads of a team. With a
-/// residual the elements are those of x + residual, which is written to `sum`.
+/// Returns the sum of squares of the elements times `factor`, computed by the threads of a team.
+/// With a residual the elements are those of x + residual, which is written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -94,14 +94,14 @@ TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, 
   return team.sum(squares);
 }
 
-/// The address of element `at` of `rows`; null if `rows` is null.
+/// Returns the address of element `at` of `rows`; null if `rows` is null.
 template <class T, class Void>
 TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
 }
 
-/// 1 / sqrt(mean(v^2) + eps) for the row v that begins at element `at`. v is x, or with a residual
-/// x + residual, which is written to `sum`. Only rows with huge elements are read a second time.
+/// Returns 1 / sqrt(mean(v^2) + eps) for the row v that begins at element `at`. v is x, or with a
+/// residual x + residual, which is written to `sum`. Only rows with huge elements are read twice.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& team) {
   const T* x = element<const T>(p.x, at);
@@ -117,7 +117,7 @@ TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& t
   return kShrink / std::sqrt(shrunk / size);
 }
 
-/// N elements of the weight, of which only the first n exist.
+/// Returns N elements of the weight, of which only the first n exist.
 template <class W, int N>
 TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::int64_t n) {
   if (p.weight != nullptr) {
@@ -153,8 +153,8 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// Computes the gradient of a row, by one team of threads. The team also adds the row's terms of
-/// the weight's gradient to `sums`, which has `size` elements, unless `sums` is nullptr. With y = x
+/// Computes the gradient of a row, by one team of threads. The team also adds the weight's gradient
+/// of the row to `sums`, which has `size` elements, unless `sums` is nullptr. With y = x
 /// * rstd and g the gradient times the weight: dx = rstd * (g - y * mean(g * y)). Each thread adds
 /// to the same elements in every row.
 template <class T, class W, int N, class Team>

@@ -1,5 +1,5 @@
-// Rotary position embedding of the heads of a position, forward and transposed, for queries and
-// keys together.
+// Rotary position embedding of queries and keys, and the transposed rotation for backward, for all
+// heads of a position.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Rotary {
   bool transposed = false;
 };
 
-/// The number of heads of a position, of queries and keys together.
+/// Returns the number of heads of a position, of queries and keys together.
 TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   std::int64_t heads = 0;
   for (const RotaryHeads& part : p.parts) {
@@ -48,21 +48,21 @@ TESSERA_HOST_DEVICE inline std::int64_t heads_of_position(const Rotary& p) {
   return heads;
 }
 
-/// a * b + c * d, within 2 ulp even if a * b and c * d cancel (Kahan's method).
+/// Returns a * b + c * d, within 2 ulp even if a * b and c * d cancel (Kahan's method).
 TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, float d) {
   const float product = c * d;
   const float lost = std::fma(c, d, -product);
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of both halves of the cos and sin tables at a position, with the signs that they have
-/// in the formula of rotation.
+/// N elements of both halves of the cos and sin tables at a position, with the signs of the
+/// rotation formula.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
 };
 
-/// N elements of a table's row from `i` on, times `sign`.
+/// Returns N elements of a table's row from `i` on, times `sign`.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float sign) {
   Floats<N> values = load<N>(row + i, N);
@@ -72,8 +72,8 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// The cos and sin tables at position `place`. The transposed operation uses the sine of the
-/// element that a value comes from.
+/// Reads the tables at position `place`. For the other half's value, the rotation uses the sine of
+/// the result's half, and the transposed rotation the sine of the value's half.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;
@@ -83,7 +83,7 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// N elements of one half of the result: own * cos + other * sin.
+/// Returns N elements of one half of the result: own * cos + other * sin.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {
@@ -95,7 +95,7 @@ TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
 }
 
 /// The vectors and heads of a position that a thread processes: the first vector and head, and the
-/// distances to the next ones (`..._step`).
+/// distances to the thread's next vector and head (`..._step`).
 struct RotaryShare {
   int first_vector = 0;
   int vector_step = 1;
@@ -123,7 +123,7 @@ TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, 
   }
 }
 
-/// Rotates one of the batch * sequence positions. A thread keeps its part of the tables in
+/// Rotates one of the batch * sequence positions. A thread keeps its elements of the tables in
 /// registers for all heads.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
@@ -133,7 +133,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   for (std::int64_t i = share.first_vector * N; i < p.half; i += share.vector_step * N) {
     const RotaryTables<N> tables = tables_at<N>(p, place, i);
     for (const RotaryHeads& part : p.parts) {
-      if (part.heads > 0) {  // unused parts are skipped, because they have no addresses
+      if (part.heads > 0) {  // an unused entry has no addresses
         rotate_heads<T>(p, part, sample, place, i, tables, share);
       }
     }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMostRows = 65535;  // maximum size of a grid's second dimension
 
-/// The number of thread blocks that process `items` items; at most 2^30.
+/// Returns the number of thread blocks that process `items` items; at most 2^30.
 unsigned blocks_for(std::int64_t items, std::int64_t of_block) {
   return static_cast<unsigned>(std::min<std::int64_t>(divide_up(items, of_block), 1 << 30));
 }
@@ -38,8 +38,8 @@ constexpr std::int64_t kSharedBytes = 48 << 10;
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call) {
   Team<kWidth, kRmsNormThreads> team;
-  // Number of vectors that a thread loads at once. A warp's threads load more, because each of them
-  // has more elements of the row.
+  // Number of vectors that a thread loads at once. A thread of a warp loads more vectors, because
+  // it has more elements of the row.
   constexpr int kAtOnce = kWidth == kWarp ? 4 : 2;
   constexpr std::int64_t kTeams = decltype(team)::kOfBlock;
   for (std::int64_t row = blockIdx.x * kTeams + team.number(); row < call.rows;
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call)
   }
 }
 
-/// Sums each team's terms of the weight's gradient in shared memory, or in `terms` if the sums do
-/// not fit into shared memory.
+/// Sums the weight's gradient over the rows of each team, in shared memory or, if the sums do not
+/// fit there, in `terms`.
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
   }
 }
 
-constexpr int kTermRows = 8;  // number of rows of terms that a block adds at the same time
+constexpr int kTermRows = 8;  // number of rows of `terms` that a block adds at the same time
 
 /// Sums the rows of `terms`. A thread adds every eighth row, for one element.
 template <class W>
@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(kThreads) silu_mul_backward_kernel(SiluMulBack
   }
 }
 
-/// The grid has a thread for each vector of a row. If there are more rows than the grid's limit, a
-/// block processes several rows.
+/// Returns a grid with a thread for each vector of a row. If there are more rows than the grid's
+/// limit, a block processes several rows.
 dim3 grid_of_rows(std::int64_t rows, std::int64_t vectors) {
   return {blocks_for(vectors, kThreads), static_cast<unsigned>(std::min(rows, kMostRows))};
 }
@@ -212,11 +212,11 @@ std::int64_t most_heads(const Rotary& call) {
   return heads;
 }
 
-/// A thread reads its part of the cos and sin tables once, and uses it for up to this many heads.
+/// A thread uses the elements of the cos and sin tables that it has read for up to this many heads.
 constexpr std::int64_t kHeadsOfThread = 8;
 
-/// The block size: vectors by heads by positions. A block has as many positions as it has threads
-/// for, but at most 64, the limit of the third dimension.
+/// Returns the block size: (vectors, heads, positions). A block has as many positions as threads
+/// suffice for, but at most 64, CUDA's limit of the third dimension.
 dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
   const std::int64_t x = std::min<std::int64_t>(vectors, kThreads);
   const std::int64_t y = std::min(divide_up(heads, kHeadsOfThread), kThreads / x);

@@ -86,8 +86,8 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values, with the same accesses as load(): whole vectors by write(words,
-/// to), otherwise single elements.
+/// Writes the first n of N values, with the same memory accesses as load(): write(words, to) for
+/// whole vectors, otherwise single elements.
 template <int N, class T, class Write>
 TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
                                          const Write& write) {
@@ -123,7 +123,7 @@ TESSERA_HOST_DEVICE inline void store_anywhere(T* to, const Floats<N>& values, s
   store_by(to, values, n, [](const auto& words, auto* at) { *at = words; });
 }
 
-/// The values that load() would read after store(): rounded to T.
+/// Rounds values to T, as store() followed by load() would.
 template <class T, int N>
 TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   for (int i = 0; i < N; ++i) {
@@ -132,7 +132,7 @@ TESSERA_HOST_DEVICE inline Floats<N> rounded(Floats<N> values) {
   return values;
 }
 
-/// Like for_vectors(), but begins at element `i`, with vectors that are `apart` elements apart.
+/// Like for_vectors(), for vectors that begin at elements i, i + apart, i + 2 * apart and so on.
 template <int N, int kAtOnce, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t apart,
                                                  std::int64_t size, const Load& load,
@@ -175,8 +175,8 @@ void with_type(Element type, Body&& body) {
   }
 }
 
-/// Calls body.operator()<T, N>() with the element type and the number of elements per access: 16
-/// bytes, or one element if addresses are not aligned.
+/// Calls body.operator()<T, N>() with the element type and the number of elements in 16 bytes, or N
+/// = 1 if addresses are not aligned to 16 bytes.
 template <class Body>
 void with_vectors(Element type, bool aligned, Body&& body) {
   with_type(type, [&]<class T>() {
@@ -203,7 +203,7 @@ inline std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-/// a / b, with an error of at most 2 ulp.
+/// Returns a / b, with an error of at most 2 ulp.
 TESSERA_HOST_DEVICE inline float divide(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fdividef(a, b);

@@ -11,7 +11,7 @@ namespace tessera::kernels {
 
 /// RMSNorm multiplies elements by this factor if their squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
-/// Rows with a smaller 1 / rms have elements so large that element * gradient may overflow.
+/// If 1 / rms of a row is smaller, the row's elements times the gradient may overflow.
 constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
@@ -19,8 +19,9 @@ using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 /// Kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
-  /// RMSNorm of rows with `dim` elements. A null weight stands for ones. rstd receives one number
-  /// per row. If residual and sum are not null, normalises x + residual and writes it to `sum`.
+  /// Computes RMSNorm of rows with `dim` elements. A null weight stands for ones. rstd receives one
+  /// number per row. If residual and sum are not null, normalises x + residual and writes it to
+  /// `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
   /// Adds the weight's gradient to the `dim` elements of weight_grad, and sum_grad to the rounded
@@ -41,8 +42,8 @@ struct RowKernels {
   /// - maximum, or of x if the maximum is -inf.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
-  /// Computes out = exp(x - high - low) * factor + added, where high + low is the log-sum-exp. out
-  /// and x may be the same memory.
+  /// Computes out = exp(x - high - low) * factor + added, where high + low is the log-sum-exp.
+  /// `out` and `x` may be the same memory.
   void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
                   float added);
 };
@@ -55,8 +56,8 @@ struct RowKernelTable {
 /// Whether the processor has the AVX-512 extensions of x86-64-v4.
 bool has_avx512();
 
-/// The kernels for the best instruction set of this machine. All instruction sets give the same
-/// bits.
+/// Returns the kernels for the best instruction set of this machine. All instruction sets give the
+/// same bits.
 const RowKernelTable& row_kernels();
 
 namespace baseline {

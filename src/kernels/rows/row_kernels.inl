@@ -8,9 +8,9 @@
 
 namespace tessera::kernels::TESSERA_ISA {
 
-// Sixteen floats at once, by the vector extension of GCC and Clang: the compiler maps it to the
-// registers that TESSERA_ISA has. Operations work on each float separately and without fused
-// multiply-add, so every instruction set gives the same bits.
+// Sixteen floats at once, by the vector extension of GCC and Clang, which use the vector registers
+// that TESSERA_ISA has. Operations work on each float separately and without fused multiply-add, so
+// every instruction set gives the same bits.
 
 constexpr int kLanes = 16;
 using Floats = float __attribute__((vector_size(64)));
@@ -73,7 +73,7 @@ TESSERA_INLINE void store(T* to, Floats v, std::int64_t n) {
   __builtin_memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
 }
 
-/// The values that load() would read after store(): rounded to T.
+/// Rounds the values to T, as store() followed by load() would.
 template <class T>
 TESSERA_INLINE Floats rounded(Floats v) {
   T lanes[kLanes];
@@ -81,7 +81,7 @@ TESSERA_INLINE Floats rounded(Floats v) {
   return load(lanes);
 }
 
-/// The sum of all sixteen elements, added as a binary tree.
+/// Returns the sum of all sixteen elements, added in pairs as in a binary tree.
 TESSERA_INLINE float sum(Floats v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -93,8 +93,8 @@ TESSERA_INLINE float sum(Floats v) {
   return lanes[0];
 }
 
-/// exp(x) within 2 ulp. x is clamped to [-87, 88]. x = n ln2 + r, with the polynomial of Moshier's
-/// Cephes in r.
+/// Returns exp(x) within 2 ulp, with x clamped to [-87, 88]. Computes x = n ln2 + r and exp(r) with
+/// the polynomial of Moshier's Cephes.
 TESSERA_INLINE Floats exp(Floats x) {
   x = x < -87.0F ? broadcast(-87.0F) : x;
   x = x > 88.0F ? broadcast(88.0F) : x;
@@ -113,18 +113,18 @@ TESSERA_INLINE Floats exp(Floats x) {
   return y * reinterpret_cast<Floats>(power);
 }
 
-/// exp(x), but 0 for x below -87, where exp() would clamp x.
+/// Returns exp(x), but 0 for x below -87, where exp() would clamp x.
 TESSERA_INLINE Floats exp_or_0(Floats x) {
   return x < -87.0F ? Floats{} : exp(x);
 }
 
-/// A mask with all bits set in the first n of sixteen elements.
+/// Returns a mask with all bits set in the first n of sixteen elements.
 TESSERA_INLINE Ints lanes_below(std::int64_t n) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);
 }
 
-/// The maximum of n elements, ignoring NaN; -inf if there are none.
+/// Returns the maximum of n elements, ignoring NaN; -inf if there are none.
 template <class T>
 TESSERA_INLINE float largest(const T* x, std::int64_t n) {
   const Floats none = broadcast(-__builtin_inff());
@@ -144,8 +144,8 @@ TESSERA_INLINE float largest(const T* x, std::int64_t n) {
 
 // The kernels.
 
-/// 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink before
-/// they are squared, as on CUDA. eps is ignored, because it is too small.
+/// Returns 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink
+/// before they are squared, as on CUDA. eps is ignored, because it is too small.
 template <class T>
 __attribute__((noinline)) float rstd_of_huge_row(const T* v, std::int64_t dim) {
   Floats squares{};
@@ -192,8 +192,8 @@ TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
   return kHuge ? v * scale : v;
 }
 
-/// The gradient of one row of RMSNorm. If kHuge, the elements are multiplied by `scale` before
-/// other factors, as on CUDA, so that no product with the gradient overflows.
+/// Computes the gradient of one row of RMSNorm. If kHuge, the elements of x are multiplied by
+/// `scale` first, as on CUDA, so that no product with the gradient overflows.
 template <bool kHuge, class T>
 void rms_norm_backward_row(const T* grad, const T* sum_grad, const T* x, const float* weight,
                            float scale, T* x_grad, float* weight_grad, std::int64_t dim) {
@@ -289,8 +289,8 @@ void rotary(const T* x, std::int64_t x_stride, const float* cos, const float* si
   }
 }
 
-/// Processes a row of logits block by block: computes first the maximum of a block, then its sums,
-/// while the block is in the nearest cache.
+/// Processes a row of logits block by block: computes the maximum of a block and then, while the
+/// block is in the nearest cache, the block's sums.
 template <class T>
 void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponentials,
                     float* differences) {
@@ -303,7 +303,7 @@ void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponenti
     const std::int64_t end = n - i < kBlock ? n : i + kBlock;
     const float highest = largest(x + i, end - i);
     if (highest > top) {
-      // If all logits so far are -inf, their sum is 0 and stays 0.
+      // If all logits so far are -inf, the sum of exponentials so far is 0 and stays 0.
       exps *= top == none ? 0.0F : exp_or_0(broadcast(top - highest))[0];
       diffs += static_cast<float>(i) * (from - highest);
       from = top = highest;

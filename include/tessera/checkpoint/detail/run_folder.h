@@ -18,7 +18,7 @@ class World;
 
 namespace tessera::checkpoint::detail {
 
-/// The folder name of a step inside the run's folder: "step-00000100".
+/// Returns the folder name of a step inside the run's folder: "step-00000100".
 std::string step_folder_name(std::int64_t step);
 
 /// Returns the run_id of the newest unfinished save in `dir`, or nullopt if there is none. Rank 0

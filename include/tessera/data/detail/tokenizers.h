@@ -9,7 +9,7 @@
 TESSERA_API_BEGIN
 namespace tessera::data {
 
-/// The tokenizer with one token per byte: a vocabulary of 256.
+/// Returns the tokenizer with one token per byte: a vocabulary of 256.
 TokenizerPtr byte_tokenizer();
 
 /// Returns the file that open_tokenizer() opens in a folder.

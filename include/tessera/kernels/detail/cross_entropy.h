@@ -49,14 +49,14 @@ struct RowTerms {
   at::Tensor terms;
 };
 
-/// The type of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a vocabulary
-/// need more bits of mantissa than bf16 (8) and fp16 (11) have.
+/// Returns the type of the losses: fp32, or fp64 for fp64 logits. Sums of exponentials over a
+/// vocabulary need more bits of mantissa than bf16 (8) and fp16 (11) have.
 at::ScalarType loss_type(const at::Tensor& logits);
 
 /// Writes the losses of rows whose logits have all columns of the vocabulary.
 void row_losses(const LossRows& rows, const RowLosses& into);
 
-/// The steps for a vocabulary that is split between ranks. row_terms() computes the terms. The
+/// Functions for a vocabulary that is split between ranks. row_terms() computes the terms. The
 /// caller all-reduces all_maximum by maximum; make_relative() makes the terms relative to that
 /// maximum, in place. The caller all-reduces `terms` by sum; losses_of_terms() computes the losses.
 RowTerms row_terms(const LossRows& rows);

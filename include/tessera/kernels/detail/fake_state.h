@@ -12,7 +12,7 @@ struct FakeCall;
 
 /// Whether the calling thread is in a FakeMode (fake_mode.h).
 bool in_fake_mode();
-/// The device that the active FakeMode simulates; the CPU if no FakeMode is active.
+/// Returns the device that the active FakeMode simulates; the CPU if no FakeMode is active.
 c10::DeviceType fake_device();
 /// Whether operators on x run on CUDA: x is on a GPU, or the active FakeMode simulates a GPU.
 bool runs_on_cuda(const at::Tensor& x);

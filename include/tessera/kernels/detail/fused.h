@@ -12,9 +12,9 @@
 /// fp32 and bf16 on a CPU this library has vectorised kernels, with fp32 arithmetic and one
 /// rounding. Their order of operations depends neither on the instruction set nor on the number of
 /// threads, so results have the same bits on every CPU. CUDA kernels exist for fp32, bf16 and fp16,
-/// and give the same bits in every run. An operation is one launch, or two for the gradients of a
-/// norm's weight and of an embedding table. In other cases ATen operators compute the same
-/// formulas.
+/// and give the same bits in every run. An operation takes one kernel launch, or two for the
+/// gradient of a norm's weight or of an embedding table. In other cases ATen operators compute the
+/// same formulas.
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
@@ -23,8 +23,8 @@ struct RmsNormResult {
   at::Tensor out;   ///< the normalised tensor, with the sizes and type of x
   at::Tensor rstd;  ///< 1 / sqrt(mean(x^2) + eps) of each row: (..., 1), fp32 or fp64
 };
-/// RMSNorm (Zhang and Sennrich 2019) over the last dimension. `weight` is a vector of the last
-/// dimension's size, or undefined for ones.
+/// Computes RMSNorm (Zhang and Sennrich 2019) over the last dimension. `weight` is a vector of the
+/// last dimension's size, or undefined for ones.
 RmsNormResult rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// The results of add_rms_norm().
 struct AddRmsNormResult {
@@ -37,10 +37,10 @@ struct AddRmsNormResult {
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                               const at::Tensor& weight, double eps);
 /// Returns the gradients of x and, if weight is defined, of weight. The weight's gradient is summed
-/// over the rows of the local tensor `x`. For add_rms_norm(), pass its `sum` as `x`, and the
-/// gradient of `sum` (may be undefined; sizes and type of x) as `sum_grad`. The gradient
-/// of the norm is rounded before `sum_grad` is added. The first result is then the gradient of both
-/// inputs of add_rms_norm(), `x` and `residual`.
+/// over the rows of the local tensor `x`. For add_rms_norm(), pass its result `sum` as `x`, and the
+/// gradient of `sum` as `sum_grad` (sizes and type of x; may be undefined). The gradient of the
+/// norm is rounded before `sum_grad` is added. The first result is then the gradient of both inputs
+/// of add_rms_norm(), `x` and `residual`.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     const at::Tensor& rstd,
@@ -48,7 +48,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 
 /// Returns silu(gate) * up for tensors of one shape (SwiGLU, Shazeer 2020).
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
-/// The gradients of gate and up in silu_mul(gate, up).
+/// Returns the gradients of gate and up in silu_mul(gate, up).
 std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up);
 /// Recomputes silu_mul(gate, up), bit-equal, together with the gradients of gate and up, in one
@@ -56,9 +56,9 @@ std::pair<at::Tensor, at::Tensor> silu_mul_backward(const at::Tensor& grad, cons
 std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_with_gradients(const at::Tensor& grad,
                                                                        const at::Tensor& gate,
                                                                        const at::Tensor& up);
-/// Rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
+/// Applies rotary position embedding (Su et al. 2021), in Llama's form. x: (batch, sequence, heads,
 /// head_dim), with halves (x1, x2); cos, sin: (sequence, head_dim). Returns (x1 cos1 - x2 sin1, x2
-/// cos2 + x1 sin2), or with `transposed` the adjoint operation, which computes the gradient.
+/// cos2 + x1 sin2), or, if `transposed`, the transposed rotation, which is the gradient.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                             bool transposed);
 /// Like rotary_embedding(), for queries and keys in one pass. Queries and keys may have different
@@ -66,15 +66,15 @@ at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at
 std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const at::Tensor& k,
                                                       const at::Tensor& cos, const at::Tensor& sin,
                                                       bool transposed);
-/// Embedding with a shard of the table: `weight` contains the rows from `first_row` on of a table
-/// with `total_rows` rows. Returns (..., dim), with zeros for indices of other rows. An index
-/// outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
+/// Looks up rows in a shard of an embedding table: `weight` contains the rows from `first_row` on
+/// of a table with `total_rows` rows. Returns (..., dim), with zeros for indices of other rows. An
+/// index outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
-/// The gradient of a shard of an embedding table; the shard has `rows` rows. Each row's terms are
-/// added in the order of their positions, in fp32 (fp64 for fp64), so the result has the same bits
-/// for any number of threads. On CUDA the terms are summed in parts, which depend on the indices
-/// only.
+/// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients
+/// of one row's tokens are added in the order of `indices`, in fp32 (fp64 for fp64), so the result
+/// has the same bits for any number of threads. On CUDA partial sums are added; the indices alone
+/// determine the terms of each partial sum.
 at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& indices,
                                    std::int64_t first_row, std::int64_t rows);
 
@@ -87,10 +87,10 @@ struct Fp8Rows {
   at::Tensor scales;  ///< the scales of the rows: (rows, 1), fp32, powers of two
 };
 
-/// Quantises the rows of x, (rows, columns) of any floating-point type, times `factors`: (1,
-/// columns) powers of two, or undefined for ones. The scale of a row is the smallest power of two,
-/// at least 2^-100, for which the largest element divided by the scale is at most 448. A value is
-/// the exact quotient x / scale, rounded to nearest, ties to even. Therefore
+/// Quantises the rows of x * factors. x: (rows, columns), of any floating-point type. `factors`:
+/// (1, columns), powers of two, or undefined for ones. The scale of a row is the smallest power of
+/// two, at least 2^-100, for which the largest element divided by the scale is at most 448. A value
+/// is the exact quotient x / scale, rounded to nearest, ties to even. Therefore
 ///
 ///   |x - scale * value| <= max(2^-4 |x|, 2^-10 scale),
 ///
@@ -109,7 +109,7 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors = {});
 /// Computes x weight^T: (..., in), (out, in) -> (..., out). The rows of x and weight have scales.
 at::Tensor fp8_linear(const at::Tensor& x, const at::Tensor& weight);
 /// Computes grad weight: (..., out), (out, in) -> (..., in). The weight is quantised as by
-/// fp8_linear(): its scales are multiplied into grad, and then the rows of grad are quantised.
+/// fp8_linear(). grad times the weight's scales is then quantised by rows.
 at::Tensor fp8_linear_input_grad(const at::Tensor& grad, const at::Tensor& weight);
 /// Computes grad^T x: (..., out), (..., in) -> (out, in). The columns of grad and x have scales,
 /// computed from the rows of these local tensors.

@@ -14,13 +14,13 @@ TESSERA_API_BEGIN
 namespace tessera::kernels {
 
 /// Copies each tensor of `from` into the corresponding tensor of `to`, with equal sizes and any
-/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors that are equally spaced
-/// rows; other tensors are copied one by one. Not recorded by autograd; on CUDA, autograd's version
-/// counters are not incremented.
+/// types. On CUDA one launch copies dozens of fp32, bf16 or fp16 tensors whose memory is equally
+/// spaced rows; other tensors are copied one by one. Not recorded by autograd; on CUDA, autograd's
+/// version counters are not incremented.
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
-// The 2-norm of many tensors on CUDA. The caller adds squares_on_cuda() over the ranks.
+// The 2-norm of many tensors on CUDA. The caller adds squares_on_cuda()'s result over ranks.
 
 /// Whether squares_on_cuda() supports the tensors: they must be dense fp32, bf16 or fp16 tensors on
 /// `device`, a GPU.
@@ -28,8 +28,8 @@ bool has_norm_kernels(const std::vector<at::Tensor>& tensors, c10::Device device
 
 /// Returns two fp64 numbers. The first is the sum of squares of `owned`, which the caller must add
 /// over the ranks; it is not finite if a value in `plain` or `copies` is not finite. The second is
-/// the sum of squares of `plain`, which all ranks have. The bits depend only on the values and
-/// sizes, not on the device. A hundred tensors of one type take two launches.
+/// the sum of squares of `plain`, which all ranks have. The bits depend only on values and sizes. A
+/// hundred tensors of one type take two launches.
 at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
                            const std::vector<at::Tensor>& plain,
                            const std::vector<at::Tensor>& copies, c10::Device device);
@@ -56,8 +56,8 @@ struct AdamWTensors {
   /// For bf16 moments: `place` gives each element's index in the whole tensor, and `stream` selects
   /// the random numbers for stochastic rounding.
   GlobalPlace place = {};
-  std::vector<std::int64_t> local_sizes = {};  ///< sizes of this rank's part of the tensor, to
-                                               ///< which the tensors are reshaped
+  /// Sizes of this rank's shard, to which the tensors are reshaped.
+  std::vector<std::int64_t> local_sizes = {};
   std::uint64_t stream = 0;
 };
 
@@ -77,11 +77,11 @@ struct AdamWNumbers {
 /// Whether adamw() has a kernel for fp32 moments on the device of `parameter`. Only GPUs have one.
 bool has_adamw_kernel(const at::Tensor& parameter);
 
-/// One step of AdamW (Loshchilov & Hutter 2019) for tensors whose moments have one type, computed
-/// in fp32. On CUDA one launch updates dozens of tensors; on a CPU all threads are used. Moments in
-/// bf16 are rounded stochastically, without bias. The random number depends on the element's index
-/// in the whole tensor, the stream and the step, so every mesh and device gives the same bits. The
-/// parameter's update uses the moments before rounding. Not recorded by autograd.
+/// Does one step of AdamW (Loshchilov & Hutter 2019), in fp32. All moments have one type. On CUDA
+/// one launch updates dozens of tensors; on a CPU all threads are used. Moments in bf16 are rounded
+/// stochastically, without bias. The random number depends on the element's index in the whole
+/// tensor, the stream and the step, so every mesh and device gives the same bits. The parameter's
+/// update uses the moments before rounding. Not recorded by autograd.
 void adamw(const std::vector<AdamWTensors>& tensors, const AdamWNumbers& numbers);
 
 }  // namespace tessera::kernels

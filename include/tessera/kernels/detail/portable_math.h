@@ -14,7 +14,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// The polynomial c[0] + c[1] x + ... by Horner's rule.
+/// Returns the value of the polynomial c[0] + c[1] x + ... by Horner's rule.
 template <int N>
 TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
   double sum = c[N - 1];
@@ -24,12 +24,12 @@ TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
   return sum;
 }
 
-/// Natural logarithm of a positive normal number, within 1 ulp: x = 2^k (1 + f) with 1 + f near 1,
-/// and log(1 + f) by the atanh series in s = f / (2 + f) (the method of Sun's fdlibm).
+/// Returns the natural logarithm of a positive normal number, within 1 ulp: x = 2^k (1 + f) with 1
+/// + f near 1, and log(1 + f) by the atanh series in s = f / (2 + f) (the method of Sun's fdlibm).
 TESSERA_HOST_DEVICE inline double portable_log(double x) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
-  // Adding the distance from sqrt(1/2) to 1 makes the mantissa wrap at sqrt(2).
+  // Adds the difference of the bits of 1 and sqrt(1/2): the exponent grows from x = sqrt(2) 2^k on.
   bits += 0x3FF0000000000000ULL - 0x3FE6A09E00000000ULL;
   const auto k = static_cast<double>(static_cast<int>(bits >> 52) - 1023);
   bits = (bits & 0x000FFFFFFFFFFFFFULL) + 0x3FE6A09E00000000ULL;
@@ -50,7 +50,8 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
 
-/// normal_quantile(p) for p in the centre of the distribution, for which is_central(p) is true.
+/// Returns normal_quantile(p) for p in the centre of the distribution, for which is_central(p) is
+/// true.
 TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   const double a[] = {3.3871328727963666080e0,  1.3314166789178437745e+2, 1.9715909503065514427e+3,
                       1.3731693765509461125e+4, 4.5921953931549871457e+4, 6.7265770927008700853e+4,
@@ -68,7 +69,8 @@ TESSERA_HOST_DEVICE inline double central_quantile(double p) {
   return q * polynomial(a, r) / polynomial(b, r);
 }
 
-/// normal_quantile(p) for p in the tails of the distribution, for which is_central(p) is false.
+/// Returns normal_quantile(p) for p in the tails of the distribution, for which is_central(p) is
+/// false.
 TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   const double c[] = {1.42343711074968357734e0,  4.63033784615654529590e0,
                       5.76949722146069140550e0,  3.64784832476320460504e0,
@@ -100,18 +102,18 @@ TESSERA_HOST_DEVICE inline double tail_quantile(double p) {
   return p < 0.5 ? -magnitude : magnitude;
 }
 
-/// Whether p is within 0.425 of 1/2, where one rational function covers 85 % of all draws.
+/// Whether p is within 0.425 of 1/2, the range of central_quantile(), with 85 % of all draws.
 TESSERA_HOST_DEVICE inline bool is_central(double p) {
   return p - 0.5 >= -0.425 && p - 0.5 <= 0.425;
 }
 
-/// Inverse of the standard normal distribution function for 0 < p < 1, relative error about 1e-16.
-/// M. J. Wichura, Algorithm AS 241 (PPND16), Applied Statistics 37 (1988).
+/// Inverts the standard normal distribution function for 0 < p < 1, with relative error 1e-16. M.
+/// J. Wichura, Algorithm AS 241 (PPND16), Applied Statistics 37 (1988).
 TESSERA_HOST_DEVICE inline double normal_quantile(double p) {
   return is_central(p) ? central_quantile(p) : tail_quantile(p);
 }
 
-/// exp(x) for -700 < x < 700, within about 1 ulp: x = k ln2 + r and the Taylor series in r.
+/// Returns exp(x) for -700 < x < 700, within about 1 ulp: x = k ln2 + r and the Taylor series in r.
 inline double portable_exp(double x) {
   const double ln2_high = 6.93147180369123816490e-01;
   const double ln2_low = 1.90821492927058770002e-10;
@@ -128,8 +130,9 @@ inline double portable_exp(double x) {
   return sum * power;
 }
 
-/// Standard normal distribution function, accurate far into the lower tail: the series of Marsaglia
-/// ("Evaluating the normal distribution", 2004) near 0, Laplace's continued fraction beyond 3.
+/// Computes the standard normal distribution function, accurate far into the lower tail: the series
+/// of Marsaglia ("Evaluating the normal distribution", 2004) near 0, Laplace's continued fraction
+/// beyond 3.
 inline double normal_cdf(double x) {
   const double distance = x < 0.0 ? -x : x;
   if (distance > 37.0) {

@@ -33,8 +33,8 @@ struct Normal {
 };
 
 /// A normal distribution truncated to [low, high]. If most of the interval is in the upper tail,
-/// the mirrored lower tail is drawn with a negative `std`, because probabilities near 0 are
-/// represented more precisely than probabilities near 1.
+/// values are drawn from the mirrored interval in the lower tail and multiplied by a negative
+/// `std`, because probabilities near 0 are represented more precisely than probabilities near 1.
 struct TruncatedNormal {
   double mean;
   double std;
@@ -67,7 +67,7 @@ struct GlobalPlace {
   std::vector<std::int64_t> sizes;  ///< sizes of the global tensor
   std::int64_t first_element = 0;
 
-  /// The place of a local tensor that contains all elements of the global tensor.
+  /// Describes a local tensor that contains all elements of the global tensor.
   static GlobalPlace whole(std::vector<std::int64_t> sizes, std::int64_t first_element = 0);
 };
 

@@ -36,7 +36,7 @@ void visit_tensors(std::span<const c10::IValue> values, Visit&& visit) {
   }
 }
 
-/// A copy of `value` in which each defined tensor is replaced by `make(tensor)`.
+/// Returns a copy of `value` in which each defined tensor is replaced by `make(tensor)`.
 template <class Make>
 c10::IValue with_tensors(const c10::IValue& value, Make&& make) {
   const auto made = [&make](const at::Tensor& tensor) {

@@ -36,15 +36,15 @@ class AdoptsModule {
 std::shared_ptr<const void> claim_module(const torch::nn::Module& module);
 
 /// Fills the parameters and buffers of `module` (not of its children) with the initial values of
-/// its libtorch class. `holder` has their ParameterSlots. Does nothing for other classes.
+/// its libtorch class. `holder` has the ParameterSlots. Does nothing for other classes.
 void reset_adopted(const torch::nn::Module& module, const ModuleBase& holder,
                    const InitContext& init);
 
 }  // namespace detail
 
-/// Represents a libtorch module inside a module that nn::adopt or nn::Hooked wraps, and has its
-/// ParameterSlots. libtorch calls the inner module directly, so hooks on an AdoptedModule never
-/// run.
+/// Represents a libtorch module inside a module that nn::adopt or nn::Hooked wraps. An
+/// AdoptedModule has the ParameterSlots of the libtorch module. libtorch calls the inner module
+/// directly, so hooks on an AdoptedModule never run.
 class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
  public:
   class Maker;
@@ -62,7 +62,7 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
                                                ///< to the slots
 };
 
-/// Builds the AdoptedModule objects. A module that is registered at several places gets a single
+/// Builds the AdoptedModule objects. A module that is registered several times gets a single
 /// AdoptedModule.
 class AdoptedModule::Maker {
  public:

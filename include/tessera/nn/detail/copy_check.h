@@ -26,7 +26,7 @@ namespace tessera::nn::detail {
 struct Origins {
   struct Origin {
     std::int64_t number = 0;  ///< number that identifies the origin; never 0
-    /// The tensor of which the shard is a part, or that was filled from a seed.
+    /// The tensor that was split into shards, or that was filled from a seed.
     tessera::detail::TensorIdentity tensor = nullptr;
     std::uint64_t version = 0;  ///< version of `tensor` when the origin was recorded; a later write
                                 ///< to `tensor` changes its version
@@ -35,14 +35,14 @@ struct Origins {
 };
 
 std::int64_t origin_of_seed(std::uint64_t seed);
-/// A hash of a few elements along each dimension. Independent random numbers differ in all of these
-/// elements.
+/// Returns the origin number of shards of `whole`: a hash of up to about 16 elements per dimension.
+/// Independent random tensors differ in each of these elements.
 std::int64_t origin_of_values(at::Tensor whole);
 
 /// Records the origin (the tensor that was split, or the seed) of the parameter in `slot`.
 void note_origin(const ParameterSlot& slot, std::int64_t number);
-/// The number of the origin that note_origin() recorded for the parameter in `slot`. 0 if this rank
-/// has no shard, or if the values were written later, for example by a load.
+/// Returns the number of the origin that note_origin() recorded for the parameter in `slot`. 0 if
+/// this rank has no shard, or if the values were written later, for example by a load.
 std::int64_t origin_of(const ParameterSlot& slot);
 
 /// Compares the origins of parameters between ranks. Returns "", or a message such as "the shards
@@ -52,8 +52,8 @@ std::int64_t origin_of(const ParameterSlot& slot);
 std::string different_origins(const DeviceMesh& mesh,
                               const std::vector<std::pair<std::string, std::int64_t>>& origins);
 
-/// A version number of `tensor`. It grows with each write to `tensor`, or to its local tensor, that
-/// autograd's version counters count. 0 for a tensor that was made in inference mode.
+/// Returns a version number of `tensor`, which grows with each write that autograd's version
+/// counters of `tensor` or its local tensor count; 0 for a tensor that was made in inference mode.
 std::uint64_t written_version(const at::Tensor& tensor);
 
 // Checks that copies of a tensor on different slices of a mesh are equal. On a mesh (dp, tp), a
@@ -65,7 +65,7 @@ std::uint64_t written_version(const at::Tensor& tensor);
 struct CopiedTensor {
   std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
-  at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no part
+  at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no shard
   /// Whether all shards must have equal values too, as for a step count.
   bool same_for_all_parts = false;
   /// Whether copies may differ by rounding, because their sums were computed in another order.
@@ -74,8 +74,7 @@ struct CopiedTensor {
 
 /// Options of check_copies().
 struct CopyCheck {
-  std::string what = {};  ///< the caller's name, which begins the message:
-                          ///< "clip_grad_norm_"
+  std::string what = {};  ///< the caller's name, for the message: "clip_grad_norm_"
   /// Plain tensors are copies of each other if their ranks differ only along dimensions of `root`.
   /// If `root` is undefined, plain tensors on all compared ranks are copies.
   DeviceMesh root = {};
@@ -84,8 +83,8 @@ struct CopyCheck {
 /// Throws Error, on all ranks of `peers`, if a tensor differs from its copy on another of these
 /// ranks. The message names the tensor, two ranks, the mesh dimension between them and the call
 /// that would reduce the tensor over that dimension. Two tensors are compared if their names are
-/// equal and they are at the same position of meshes with the same sizes. Collective over `peers`,
-/// in CPU memory: one exchange of hashes, and a second exchange, of texts, if hashes differ.
+/// equal and their ranks have the same coordinates in meshes of equal sizes. Collective over
+/// `peers`, in CPU memory: one exchange of hashes, and an exchange of texts if hashes differ.
 void check_copies(const tessera::detail::Peers& peers, const std::vector<CopiedTensor>& tensors,
                   const CopyCheck& check);
 

@@ -15,8 +15,8 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-/// A module with a weight and a bias. Its forward can leave out the bias so that a hook adds it
-/// later.
+/// A module with a weight and a bias. Its forward can leave out the bias so that a hook adds the
+/// bias later.
 class DeferredBias {
  public:
   /// Sets whether forward leaves out the bias, for row-wise tensor parallelism. If the weight is
@@ -31,13 +31,13 @@ class DeferredBias {
   bool defer_bias_ = false;
 };
 
-/// Computes the matrix products of several Linears with one input x. Backward adds their gradients
-/// of x in place (`addmm_` with beta = 1), if this needs no communication and is not recorded.
+/// Computes the matrix products of several Linears with one input x. Backward adds the products'
+/// gradients of x in place (`addmm_` with beta = 1), unless this communicates or is recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
-  /// Computes linear_product(x, weight, bias). If a call passes another x, that x gets a separate
-  /// gradient.
+  /// Computes linear_product(x, weight, bias). If a call passes another x than the first call, the
+  /// other x gets a separate gradient.
   virtual at::Tensor add(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) = 0;
 };
 
@@ -68,11 +68,11 @@ class ReplaceableProduct {
   MakeLinearProducts together_ = make_linear_products;
 };
 
-/// aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is saved for
-/// the weight's gradient.
+/// Computes aten::linear of x, (..., in), weight, (out, in), and bias, (out) or undefined. x is
+/// saved for the weight's gradient.
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
+/// Computes linear_product() in fp8 (convert_to_fp8), with the gradients of fp8_linear().
 at::Tensor fp8_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 /// Returns sum + a b for matrices. The result is written in the memory of `sum` if there is no
@@ -94,7 +94,7 @@ class SharedInputNode final : public tessera::detail::Node {
   /// Saves the weight of a matrix product. keep() and edge_of() must be called in the same order of
   /// matrix products.
   void keep(const at::Tensor& weight) { weights_.emplace_back(weight); }
-  /// The graph edge that receives the gradient of a matrix product's result.
+  /// Returns the graph edge that receives the gradient of a matrix product's result.
   tessera::detail::Edge edge_of(const at::Tensor& result) {
     return {tessera::detail::pointer_to(*this), add_input_metadata(result)};
   }

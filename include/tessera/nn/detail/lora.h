@@ -32,10 +32,10 @@ struct LoraLinear {
   Linear* linear = nullptr;
   std::shared_ptr<LoraBranch> branch;
 };
-/// All Linears with an adapter (apply_lora) below `module`, in order of registration.
+/// Returns all Linears with an adapter (apply_lora) below `module`, in order of registration.
 std::vector<LoraLinear> lora_linears(const ModuleBase& module);
-/// The parameters of the adapters: "layers.0.attn.q_proj.lora_A.weight", ... load_hugging_face and
-/// save_hugging_face skip them, because a model's files do not contain them.
+/// Returns the adapters' parameters: "layers.0.attn.q_proj.lora_A.weight", ... load_hugging_face
+/// and save_hugging_face skip these parameters, because a model's files do not contain them.
 NamedSlots lora_slots(const ModuleBase& module);
 
 }  // namespace tessera::nn

@@ -15,8 +15,8 @@ TESSERA_API_BEGIN
 namespace tessera::nn {
 
 /// The parts of a fused parameter, which weight files store as separate tensors. A fused module
-/// replaces several modules; each part is the weight of one of them. The fused parameter has
-/// `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
+/// replaces several modules; each part is the weight of one replaced module. The fused parameter
+/// has `groups` groups with equal numbers of rows. Each group has rows of every part, in order.
 struct StoredParts {
   /// One part of a fused parameter: the weight of a replaced module.
   struct Part {
@@ -32,11 +32,11 @@ struct NamedRows {
   std::string name;  ///< name of the tensor in the files
   PartRows rows;     ///< rows of the fused parameter that belong to the part
 };
-/// The parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts "layers.0.q.weight" and so
-/// on.
+/// Returns the parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts
+/// "layers.0.q.weight" and so on.
 std::vector<NamedRows> rows_of_parts(const std::string& fqn, const StoredParts& stored);
 
-/// Whether this thread is recomputing a part of a forward for backward.
+/// Whether this thread is recomputing a checkpointed region for backward.
 bool is_recomputing();
 
 /// Outside of recomputations, returns counter++. In the recomputation of a checkpointed region,
@@ -61,9 +61,9 @@ struct CheckpointCounts {
 
 class ModuleBase;
 
-/// Number of data-parallel ranks that shared the batch of this thread's last training forward; 1
-/// before the first training forward. Loss functions read this number to find out whether their
-/// inputs are only a part of the batch.
+/// Returns the number of data-parallel ranks among which the batch of this thread's last training
+/// forward was divided; 1 before the first training forward. Loss functions read this number to
+/// find out whether their inputs are only some rows of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
@@ -97,8 +97,8 @@ struct SlotRole {
   /// Whether saved sharded checkpoints and state dicts contain the parameter; false for buffers
   /// that are not persistent.
   bool saved = true;
-  /// The parts that weight files store separately, if any. Initialization draws the same numbers
-  /// for the parts as for separate parameters.
+  /// The parts of a fused parameter that weight files store separately, if any. Initialization
+  /// draws the same numbers for the parts as for separate parameters.
   std::optional<StoredParts> stored_parts = {};
 };
 

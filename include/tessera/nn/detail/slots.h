@@ -18,8 +18,7 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// What FSDP knows of the gradients of the parameters that it shards; attached to each module that
-/// owns such a parameter.
+/// A function of FSDP about gradients; attached to each module with parameters that FSDP shards.
 struct GradientRecord {
   /// Whether this rank's local gradient, before the last reduction, is known to be non-finite.
   /// Waits for the device.
@@ -34,7 +33,7 @@ std::string describe(const ParameterSlot& slot);
 void drop_gradient(const ParameterSlot& slot);
 /// Sets whether the parameter in `slot` is trainable.
 void set_trainable(ParameterSlot& slot, bool trainable);
-/// GradientRecord::brought_nonfinite() for the parameter in `slot`; false without FSDP.
+/// Calls GradientRecord::brought_nonfinite() for the parameter in `slot`; false without FSDP.
 bool brought_nonfinite(const ParameterSlot& slot);
 
 /// A tensor in `.grad` of a parameter whose gradient cannot be read. Every operator on the
@@ -88,15 +87,15 @@ void refuse_meta_buffers(const ModuleBase& module, const std::string& caller);
 
 namespace tessera::nn::detail {
 
-/// The parameters below `module` whose FQN matches one of the patterns (matches_fqn). A tied
-/// parameter matches if any of its FQNs matches. Throws Error for a pattern that matches nothing.
-/// `caller`: the function's name in messages.
+/// Returns the parameters below `module` whose FQN matches one of the patterns (matches_fqn). A
+/// tied parameter matches if any of its FQNs matches. Throws Error for a pattern that matches
+/// nothing. `caller`: the function's name in messages.
 std::unordered_set<SlotPtr> matched_slots(const ModuleBase& module,
                                           const std::vector<std::string>& patterns,
                                           const char* caller);
 
-/// A counter that increases whenever a parameter gets unfilled storage. After a change, module
-/// calls check their parameters again.
+/// Returns a counter that increases whenever a parameter gets unfilled storage. After an increase,
+/// the next call of each module checks the module's parameters again.
 std::uint64_t fill_epoch();
 
 }  // namespace tessera::nn::detail
