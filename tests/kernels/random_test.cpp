@@ -107,7 +107,7 @@ TEST(FillRandom, PartsGetTheirElementsOfTheWhole) {
   const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
   fill_random(part, {{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0}, Normal{0, 1}, kKey);
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
-  // Of several boxes.
+  // A part that consists of two boxes of the whole tensor.
   const at::Tensor rows = filled({8, 3}, Normal{0, 1}), some = at::empty({4, 3}, at::kDouble);
   const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
   fill_random(some, place, Normal{0, 1}, kKey);
@@ -205,7 +205,7 @@ TEST(NormalQuantile, InvertsErfcAndIsOdd) {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// A number, and tensors with the values 1 to 4 in each way that a schema has them.
+/// Arguments of each kind that a schema has: a number, and tensors with the values 1 to 4.
 std::vector<c10::IValue> values() {
   const auto tensor = [](int value) { return at::full({}, value); };
   return {tensor(1), 7, at::Tensor(), c10::List<at::Tensor>({tensor(2), at::Tensor(), tensor(3)}),
