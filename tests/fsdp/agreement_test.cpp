@@ -97,7 +97,7 @@ TEST(Origins, OfDifferentSeedsAreRefused) {
 
 // With TESSERA_DEBUG=1 ranks compare the parameters of each unit before its first gather.
 
-// On two ranks the shards of 3 and of 4 rows have one padded size.
+// On two ranks, padded shards of 3 rows and of 4 rows have the same size.
 TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
@@ -182,7 +182,7 @@ void expect_both_named(const std::vector<std::string>& errors) {
   EXPECT_CONTAINS(errors, "unit 'a'", "unit 'b'", "every rank must call");
 }
 
-/// Backward of the result begins below the root, and reduces the chosen unit last.
+/// Returns the chosen unit's result: backward begins below the root and reduces that unit last.
 at::Tensor run_below_root(Pair& model, bool take_a) {
   model.keep_inner = true;
   run_both(model, take_a);

@@ -128,7 +128,7 @@ TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
     EXPECT_EQ(p.pool.idle_bytes(), 400);
     const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
     EXPECT_EQ(p.pool.idle_bytes(), 0);
-    // The lane that owns the memory waits before the allocator gets it back.
+    // The stream that owns the memory waits before the allocator gets the memory back.
     EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
   }
 }

@@ -147,7 +147,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   }
 }
 
-// Rows that are even, a divide factor or a weight need no warning.
+// Even rows, a gradient divide factor or a weight of the loss cause no warning.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const testing::Warnings warnings("differently many rows");

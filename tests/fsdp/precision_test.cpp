@@ -205,7 +205,7 @@ TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
 }
 
-// PyTorch divides by the factor before and after on one rank.
+// On one rank PyTorch divides by the factor twice, before and after the reduction.
 TEST(DivideFactor, DividesOnce) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -262,7 +262,7 @@ TEST_ON_RANKS(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit, 2) {
 
 namespace tessera::fsdp::average_tests {
 
-/// A group that divides while it reduces. Counts the averages.
+/// A process group that averages in its reduce-scatters, and counts the averages.
 class Averaging final : public testing::ForwardingCommunicator {
  public:
   Averaging(comm::CommunicatorPtr inner, int& averages)

@@ -47,8 +47,8 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-// A rank without rows reports its rows all the same, and counts the draws of the others. The ranks
-// exchange nothing after two forwards that have drawn nothing, until one draws.
+// A rank without rows takes part in the exchange of row numbers, and counts the draws of other
+// ranks. After two forwards without draws the ranks exchange nothing until one draws.
 TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
@@ -60,7 +60,7 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   }
 }
 
-// In evaluation nothing is drawn. After a forward, also one that throws, numbers are libtorch's
+// Evaluation draws no numbers. After a forward, also one that throws, random numbers are libtorch's
 // again.
 TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) {
   Draws draws;
@@ -110,8 +110,8 @@ TEST(RandomNumbers, InAMethodDependOnItsRows) {
   });
 }
 
-// Random operators are refused if the draws of one rank alone are not known: on all ranks, with the
-// name of the operator and the remedy.
+// Random operators are refused if a rank cannot know which numbers are its own: on all ranks, with
+// the name of the operator and the remedy.
 
 constexpr std::int64_t kSide = 8;
 

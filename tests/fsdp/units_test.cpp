@@ -9,9 +9,9 @@
 
 namespace tessera::fsdp::units {
 
-// Units that are called otherwise than once from the root's forward.
+// Units that are not called exactly once from the root's forward.
 
-/// Expects the gradients of `alone`. An undefined gradient stands for zeros.
+/// Expects `model` to have the gradients of `alone`. An undefined gradient stands for zeros.
 void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
   const std::vector<at::Tensor> expected = gradients_of(alone);
   std::size_t i = 0;
@@ -57,7 +57,7 @@ struct Headless : nn::Module<Headless> {
   nn::Child<nn::Linear> head{*this, "head", kDim, kClasses};
 };
 
-/// The loss of two chunks of the rows. Each has its own backward, which ends before the model's
+/// Runs the backwards of two chunks of rows, as a chunked loss does, before the model's backward
 /// begins.
 void chunked_backward(Headless& model, const at::Tensor& x) {
   const at::Tensor hidden = model(x);
@@ -85,7 +85,7 @@ TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
   });
 }
 
-/// Its results: two tensors, of which a loss may leave out one, a tensor without a gradient, and a
+/// Returns two tensors, one of which a loss may leave out, a tensor without a gradient, and a
 /// number.
 struct Several : nn::Module<Several> {
   std::tuple<at::Tensor, at::Tensor, at::Tensor, int> forward(const at::Tensor& x) {

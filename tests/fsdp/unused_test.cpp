@@ -17,8 +17,8 @@ class Branches : public nn::Module<Branches> {
   std::shared_ptr<nn::Linear> left, right;
 };
 
-// Rows that divide evenly are reduced from autograd's gradient or from zeros; other rows are
-// packed.
+// Gradients with even shards are reduced from autograd's gradient or from zeros; others are packed
+// into a buffer first.
 TEST(Unused, ParameterOfOneRankCountsAsZero) {
   for (const auto& [in, out] : {std::pair{3, 2}, {4, 4}}) {
     const at::Tensor x = uniform_values({4, in}, 9);

@@ -37,7 +37,7 @@ struct Sharding {
   std::int64_t post_forward_mesh_size = 1;
 };
 
-/// Further options that it is combined with.
+/// Further options that a Sharding is combined with.
 struct Extra {
   const char* name;
   std::int64_t tp = 1;
@@ -156,7 +156,7 @@ TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
-/// Two thirds of it are the embedding and the head.
+/// Two thirds of its parameters are the embedding and the head.
 constexpr Shape kWideShape{
     R"({"vocab_size": 1009, "hidden_size": 60, "intermediate_size": 120, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
@@ -175,7 +175,7 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
     fsdp::fully_shard(*model, mesh["dp"]);
   }
   const Part part{.part = rank.rank(), .parts = rank.size()};
-  accumulate(*model, kWideShape, part, 0);  // the first step is not as the others
+  accumulate(*model, kWideShape, part, 0);  // the first step differs from later ones
   const testing::MemoryScope memory;
   accumulate(*model, kWideShape, part, 1);
   return memory.peak();
@@ -276,7 +276,7 @@ class Lateness {
 
 constexpr std::int64_t kDelayedTp = 2;
 
-/// After a block's forward, and before its backward.
+/// Delays this rank after a block's forward, and before its backward.
 void delay_block(ModuleBase& block, Lateness& lateness) {
   block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
     lateness.pass(Stage::kForward);

@@ -49,7 +49,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   return expected;
 }
 
-/// `make` returns a module. dp splits dimension `rows_dim` of x.
+/// Compares `make`'s module under a plan with libtorch's. "dp" shards dimension `rows_dim` of x.
 template <class Make>
 void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows_dim,
                         const ParallelizePlan& plan) {
@@ -151,8 +151,8 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// Three times a third of the bias would be rounded. After the call the libtorch module has its
-/// bias again.
+/// A bias must be added once: three times a third of it would be rounded. After the call the
+/// libtorch module has its bias again.
 TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   HookedLinear linear(6, 2);
   linear.held().weight.detach().zero_();

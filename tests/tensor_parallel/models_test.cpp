@@ -63,7 +63,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
   EXPECT_ERROR(parallelize_module(undeclared, mesh), "no plan", "DeclaresPlan");
 }
 
-// A module without tensor parallelism between parts of the sequence: 7 tokens on 3 ranks.
+// A module without tensor parallelism stands between sharded sequences: 7 tokens on 3 ranks.
 TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
@@ -221,7 +221,7 @@ struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
 };
 
-/// Fills the adapters, whose B is zero at first.
+/// Fills the adapters, whose B is initialized to zero.
 void fill_adapters(nn::ModuleBase& model) {
   const c10::NoGradGuard no_grad;
   for (const auto& [name, slot] : nn::lora_slots(model)) {
@@ -310,8 +310,8 @@ TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding
   const comm::TrafficTable before = rank.world()->traffic().table();
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
   const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-  // A and B of gate_up, then of down, in rows for 2 ranks: 2 of 6, 10 of 3; 2 of 10, 3 of 3. Each
-  // shard has a multiple of 64 bytes, 16 numbers.
+  // On one of 2 ranks, A and B of gate_up have 2 rows of 6 and 10 of 3 numbers, those of down 2 of
+  // 10 and 3 of 3. Each shard is padded to 64 bytes, 16 numbers.
   EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (16 + 32 + 32 + 16));
   EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                "before parallelize_module");

@@ -221,7 +221,7 @@ TEST_ON_RANKS(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen, 2
   EXPECT_FALSE(tree.norm->weight->requires_grad());
   EXPECT_FALSE(tree.head->weight->requires_grad());
   EXPECT_TRUE(tree.embed->weight->requires_grad());
-  // The whole parameter is freed.
+  // The unsharded parameter is freed.
   EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
   const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
   parallelize_module(*linear, mesh, {{"", colwise_parallel()}});
@@ -301,7 +301,7 @@ TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
   ScaledMlp model, sharded;
   parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
   EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
-  // As a forward of the user's own class, which cannot know that the hooks have not run.
+  // As in forward() of a user's class, which cannot know that the hooks have not run.
   EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
                "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
   parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});
@@ -338,7 +338,7 @@ TEST_ON_MESH(Mistakes, AParameterWithoutASlot, {1, 2}, {"dp", "tp"}) {
 
 // The errors of a strict scope if a plan lacks an entry.
 
-/// (tokens, dim) -> the same. `normed_result`: through a norm, else with a residual.
+/// Maps (tokens, dim) to the same sizes: `normed_result` by a norm at the end, else by a residual.
 struct NormedMlp : nn::Module<NormedMlp> {
   explicit NormedMlp(bool normed_result) : normed(normed_result) { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x) {

@@ -61,9 +61,9 @@ inline std::vector<std::int64_t> random_sizes(std::mt19937& engine, std::size_t 
   return sizes;
 }
 
-/// A layout drawn from `engine`: any order of mesh dimensions on a tensor dimension, with local
-/// digits in front of them or not, replicated mesh dimensions, and partial ones of `ops`. Ranks
-/// with equal engines draw the same.
+/// A random layout: mesh dimensions in any order on a tensor dimension, in contiguous or
+/// interleaved blocks, replicated mesh dimensions, and partial ones of `ops`. Ranks with equal
+/// engines draw the same.
 inline LayoutPtr random_layout(std::mt19937& engine, const std::vector<std::int64_t>& mesh,
                                const std::vector<std::int64_t>& sizes,
                                const std::vector<ReduceOp>& ops) {

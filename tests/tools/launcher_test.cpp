@@ -333,7 +333,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< in the errors
+  const char* word;  ///< expected in the errors
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};

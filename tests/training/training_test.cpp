@@ -230,7 +230,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
         return at::cat(all);
       };
       const at::Tensor before = values();
-      // With a scaler, a loss of NaN without a gradient of NaN.
+      // With a scaler, the loss is NaN but no gradient is.
       const double added = rank.rank() == 1 ? std::nan("") : 0;
       EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
                                   [&](std::int64_t i) {
