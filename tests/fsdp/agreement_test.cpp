@@ -135,8 +135,8 @@ TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   EXPECT_CONTAINS(errors[1], "unit 'head'");
 }
 
-// Ranks that run different units while the communicator does not notice: Gloo and NCCL accept any
-// tensors of one size.
+// Tests ranks that run different units, which the communicator does not notice: Gloo and NCCL
+// accept any tensors of one size.
 
 class Disagreement : public ::testing::Test {
  protected:

@@ -72,7 +72,7 @@ TEST(Streams, GatherOnceWithoutResharding) {
 }
 
 TEST(Streams, PrefetchTheRequestedUnitsInForward) {
-  // In the second step too, although the order of the last forward differs.
+  // Also in the second step, where the order of the last forward is another one.
   for (const int steps : {1, 2}) {
     const Log found = notes_of_step(
         [](SmallModel& model) {

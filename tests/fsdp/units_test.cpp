@@ -203,7 +203,7 @@ TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
   EXPECT_NO_THROW(handle.wait());
 }
 
-// forward called as a function, without the hooks that gather and reduce.
+// Direct calls of forward(), without the hooks that gather and reduce.
 
 class OwnLayer : public nn::Module<OwnLayer> {
  public:

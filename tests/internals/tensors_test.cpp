@@ -360,7 +360,7 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
 }
 
-// Whole numbers: every order of the sums gives the same bits.
+// The factors are whole numbers, so that sums have the same bits in every order.
 TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
   ASSERT_TRUE(has_onednn());
 #if defined(__x86_64__)
@@ -454,7 +454,7 @@ void note(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
 }
 
-/// Throws if libtorch has a fallback for the key itself.
+/// Registers note() as fallback of the key; throws if libtorch has a fallback for it.
 template <c10::DispatchKey key>
 torch::Library notes_calls() {
   torch::Library library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);

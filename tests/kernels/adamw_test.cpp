@@ -1,5 +1,5 @@
-// AdamW of lists of tensors, on a CPU and by the body of the CUDA kernel, against its formula in
-// fp64.
+// Compares AdamW of lists of tensors, by CPU kernels and by the body of the CUDA kernel, with its
+// formula in fp64.
 #include "tessera/kernels/detail/lists.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// The cross entropy of rows by kernels of a CPU and of CUDA, and by ATen operators, against
+// Compares the cross entropy of rows, by CPU kernels, CUDA kernels and ATen operators, with
 // libtorch's loss and its autograd in fp64.
 #include "tessera/kernels/detail/cross_entropy.h"
 

@@ -89,7 +89,7 @@ TEST_P(Fused, RmsNormAgreesWithAutograd) {
   }
 }
 
-/// Rows whose squares overflow or vanish in the type.
+/// Tests rows whose squares overflow or vanish in the element type.
 TEST_P(Fused, RmsNormTakesHugeAndTinyElements) {
   const double largest = type() == at::kHalf ? 8e3 : type() == at::kDouble ? 1e100 : 4e37;
   for (const double scale : {1e-6, largest}) {

@@ -27,7 +27,7 @@ at::Tensor filled(std::vector<std::int64_t> sizes, const Distribution& distribut
   return tensor;
 }
 
-/// FNV-1a of the bytes.
+/// The FNV-1a hash of the tensor's bytes.
 std::uint64_t hash(const at::Tensor& tensor) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   std::uint64_t h = 14695981039346656037ULL;
@@ -44,7 +44,7 @@ double kolmogorov_smirnov(const at::Tensor& u) {
   return (sorted - steps).abs().max().item<double>();
 }
 
-// A seed must mean the same weights for ever, on every machine and compiler.
+// A seed must give the same numbers for ever, on every machine and with every compiler.
 TEST(FillRandom, KeepsItsGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
@@ -190,7 +190,7 @@ TEST(NormalCdf, AgreesWithErfc) {
   }
 }
 
-// The long double erfc is the oracle. In the tail, a relative error e of x is one of x^2 e in p.
+// Compares with erfc of long double. In the tail, a relative error e of x is x^2 e in p.
 TEST(NormalQuantile, InvertsErfcAndIsOdd) {
   for (double p = 1e-300; p < 0.5; p *= 1.21) {
     const long double x = normal_quantile(p);

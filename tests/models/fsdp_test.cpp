@@ -91,7 +91,7 @@ TEST_P(FsdpParity, TrainsAsOneRankDoes) {
   });
 }
 
-// Neither 60 rows nor 37 nor 61 divide by any of these, nor do 30 of a tensor-parallel half.
+// The 4 or 3 data-parallel ranks divide neither 61 rows (vocabulary) nor 37 (MLP).
 constexpr Sharding kZero2{"Zero2", 1, 4, false};
 constexpr Sharding kZero3{"Zero3", 1, 4};
 constexpr Sharding kNeighbours{"Hpz", 1, 4, true, 2};

@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Runs, PackedDocuments,
                                            PackedRun{2, 4, ActivationMemory::kMatmuls},
                                            PackedRun{2, 0, ActivationMemory::kInputs}));
 
-/// Counts the tensors that have a row of the sequence for each token.
+/// Counts results of at least tokens x tokens elements, such as masks.
 struct MaskCounter final : OperatorMode {
   explicit MaskCounter(std::int64_t tokens) : least(tokens * tokens) {}
   Results call(const Operator&, const std::function<Results()>& run) override {
@@ -321,7 +321,7 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
   }
 }
 
-// Without a window; with one that lets padding go while texts grow, or at once.
+// 0: no window. With the others, padding leaves the window while texts grow, or at once.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
 TEST(Dropout, IsForTrainingOnly) {

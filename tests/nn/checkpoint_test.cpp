@@ -606,7 +606,7 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
   EXPECT_EQ(inner->recomputations, 1);
 }
 
-// PyTorch's selective checkpointing draws other numbers after a random operator that was kept.
+// PyTorch's selective checkpointing draws other numbers after a random operator that it saved.
 TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKept) {
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_dropout(x.exp(), 0.5, true));

@@ -18,7 +18,7 @@ struct Precision {
 };
 const Precision kPrecisions[] = {{at::kFloat, 1e-5}, {at::kDouble, 1e-12}};
 
-/// Compares function(inputs)'s value and gradients with those of an oracle made of at:: operators.
+/// Compares the value and gradients of `function` with those of `oracle`, made of at:: operators.
 template <class Function, class Oracle>
 void expect_same(const Tensors& inputs, const Function& function, const Oracle& oracle,
                  const Precision& precision) {

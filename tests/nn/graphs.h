@@ -1,4 +1,4 @@
-// Helpers of tests that compare functions, their graphs and slots.
+// Helpers of tests that compare functions, their autograd graphs and their parameter slots.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Initial values, and what the outermost call of a module refuses: parameters outside of slots,
+// Initial values, and errors of the outermost call of a module: for parameters outside of slots,
 // unfilled storage and skipped hooks.
 
 #include <torch/nn/modules/linear.h>

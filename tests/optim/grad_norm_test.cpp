@@ -220,7 +220,7 @@ TEST_ON_MESH(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes,
   EXPECT_ERROR(clip_grad_norm_(slots, 1), "ranks 0 and 2");
 }
 
-// A rank without any gradient still takes part: its peers must not hang.
+// A rank without any gradient must still take part in the collectives: its peers must not hang.
 TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAgreesWhenARankHasNone, {2}, {"tp"}) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
   const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});

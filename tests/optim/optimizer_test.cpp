@@ -52,7 +52,7 @@ std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
 
 using MakeOptimizer = std::shared_ptr<Optimizer> (*)(const std::vector<nn::SlotPtr>&);
 
-/// The values of `slots[index]` after three steps, and its state.
+/// The values and the optimizer's state of `slots[index]`, after three steps.
 at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, std::size_t index) {
   const std::shared_ptr<Optimizer> optimizer = make(slots);
   for (int step = 0; step < 3; ++step) {
@@ -289,7 +289,7 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
 }  // namespace
 }  // namespace tessera::optim
 
-// The example in tessera/optim/slot_optimizer.h: an optimizer of one's own.
+// The example of a custom optimizer in tessera/optim/slot_optimizer.h.
 namespace tessera {
 namespace {
 

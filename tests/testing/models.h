@@ -69,7 +69,7 @@ inline torch::nn::TransformerEncoder torch_encoder() {
   return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
 }
 
-/// A norm with statistics, and a table that is a buffer of the class itself.
+/// A module with a norm, which has running statistics, and with a buffer of its own.
 struct TorchWithBuffers : torch::nn::Module {
   TorchWithBuffers() {
     norm = register_module("norm", torch::nn::BatchNorm1d(5));

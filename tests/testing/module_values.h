@@ -73,7 +73,7 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// The gradients, whole, are `factor` times these. Collective if one is distributed.
+/// Expects whole gradients to be `factor` * `expected`. Collective if one is distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
                              double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;

@@ -98,7 +98,7 @@ inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
-/// The same with at::allclose().
+/// As Equal(), but compares with at::allclose().
 inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tensor& expected,
                                         double relative = 1e-5, double absolute = 1e-8,
                                         bool equal_nan = false) {

@@ -1,4 +1,4 @@
-// Operators on distributed tensors against the same operators on plain ones.
+// Compares operators on distributed tensors with the same operators on plain tensors.
 
 #include <algorithm>
 #include <random>
@@ -27,7 +27,7 @@ Placements replicated(const DeviceMesh& mesh) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate{});
 }
 
-/// The value and the gradients of sum(result * weights).
+/// The value of the case's function, and the leaves' gradients of sum(result * weights).
 Tensors value_and_gradients(const Case& c, const Tensors& leaves) {
   for (const auto& leaf : leaves) {
     leaf.requires_grad_(c.differentiable);
@@ -289,7 +289,7 @@ TEST_ON_MESH(Items, PendingAndSplitTensorsGiveTheWholeValue, {4}, {"x"}) {
   EXPECT_TRUE(at::equal(split, split));
 }
 
-// Pending reductions that PyTorch 2.11's DTensor gets wrong or refuses.
+// Operators on Partial tensors that PyTorch 2.11's DTensor gets wrong or refuses.
 
 using testing::full_tensor;
 using testing::values;

@@ -79,7 +79,7 @@ TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
 
-// Composite operators with out=: what they write must arrive in the distributed tensor.
+// Composite operators with out=: their writes must reach the distributed tensor.
 
 /// A composite operator with an argument out=.
 struct OutCase {
@@ -149,7 +149,7 @@ TEST_ON_MESH(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefusedAndResizesAnEm
   }
 }
 
-// aten::embedding whose vocabulary is split.
+// aten::embedding with a weight that is sharded along the vocabulary.
 
 at::Tensor table(std::int64_t rows) {
   return at::arange(rows * 3, at::kDouble).view({rows, 3}).cos();

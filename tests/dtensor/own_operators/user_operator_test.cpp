@@ -267,7 +267,7 @@ TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-// Gradients of operators that are not libtorch's: those of one rank, or an error.
+// Gradients of operators that are not libtorch's equal those of one rank, or are an error.
 
 using own_operators::call_binary;
 using testing::values;

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// at::'s random operators on distributed tensors: the same seed gives the same global tensor on
-// every mesh.
+// Random operators of at:: on distributed tensors: a seed gives the same global tensor on every
+// mesh.
 
 namespace {
 

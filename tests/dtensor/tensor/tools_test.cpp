@@ -231,7 +231,7 @@ TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
   }
 }
 
-// Optimizers on distributed parameters against the same on plain ones.
+// Compares libtorch's optimizers on distributed parameters with those on plain parameters.
 
 std::vector<at::Tensor> parameters(const DeviceMesh* mesh) {
   std::vector<at::Tensor> result;

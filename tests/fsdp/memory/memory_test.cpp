@@ -19,7 +19,7 @@ constexpr std::int64_t kBlock = 4 * (2 * kWide * kInner + kInner + kWide);
 constexpr std::int64_t kOutside = 4 * (kWide * kOut + kOut);
 constexpr std::int64_t kAll = kDepth * kBlock + kOutside;
 constexpr std::int64_t kShards = kAll / kRanks;
-/// Activations and small tensors.
+/// The bytes that tests allow for activations and small tensors.
 constexpr std::int64_t kSlack = kBlock / 4;
 
 struct Peaks {
@@ -118,7 +118,7 @@ TEST(Memory, Bfloat16HalvesWhatIsGathered) {
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kOutside) / 2 + kSlack);
 }
 
-// Offload: shards, gradients and the optimizer's state in the host's memory.
+// Offload keeps shards, gradients and the optimizer's state in the host's memory.
 
 const Options kOffload{.offload_policy = OffloadPolicy{}};
 
