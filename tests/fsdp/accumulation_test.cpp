@@ -1,5 +1,5 @@
-// Micro-batches whose gradients are reduced later: gradients that a program drops in between, and
-// products that are added to the accumulated gradients.
+// Tests micro-batches whose gradients are reduced later: a program may drop these gradients before,
+// and products may be added to them.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -112,7 +112,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
   });
 }
 
-// Gradients that wait for a later reduction, and a program that drops them in between.
+// A program may drop gradients that wait for the reduction of a later micro-batch.
 
 /// A way to drop the gradients of a model.
 struct Drop {

@@ -120,7 +120,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// Only ranks 0 and 1 share the experts that differ.
+// Ranks 0 and 1 alone share the head, whose sizes differ between them.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
@@ -190,7 +190,7 @@ at::Tensor run_below_root(Pair& model, bool take_a) {
   return std::exchange(model.inner, {});
 }
 
-/// An act in which ranks run different units, and the mesh and options of the model.
+/// A case in which ranks run different units, with the model's mesh and options.
 struct Difference {
   const char* name;
   std::vector<std::int64_t> sizes;

@@ -38,7 +38,7 @@ OptimizerPtr muon(const nn::ModuleBase& model) {
       std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 0.01})});
 }
 
-/// Three steps on the rank's part of a batch. Returns the parameters.
+/// Takes three steps on the rank's part of a batch. Returns the parameters.
 std::vector<at::Tensor> train(SmallModel& model, optim::Optimizer& optimizer, std::int64_t part,
                               std::int64_t parts) {
   for (int step = 0; step < 3; ++step) {

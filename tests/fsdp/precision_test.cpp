@@ -11,7 +11,7 @@
 
 namespace tessera::fsdp::precision {
 
-/// One rank's training step in bf16 computation with fp32 masters, written out.
+/// The gradients of one rank's step that computes in bf16 from fp32 parameters, written out.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
@@ -71,7 +71,7 @@ TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBat
   }
 }
 
-/// Records the types that its forward receives.
+/// Records the dtypes of the tensors that its forward receives.
 class Looking : public nn::Module<Looking> {
  public:
   Looking() {

@@ -1,5 +1,5 @@
-// The random numbers of a forward: in models that draw on some ranks only, not in every step, or in
-// other methods than forward; and operators that are refused.
+// Tests random numbers of forwards that draw on some ranks only, not in every step, or in other
+// methods than forward(), and operators that are refused.
 
 #include <stdexcept>
 #include <string_view>
@@ -155,7 +155,7 @@ struct RandomRefusal {
 
 TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
-      // The batch is not the first dimension.
+      // The batch is the second dimension of the tensor that dropout draws for.
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
        {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"},
        4},
@@ -180,7 +180,7 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
          return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
        },
        {"aten::normal_", "generator", "manual_seed"}},
-      // A local part that a module returns.
+      // The linear returns its local tensor instead of a distributed tensor.
       {[](const at::Tensor& y) { return at::dropout(y, 0.4, true); },
        {"[2, 4]", "local part", "BatchPart", "ReplicationScope"},
        2,

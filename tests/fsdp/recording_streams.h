@@ -46,7 +46,7 @@ class RecordingStreams final : public comm::Streams {
   }
 
   const std::vector<std::string>& log() const { return log_; }
-  /// The notes alone.
+  /// The notes, without recorded events and waits.
   const std::vector<std::string>& notes() const { return notes_; }
   void clear() {
     log_.clear();

@@ -7,7 +7,7 @@
 
 namespace tessera::fsdp::replicas {
 
-/// Two layers. A micro-batch uses one of them.
+/// A model of two layers. Each micro-batch uses one of them.
 struct Either : nn::Module<Either> {
   at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};

@@ -45,7 +45,7 @@ TEST(Phase, RefusesTransitionsThatTheTableLacks) {
   expect_table_is_enforced<GatherPhase>(3);
 }
 
-// Calls in unusual orders.
+// Models are called in unusual orders, and then take a correct step.
 
 at::Tensor input() {
   return batch(kDim, 0).requires_grad_();
@@ -123,7 +123,7 @@ void free_what_was_gathered_ahead(ShardedModel& model) {
   reshard(*model.blocks[0]);
 }
 
-/// Has a method that calls forward.
+/// A model with a method that calls forward.
 class WithLoss : public SmallModel {
  public:
   WithLoss() : SmallModel(kDim, kHidden, kClasses) {}
@@ -137,7 +137,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// Runs its block twice. The backward in between may fail.
+/// Runs its block twice, with a backward in between that may fail.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);
@@ -166,7 +166,7 @@ void run_backward_in_forward(const DeviceMesh& mesh) {
   model(input(), /*fails=*/false).sum().backward();
 }
 
-/// Two modules that are one unit.
+/// A model whose two modules form one unit.
 struct TwoAsOne : nn::Module<TwoAsOne> {
   at::Tensor forward(const at::Tensor& x, bool backward_between) {
     const at::Tensor y = (*first)(x);

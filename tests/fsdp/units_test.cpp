@@ -49,7 +49,7 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
   });
 }
 
-/// Blocks, and a head that the caller runs.
+/// A model of blocks, whose head the caller runs.
 struct Headless : nn::Module<Headless> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<Block> first{*this, "first", kDim, kHidden};
@@ -299,7 +299,7 @@ TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
 // Units that change their arguments in place. Autograd refuses: the caller's tensor would have new
 // values with its old history.
 
-/// A unit's function of its argument.
+/// What a unit computes of its argument, which it may change in place.
 using Act = at::Tensor (*)(at::Tensor& x);
 
 class Changing : public nn::Module<Changing> {
@@ -315,7 +315,7 @@ class Changing : public nn::Module<Changing> {
   Act act_;
 };
 
-/// y + h, where y is the unit's result for h. `act_later` changes h and y after the unit has run.
+/// Returns y + h, where y is the unit's result for h. `act_later` changes both after the unit.
 class Net : public nn::Module<Net> {
  public:
   explicit Net(Act act, bool act_later = false) : act_later_(act_later) {

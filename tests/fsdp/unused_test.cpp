@@ -5,7 +5,7 @@
 
 namespace tessera::fsdp::unused {
 
-/// Two layers. A call uses one of them.
+/// A model of two layers. Each call uses one of them.
 class Branches : public nn::Module<Branches> {
  public:
   explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {

@@ -23,7 +23,7 @@ at::Tensor leaf() {
   return at::ones({2}).requires_grad_();
 }
 
-/// Passes gradients on.
+/// A node that returns the gradients that it gets.
 struct Identity : Node {
   using Node::Node;
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
@@ -309,7 +309,7 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
 
 namespace own_program {
 
-// Canary: the hooks of a tensor and of its node are found, and told from the library's own.
+// Canary: hooks of a tensor and of its node are found, and the library's own are recognized.
 
 using torch::autograd::variable_list;
 

@@ -1,4 +1,4 @@
-// parallelize(): a Llama under FSDP (numbers, memory, gathers that are late), and another model.
+// Tests parallelize(): a Llama under FSDP (values, memory, late ranks), and another model.
 
 #include <ATen/ops/arange.h>
 
@@ -199,8 +199,8 @@ std::string to_string(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
-/// Makes a rank late each time that it reaches one stage: the ranks in turn. Each rank has one, and
-/// reaches the stage equally often.
+/// Delays a rank each time that it reaches one stage, the ranks in turn. Each rank has a Lateness,
+/// and reaches the stage equally often.
 class Lateness {
  public:
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay)
@@ -355,7 +355,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::SwiGlu> mlp{*this, "mlp", nn::MlpOptions{.hidden = kHidden, .inner = kInner}};
 };
 
-/// (rows) -> logits (rows, vocabulary).
+/// Maps token ids (rows) to logits (rows, vocabulary).
 struct Stack : nn::Module<Stack>, tensor_parallel::DeclaresPlan, DeclaresUnits {
   Stack() {
     for (int i = 0; i < 2; ++i) {

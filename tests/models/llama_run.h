@@ -58,7 +58,7 @@ inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::in
   return (index * index * 7 + index * 3).remainder(vocabulary).view({-1, width});
 }
 
-/// Forward and backward of one step's part of the batch; its mean loss.
+/// Runs forward and backward of one step's part of the batch; returns the mean loss.
 inline double accumulate(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
   const std::int64_t rows = shape.batch / (part.parts * part.accumulate);
   double loss_of_part = 0;
@@ -109,7 +109,7 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
   return outcome;
 }
 
-/// The oracle: one rank, the whole batch at once, no FSDP and no tensor parallelism.
+/// The expected outcome: one rank with the whole batch, without FSDP and tensor parallelism.
 inline const Outcome& train_alone(const Shape& shape) {
   static std::map<std::string, Outcome> outcomes;
   const auto [entry, missing] = outcomes.try_emplace(shape.config);

@@ -1,5 +1,5 @@
-// A Llama with documents, split sequences, few key-value heads, and in generation, compared with
-// one rank.
+// Compares a Llama with one rank's: with documents, split sequences, few key-value heads, and in
+// generation.
 
 #include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>

@@ -1,4 +1,4 @@
-// The metrics of a step, the device and its memory, and the record of a run.
+// Tests the metrics of a step, device and memory readings, and the record of a run.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -298,8 +298,7 @@ TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
   count_tensor_memory();
 }
 
-// The mean of three ranks: (0 * 1 + 10 * 2 + 20 * 3) / 6. Rank r sees the mean 10 r with the weight
-// r + 1.
+// Rank r has the mean 10 r with the weight r + 1: over three ranks, (0 * 1 + 10 * 2 + 20 * 3) / 6.
 constexpr double kMeanOfAll = 80.0 / 6;
 
 TEST(MeanMetric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {

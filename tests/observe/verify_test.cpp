@@ -1,5 +1,5 @@
-// verify() of right models on every mesh, the state that it restores, and typical mistakes of
-// users, which it finds and names.
+// Tests verify(): of correct models on every mesh, the state that it restores, and typical mistakes
+// of users, which it finds and names.
 #include "tessera/observe/verify.h"
 
 #include <ATen/core/Tensor.h>
@@ -113,7 +113,7 @@ class GptBlock : public nn::Module<GptBlock> {
   std::function<bool(const at::Tensor& x)> skips_drop_;
 };
 
-/// tokens (batch, tokens) -> logits (batch, tokens, vocabulary).
+/// Maps token ids (batch, tokens) to logits (batch, tokens, vocabulary).
 class Gpt : public nn::Module<Gpt> {
  public:
   explicit Gpt(const GptOptions& o = {}) {
@@ -199,7 +199,7 @@ std::shared_ptr<Gpt> make_gpt(const GptRun& run, const DeviceMesh& mesh) {
   return model;
 }
 
-/// Two sequences of six tokens, different on each data-parallel rank.
+/// Token ids of two sequences of six tokens, different on each data-parallel rank.
 at::Tensor gpt_tokens(const DeviceMesh& mesh) {
   return at::arange(12)
       .mul(7)
@@ -450,7 +450,7 @@ TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
   EXPECT_CONTAINS(errors[0], "rank 1");
 }
 
-// Mistakes of users. The reference runs the same code on one rank.
+// Models with users' mistakes. The reference model runs the same code on one rank.
 
 using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
 

@@ -1,4 +1,4 @@
-// The gathered input of column-wise products, which backward gathers again, also in fp8.
+// Column-wise products do not save their gathered input: backward gathers it again, also in fp8.
 
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,5 +1,5 @@
-// Blocks under plans that are declared by their modules, made by functions, or combined with LoRA.
-// Whole models under one plan are in tests/fuzz.
+// Tests blocks under plans that modules declare, that functions make, or that include LoRA. Whole
+// models under one plan are in tests/fuzz.
 
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/random.h"
@@ -209,8 +209,8 @@ constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
-/// A fused Linear and a Linear back, with adapters, of 10 and 6 features, which 4 ranks do not
-/// divide.
+/// A fused Linear to 10 features and a Linear back to 6, with LoRA adapters. 4 ranks divide neither
+/// number.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
@@ -238,7 +238,7 @@ void fill_adapters(nn::ModuleBase& model) {
   }
 }
 
-/// Two steps on this rank's rows. Returns the whole values of the adapters.
+/// Takes two steps on this rank's rows. Returns the gathered values of the adapters.
 std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
   manual_seed(11);
   optim::Sgd optimizer(model, {.lr = 0.5});

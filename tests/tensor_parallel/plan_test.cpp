@@ -238,7 +238,7 @@ TEST_ON_RANKS(Parallelize, KeepsTiedWeightsTied, 2) {
   EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
 }
 
-// As in torchtitan: first a plan of the model, then a plan of each block.
+// As torchtitan does, gives first a plan for the model and then a plan for each block.
 TEST_ON_MESH(Parallelize, TakesASecondPlanForOtherModules, {2}, {"tp"}) {
   Tree tree;
   const at::Tensor up = tree.layer(1).up->weight->detach().clone();
@@ -320,7 +320,7 @@ TEST_ON_MESH(Mistakes, APlanOfAPartOfTheModelOrFsdpOnItsMesh, {2}, {"tp"}) {
   EXPECT_ERROR(fsdp::fully_shard(model, mesh), "(tp=2)", "by parallelize_module");
 }
 
-/// Has a libtorch parameter that is in no slot.
+/// A module with a libtorch parameter that is not in a slot.
 struct HalfSlotted : nn::Module<HalfSlotted> {
   HalfSlotted() { register_parameter("stray", at::ones({2})); }
   at::Tensor forward(const at::Tensor& x) { return (*up)(x); }
@@ -336,7 +336,7 @@ TEST_ON_MESH(Mistakes, AParameterWithoutASlot, {1, 2}, {"dp", "tp"}) {
   EXPECT_FALSE(tessera::is_distributed(model.named_children()["0"]->parameters()[0]));
 }
 
-// The errors of a strict scope if a plan lacks an entry.
+// Errors of a strict scope name the entry that a plan lacks.
 
 /// Maps (tokens, dim) to the same sizes: `normed_result` by a norm at the end, else by a residual.
 struct NormedMlp : nn::Module<NormedMlp> {
@@ -358,7 +358,7 @@ TEST_ON_MESH(StrictScopeHints, NameTheEntryThatThePlanForgot, {2}, {"tp"}) {
     const StrictScope strict;
     EXPECT_ERROR(model(x).square(), "[Partial(sum)] -> [Replicate()]", "rowwise_parallel()");
   }
-  // Without an entry for the norm, which needs all features of a token.
+  // The plan lacks an entry for the norm, which needs all features of a token.
   NormedMlp model(/*normed_result=*/true);
   parallelize_module(model, mesh, {{"fc2", colwise_parallel()}});
   const StrictScope strict;

@@ -1,4 +1,4 @@
-// What a call throws, tables of refusals, and names of cases.
+// Helpers for errors that calls throw, for tables of refused calls, and for names of cases.
 
 #pragma once
 

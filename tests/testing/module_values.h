@@ -16,8 +16,8 @@
 
 namespace tessera::testing {
 
-/// Gives every parameter values that depend on its place among the parameters and its sizes only,
-/// whatever its layout. Collective if one is distributed.
+/// Fills each parameter with values that depend only on its position among the parameters and its
+/// sizes, not on its layout. Collective if one is distributed.
 inline void fill(nn::ModuleBase& module) {
   const c10::NoGradGuard no_grad;
   double seed = 0;

@@ -21,7 +21,7 @@ namespace tessera::testing {
 
 // Inputs of tests. Each depends on the sizes and the seed only, so that all ranks make the same.
 
-/// 0, 1, 2, ... in the order of the elements.
+/// The values 0, 1, 2, ... in the order of the elements.
 inline at::Tensor counting_values(at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
   return at::arange(c10::multiply_integers(sizes), type).view(sizes);
 }

@@ -1,5 +1,5 @@
-// Training: steps on meshes, compared with one rank that uses libtorch's calls alone; evaluation,
-// stops, metrics and recordings; and the saved checkpoints of a run.
+// Compares training steps on meshes with one rank that uses only libtorch's calls; tests
+// evaluation, stops, metrics and recordings, and the checkpoints of a run.
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
@@ -32,7 +32,7 @@
 
 namespace tessera::testing {
 
-// A small model with sizes that no mesh divides, its rows and its training run.
+// A small model whose sizes no mesh divides, its training data and its run.
 
 struct Mlp : nn::Module<Mlp> {
   /// Returns the mean over rows and columns.

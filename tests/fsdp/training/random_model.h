@@ -98,7 +98,7 @@ class DrawingBlock : public nn::Module<DrawingBlock> {
   int forwards_ = 0;
 };
 
-/// Token ids (batch, sequence) -> (tokens, vocabulary).
+/// A model that maps token ids (batch, sequence) to logits (tokens, vocabulary).
 class DrawingModel : public nn::Module<DrawingModel> {
  public:
   explicit DrawingModel(const Draws& draws) {
