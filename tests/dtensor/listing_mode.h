@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Lists the operators that it sees.
+/// An operator mode that lists the names of the operators that it sees.
 struct ListingMode : OperatorMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
     names.push_back(op.name);

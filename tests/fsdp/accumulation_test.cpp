@@ -1,5 +1,5 @@
-// Micro-batches whose gradients are reduced later: gradients that a program drops in between, and
-// products that are added to the accumulated gradients.
+// Tests micro-batches whose gradients are reduced later: a program may drop these gradients before,
+// and products may be added to them.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/sgd.h>
@@ -17,7 +17,7 @@
 
 namespace tessera::fsdp::accumulation {
 
-/// Two units. A call uses `b`, or both.
+/// A model of two units. A call uses `b`, or both.
 struct Pair : nn::Module<Pair> {
   Pair() { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x, bool both) {
@@ -73,7 +73,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const auto streams = testing::record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
-  // The root is reduced last; no one has waited for its reduction.
+  // Nobody has waited for the reduction of the root, which is the last one.
   EXPECT_ERROR(model.head->slot("weight")->persistent().grad().sum(), "is not reduced");
   EXPECT_TRUE(model.blocks[2]->up->slot("weight")->persistent().grad().defined());
   set_is_last_backward(model, true);
@@ -85,7 +85,7 @@ TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
             8);
 }
 
-/// Two units in sequence. The gradient of the first needs its input alone.
+/// Two units in sequence. The first unit's gradients need only its input, not its parameters.
 struct Scaled : nn::Module<Scaled> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<nn::Linear> first{*this, "first", 3, 5}, second{*this, "second", 5, 5};
@@ -101,7 +101,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
       Filled<Scaled> model;
       const DeviceMesh mesh = rank.mesh({2}, {"dp"});
       shard_units({&*model.first, &*model.second, &model}, mesh);
-      set_unshard_in_backward(*model.first, gather);  // whose input needs no gradient
+      set_unshard_in_backward(*model.first, gather);  // its input needs no gradient
       const Sent sent(rank);
       model(x).square().sum().backward();
       const comm::TrafficTable traffic = sent.table();
@@ -112,7 +112,7 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
   });
 }
 
-// Gradients that wait for a later reduction, and a program that drops them in between.
+// A program may drop gradients that wait for the reduction of a later micro-batch.
 
 /// A way to drop the gradients of a model.
 struct Drop {
@@ -240,7 +240,7 @@ using testing::AddedTerms;
 
 constexpr int kWeights = 7;  // three blocks of two, and the head
 
-/// The rows have three dimensions, so that every matrix is a weight or its gradient.
+/// The input has three dimensions, so that every matrix is a weight or a weight's gradient.
 at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
   const std::int64_t rows = testing::kRows / rank.size();
   const at::Tensor x = batch(kDim, step).narrow(0, rank.rank() * rows, rows);
@@ -279,7 +279,7 @@ TEST_P(AddedProducts, HaveTheGradientsOfOneRank) {
   }
 }
 
-// A product is added as it is computed if the reduction has the product's type, else separately.
+// If reduce_dtype is a product's type, the product is added as it is computed, else separately.
 TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1, 2});
   for (const at::ScalarType reduce : {at::kBFloat16, at::kFloat}) {
@@ -394,7 +394,7 @@ TEST(AddedProductsOfAUnit, AreNotInGradientsOfAutogradGrad) {
 }
 
 TEST(AddedProductsOfAUnit, OfABackwardThatFailsAreDropped) {
-  // The gradients of the step before stay, or are NaN and the program drops them.
+  // The gradients of the previous step stay, or are NaN and the program drops them.
   for (const bool drops : {false, true}) {
     const std::vector<at::Tensor> expected =
         shared_alone(drops ? std::vector{0} : std::vector{0, 1});

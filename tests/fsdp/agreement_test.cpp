@@ -97,7 +97,7 @@ TEST(Origins, OfDifferentSeedsAreRefused) {
 
 // With TESSERA_DEBUG=1 ranks compare the parameters of each unit before its first gather.
 
-// On two ranks the shards of 3 and of 4 rows have one padded size.
+// On two ranks, padded shards of 3 rows and of 4 rows have the same size.
 TEST(ParameterAgreement, NamesTheParameterThatDiffers) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(2, [](Rank& rank) {
@@ -120,7 +120,7 @@ TEST(ParameterAgreement, ComparesTheNumberOfParameters) {
   EXPECT_CONTAINS(errors, "rank 0 has 2 parameters, rank 1 has 1");
 }
 
-// Only ranks 0 and 1 share the experts that differ.
+// Ranks 0 and 1 alone share the head, whose sizes differ between them.
 TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   const DebugChecks checks("1");
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
@@ -135,8 +135,8 @@ TEST(ParameterAgreement, ComparesParametersOnTheirOwnMesh) {
   EXPECT_CONTAINS(errors[1], "unit 'head'");
 }
 
-// Ranks that run different units while the communicator does not notice: Gloo and NCCL accept any
-// tensors of one size.
+// Tests ranks that run different units, which the communicator does not notice: Gloo and NCCL
+// accept any tensors of one size.
 
 class Disagreement : public ::testing::Test {
  protected:
@@ -182,7 +182,7 @@ void expect_both_named(const std::vector<std::string>& errors) {
   EXPECT_CONTAINS(errors, "unit 'a'", "unit 'b'", "every rank must call");
 }
 
-/// Backward of the result begins below the root, and reduces the chosen unit last.
+/// Returns the chosen unit's result: backward begins below the root and reduces that unit last.
 at::Tensor run_below_root(Pair& model, bool take_a) {
   model.keep_inner = true;
   run_both(model, take_a);
@@ -190,7 +190,7 @@ at::Tensor run_below_root(Pair& model, bool take_a) {
   return std::exchange(model.inner, {});
 }
 
-/// An act in which ranks run different units, and the mesh and options of the model.
+/// A case in which ranks run different units, with the model's mesh and options.
 struct Difference {
   const char* name;
   std::vector<std::int64_t> sizes;

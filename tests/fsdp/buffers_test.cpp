@@ -1,4 +1,4 @@
-// The flat buffers of a parameter group: offsets, types, packing, and the pool of memory. No ranks
+// Tests flat buffers of parameter groups: offsets, dtypes, packing, and the memory pool. No ranks
 // are needed.
 #include "fsdp/buffers.h"
 
@@ -41,7 +41,7 @@ TEST(FlatBufferLayout, AlignsInTheNarrowerOfTheTypesOfShardsAndGathers) {
   EXPECT_EQ(flat_numel(layout.segments()), 64);
 }
 
-/// Rank `rank`'s part by torch.chunk, flat and padded with zeros to `room`.
+/// Rank `rank`'s shard by torch.chunk, flattened and padded with zeros to `room` elements.
 at::Tensor padded_chunk(const at::Tensor& whole, std::int64_t ranks, std::int64_t rank,
                         std::int64_t dim, std::int64_t room) {
   const std::vector<at::Tensor> chunks = whole.chunk(ranks, dim);
@@ -53,7 +53,7 @@ at::Tensor padded_chunk(const at::Tensor& whole, std::int64_t ranks, std::int64_
   return flat;
 }
 
-// A missing tensor counts as zeros.
+// pack() writes zeros for an undefined tensor.
 TEST(Packing, ClearsGapsBetweenSegmentsAndAfterThem) {
   const std::vector<Segment> segments = segments_of({{{6}, 0, 2}, {{2}, 0, 2}}, at::kFloat);
   at::Tensor buffer = at::full({2, flat_numel(segments)}, 7.0);
@@ -128,7 +128,7 @@ TEST(BufferPool, FreesWhatDoesNotFitBeforeItAllocates) {
     EXPECT_EQ(p.pool.idle_bytes(), 400);
     const BufferPool::Buffer buffer = p.pool.acquire(numel, at::kFloat, Lane::kAllGather);
     EXPECT_EQ(p.pool.idle_bytes(), 0);
-    // The lane that owns the memory waits before the allocator gets it back.
+    // The stream that owns the memory waits before the allocator gets the memory back.
     EXPECT_EQ(p.streams->log(), (Log{"compute: record 1", "all_gather: wait 1"}));
   }
 }

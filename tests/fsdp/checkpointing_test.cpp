@@ -12,7 +12,7 @@ void checkpoint_blocks(SmallModel& model, const nn::CheckpointOptions& options =
   nn::apply_activation_checkpointing(model, nn::of_class<Block>(), options);
 }
 
-/// The traffic of a step, and its whole gradients.
+/// The traffic of a training step, and the gathered gradients.
 using Step = std::pair<comm::TrafficTable, std::vector<at::Tensor>>;
 
 const MixedPrecisionPolicy kBfloat16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};

@@ -129,7 +129,7 @@ TEST_SHARDED(PostAccumulateHook, IsCalledForReducedGradientsOnly, 2) {
   EXPECT_EQ(calls, static_cast<int>(model.named_slots().size()));
 }
 
-// A unit that is called several times in one forward.
+// Hooks of a unit that is called several times in one forward.
 
 struct Repeated : nn::Module<Repeated> {
   at::Tensor forward(at::Tensor x, int calls) {
@@ -211,7 +211,7 @@ TEST_ON_RANKS(AllReduceHook, RunsAfterTheReplicasAreSummed, 4) {
   EXPECT_EQ(seen, 4.0);
 }
 
-// autograd::grad, and a backward with inputs.
+// Calls of autograd::grad, and of backward with inputs.
 
 using torch::autograd::grad;
 using Tensors = std::vector<at::Tensor>;
@@ -328,7 +328,7 @@ TEST_SHARDED(RequestedGradient, APenaltyOnShardsIsLeftToAutograd, 2) {
   EXPECT_TRUE(full_tensor(weight.grad()).allclose(full_tensor(weight).detach() * 2, 1e-4, 1e-6));
 }
 
-/// Backward of the loss plus the squared norm of its gradient with respect to the input.
+/// Runs backward of the loss plus the squared norm of the loss's gradient by the input.
 void penalised_backward(SmallModel& model) {
   const at::Tensor x = uniform_values({3, kDim}, 5).requires_grad_();
   const at::Tensor loss = model(x).square().sum();

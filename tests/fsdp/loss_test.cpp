@@ -147,7 +147,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
   }
 }
 
-// Rows that are even, a divide factor or a weight need no warning.
+// Even rows, a gradient divide factor or a weight of the loss cause no warning.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const testing::Warnings warnings("differently many rows");
@@ -209,12 +209,12 @@ TEST_SHARDED(Penalty, OnShardsIsRefusedInASumWithALocalLoss, 2) {
   const at::Tensor penalty = penalty_of(model);
   EXPECT_ERROR(loss + 0.5 * penalty, "full_tensor()");
   EXPECT_ERROR(penalty * loss, "full_tensor(Placements{Partial{ReduceOp::kAvg}})");
-  // Without a gradient the ranks' values are compared.
+  // A plain number without a gradient must have the same value on all ranks.
   EXPECT_ERROR(penalty - loss.detach(), "differs from rank 0", "ranks 1");
   EXPECT_TRUE(tessera::is_distributed(penalty - at::scalar_tensor(2)));
 }
 
-/// A step in which some ranks' gradients are not finite, and words of the error on every rank.
+/// A step in which some ranks' gradients are not finite, and words that every rank's error has.
 struct NonfiniteCase {
   const char* name;
   std::vector<std::int64_t> sizes;

@@ -38,7 +38,7 @@ OptimizerPtr muon(const nn::ModuleBase& model) {
       std::make_shared<optim::AdamW>(split.rest, optim::AdamWOptions{.lr = 0.01})});
 }
 
-/// Three steps on the rank's part of a batch. Returns the parameters.
+/// Takes three steps on the rank's part of a batch. Returns the parameters.
 std::vector<at::Tensor> train(SmallModel& model, optim::Optimizer& optimizer, std::int64_t part,
                               std::int64_t parts) {
   for (int step = 0; step < 3; ++step) {
@@ -144,7 +144,7 @@ at::Tensor part_of_batch(int step, std::int64_t part, std::int64_t parts, c10::S
 
 constexpr int kSteps = 4;
 
-/// One rank, in fp32, unscaled.
+/// The parameters after training on one rank, in fp32 without loss scaling.
 std::vector<at::Tensor> reference_parameters() {
   Filled<SmallModel> model(6, 10, 3, 2);
   optim::AdamW optimizer(model, {.lr = 0.01, .eps = 1e-15});
@@ -156,7 +156,7 @@ std::vector<at::Tensor> reference_parameters() {
   return parameters_of(model);
 }
 
-// With fp32 parameters that are gathered in fp16, and with parameters and gradients in fp16, whose
+// Trains fp32 parameters that are gathered in fp16, and parameters and gradients in fp16, whose
 // rounding remains. A step changes a parameter by 0.01.
 TEST(LossScaling, TrainsInFp16AsInFp32) {
   const std::vector<at::Tensor> expected = reference_parameters();

@@ -153,7 +153,7 @@ TEST_ON_MESH(Options, TrainsParametersOfSeveralTypesInOneUnit, {2}, {"dp"}) {
   EXPECT_TRUE(with_double.bias->detach().equal(bias));
 }
 
-// The shard of an expert has no gradient on ranks whose experts got no rows.
+// An expert's shard has no gradient on ranks whose experts were given no rows.
 
 /// Rows of `w` are experts, split over ep.
 struct Experts : nn::Module<Experts> {
@@ -234,7 +234,7 @@ namespace tessera::fsdp::placement {
 
 // Buffers and inputs on the device of computation. "meta" stands for a device that is not the CPU.
 
-/// A libtorch module, which is no nn::Module.
+/// A libtorch module that does not derive from tessera::nn::Module.
 struct Counter : torch::nn::Module {
   Counter() { counts = register_buffer("counts", at::ones({2}, at::kDouble)); }
   at::Tensor counts;

@@ -11,7 +11,7 @@
 
 namespace tessera::fsdp::precision {
 
-/// One rank's training step in bf16 computation with fp32 masters, written out.
+/// The gradients of one rank's step that computes in bf16 from fp32 parameters, written out.
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
@@ -71,7 +71,7 @@ TEST_ON_RANKS(MixedPrecision, ReducesInTheTypeOfThePolicyOverReplicasAndMicroBat
   }
 }
 
-/// Records the types that its forward receives.
+/// Records the dtypes of the tensors that its forward receives.
 class Looking : public nn::Module<Looking> {
  public:
   Looking() {
@@ -205,7 +205,7 @@ TEST_ON_RANKS(ForceSum, SumsBeforeAnyDivision, 4) {
   EXPECT_TRUE(gradient_in_half(rank, least, [](auto&) {}).equal(at::zeros({4, 3})));
 }
 
-// PyTorch divides by the factor before and after on one rank.
+// On one rank PyTorch divides by the factor twice, before and after the reduction.
 TEST(DivideFactor, DividesOnce) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -262,7 +262,7 @@ TEST_ON_RANKS(Conversion, IsRefusedByNameForOnlySomeParametersOfAUnit, 2) {
 
 namespace tessera::fsdp::average_tests {
 
-/// A group that divides while it reduces. Counts the averages.
+/// A process group that averages in its reduce-scatters, and counts the averages.
 class Averaging final : public testing::ForwardingCommunicator {
  public:
   Averaging(comm::CommunicatorPtr inner, int& averages)

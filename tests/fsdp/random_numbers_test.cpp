@@ -1,5 +1,5 @@
-// The random numbers of a forward: in models that draw on some ranks only, not in every step, or in
-// other methods than forward; and operators that are refused.
+// Tests random numbers of forwards that draw on some ranks only, not in every step, or in other
+// methods than forward(), and operators that are refused.
 
 #include <stdexcept>
 #include <string_view>
@@ -47,8 +47,8 @@ TEST(RandomNumbers, ForAParameterAreTheSameOnAllRanks) {
   RunRanks(2, [&](Rank& rank) { EXPECT_TRUE(at::equal(run(rank), expected)); });
 }
 
-// A rank without rows reports its rows all the same, and counts the draws of the others. The ranks
-// exchange nothing after two forwards that have drawn nothing, until one draws.
+// A rank without rows takes part in the exchange of row numbers, and counts the draws of other
+// ranks. After two forwards without draws the ranks exchange nothing until one draws.
 TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   Draws operators = drawing::everywhere(), modules = kModules;
   for (Draws* draws : {&operators, &modules}) {
@@ -60,7 +60,7 @@ TEST(RandomNumbers, MayBeLeftOutByARankWithoutRowsAndInTheFirstForwards) {
   }
 }
 
-// In evaluation nothing is drawn. After a forward, also one that throws, numbers are libtorch's
+// Evaluation draws no numbers. After a forward, also one that throws, random numbers are libtorch's
 // again.
 TEST_ON_MESH(RandomNumbers, OutsideOfTrainingForwardsAreLibtorchs, {2}, {"dp"}) {
   Draws draws;
@@ -110,8 +110,8 @@ TEST(RandomNumbers, InAMethodDependOnItsRows) {
   });
 }
 
-// Random operators are refused if the draws of one rank alone are not known: on all ranks, with the
-// name of the operator and the remedy.
+// Random operators are refused if a rank cannot know which numbers are its own: on all ranks, with
+// the name of the operator and the remedy.
 
 constexpr std::int64_t kSide = 8;
 
@@ -155,7 +155,7 @@ struct RandomRefusal {
 
 TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
   const std::vector<RandomRefusal> cases{
-      // The batch is not the first dimension.
+      // The batch is the second dimension of the tensor that dropout draws for.
       {[](const at::Tensor& y) { return dropout_with_batch_second(y, 3); },
        {"bernoulli_", "[3, 4, 8]", "2 data-parallel ranks", "4 rows", "put the batch first"},
        4},
@@ -180,7 +180,7 @@ TEST(RandomRefusals, NameTheOperatorAndTheRemedyOnEveryRank) {
          return at::empty_like(y.detach()).normal_(0, 1, at::detail::createCPUGenerator(3));
        },
        {"aten::normal_", "generator", "manual_seed"}},
-      // A local part that a module returns.
+      // The linear returns its local tensor instead of a distributed tensor.
       {[](const at::Tensor& y) { return at::dropout(y, 0.4, true); },
        {"[2, 4]", "local part", "BatchPart", "ReplicationScope"},
        2,

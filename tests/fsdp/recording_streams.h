@@ -10,7 +10,7 @@
 
 namespace tessera::testing {
 
-/// Lanes that only record the calls, in order:
+/// Streams that only record the calls, in order. A lane is one stream, such as "compute":
 ///   "all_gather unit 'a'"          a note
 ///   "compute: record 3"            event 3 is the end of the work in the compute lane so far
 ///   "all_gather: wait 3"
@@ -46,7 +46,7 @@ class RecordingStreams final : public comm::Streams {
   }
 
   const std::vector<std::string>& log() const { return log_; }
-  /// The notes alone.
+  /// The notes, without recorded events and waits.
   const std::vector<std::string>& notes() const { return notes_; }
   void clear() {
     log_.clear();
@@ -67,7 +67,7 @@ class RecordingStreams final : public comm::Streams {
   std::vector<std::string> notes_;
 };
 
-/// Records the lanes of the unit of `root` and of the units that its first forward finds below it.
+/// Records the streams of `root`'s unit and of the units that its first forward finds below it.
 inline std::shared_ptr<RecordingStreams> record(const nn::ModuleBase& root) {
   auto streams = std::make_shared<RecordingStreams>();
   root.attached<fsdp::Unit>()->set_comm_context(

@@ -7,13 +7,13 @@
 
 namespace tessera::fsdp::replicas {
 
-/// Two layers. A micro-batch uses one of them.
+/// A model of two layers. Each micro-batch uses one of them.
 struct Either : nn::Module<Either> {
   at::Tensor forward(const at::Tensor& x, bool first) { return (first ? *a : *b)(x); }
   nn::Child<nn::Linear> a{*this, "a", 3, 3}, b{*this, "b", 3, 3};
 };
 
-// PyTorch adds the flat sums of different sets of parameters.
+// PyTorch gets this wrong: it adds flat buffers of different sets of parameters.
 TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   const at::Tensor x = uniform_values({8, 3}, 3);
   Filled<Either> alone;
@@ -34,7 +34,7 @@ TEST(Replicas, ReduceMicroBatchesThatUseDifferentParameters) {
   });
 }
 
-// In fp16 half of the division comes before the sum, so that waiting gradients are partly divided.
+// In fp16 half of the division comes before the sum: gradients not yet reduced are partly divided.
 TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
   const auto gradient_after = [](Rank& rank, const std::function<void(nn::Linear&)>& change) {
     nn::Linear linear(4, 4, {.bias = false});

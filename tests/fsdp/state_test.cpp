@@ -45,7 +45,7 @@ TEST(Phase, RefusesTransitionsThatTheTableLacks) {
   expect_table_is_enforced<GatherPhase>(3);
 }
 
-// Calls in unusual orders.
+// Models are called in unusual orders, and then take a correct step.
 
 at::Tensor input() {
   return batch(kDim, 0).requires_grad_();
@@ -78,7 +78,7 @@ void run_backward_again(ShardedModel& model) {
   loss.backward();
 }
 
-/// The block is called outside of the root's forward.
+/// Calls a block outside of the root's forward.
 void call_a_block_twice(ShardedModel& model) {
   walk_loss(model).backward();  // connects the block with its root
   (*model.blocks[1])((*model.blocks[1])(input())).sum().backward();
@@ -103,7 +103,7 @@ void fail_in_forward(ShardedModel& model) {
   EXPECT_EQ(model.blocks[0]->attached<Unit>()->phase(), UnitPhase::kForward);
   EXPECT_ERROR(walk_loss(model), "not this time");  // the second call restarts the root's forward
   *fails = false;
-  earlier.backward();  // of the graph before the failure
+  earlier.backward();  // backward of the graph before the failure
 }
 
 /// Fails once, when backward reaches block 1.
@@ -123,7 +123,7 @@ void free_what_was_gathered_ahead(ShardedModel& model) {
   reshard(*model.blocks[0]);
 }
 
-/// Has a method that calls forward.
+/// A model with a method that calls forward.
 class WithLoss : public SmallModel {
  public:
   WithLoss() : SmallModel(kDim, kHidden, kClasses) {}
@@ -137,7 +137,7 @@ void call_forward_from_a_method(const DeviceMesh& mesh) {
   expect_gradients(model, gradients_alone());
 }
 
-/// Runs its block twice. The backward in between may fail.
+/// Runs its block twice, with a backward in between that may fail.
 struct RunsBackward : nn::Module<RunsBackward> {
   at::Tensor forward(const at::Tensor& x, bool fails) {
     const at::Tensor y = (*block)(x);
@@ -166,7 +166,7 @@ void run_backward_in_forward(const DeviceMesh& mesh) {
   model(input(), /*fails=*/false).sum().backward();
 }
 
-/// Two modules that are one unit.
+/// A model whose two modules form one unit.
 struct TwoAsOne : nn::Module<TwoAsOne> {
   at::Tensor forward(const at::Tensor& x, bool backward_between) {
     const at::Tensor y = (*first)(x);
@@ -250,8 +250,8 @@ TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
 
 namespace tessera::fsdp::iterations {
 
-// Training needs the tensors that inference has made. On one rank the gathered tensors are the
-// shards.
+// Training uses tensors that a forward in inference mode has allocated. On one rank the gathered
+// tensors are the shards.
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
   const std::vector<at::Tensor> expected = gradients_alone();
   for (const int ranks : {1, 3}) {
@@ -328,7 +328,7 @@ TEST_SHARDED(Frozen, FirstBlocksAreNotGatheredInBackward, 2) {
   // Forward gathers three blocks and the root, backward the block behind the frozen ones.
   EXPECT_EQ(sent.calls("dp", "all_gather"), 3 + 1 + 1);
   EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
-  // Two means and a counter of each parameter that is trained.
+  // AdamW's state: two averages and a counter for each parameter that is trained.
   optim::AdamW optimizer(model, {});
   EXPECT_EQ(optim::named_state(optimizer, model).size(), 3u * (4 + 2));
 }
@@ -385,7 +385,7 @@ TEST_SHARDED(Settings, GathersAheadAfterStartUnshard, 2) {
   EXPECT_EQ(sent.calls("dp", "all_gather"), 4);
 }
 
-// PyTorch 2.11's FSDP2 shows wrong values.
+// For these sizes PyTorch 2.11's FSDP2 shows wrong values.
 TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   const at::Tensor x = uniform_values({4, 3}, 5);
   for (const std::int64_t rows : {2, 3, 5, 6, 8}) {
@@ -402,7 +402,7 @@ TEST(PostForwardMesh, ShowsTheRightValuesOfUnevenRows) {
   }
 }
 
-// PyTorch 2.11's FSDP2 copies.
+// PyTorch 2.11's FSDP2 copies the parameters even on one rank.
 TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   Filled<nn::Linear> linear(3, 4);
   const void* memory = linear.weight->const_data_ptr();

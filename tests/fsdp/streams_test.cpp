@@ -59,7 +59,7 @@ Log notes_of_step(const std::function<void(SmallModel&)>& prepare, const Options
   return notes;
 }
 
-// FSDP2's order: in backward each unit gathers the unit before it while it computes.
+// FSDP2's order: in backward, while a unit computes, the unit before it is gathered.
 TEST(Streams, PrefetchBackwardInReverseOrderOfForward) {
   EXPECT_EQ(notes_of_step([](SmallModel&) {}),
             notes({"+. =. +0 =0 -0 +1 =1 -1 +2 =2 -2",  // forward
@@ -72,7 +72,7 @@ TEST(Streams, GatherOnceWithoutResharding) {
 }
 
 TEST(Streams, PrefetchTheRequestedUnitsInForward) {
-  // In the second step too, although the order of the last forward differs.
+  // Also in the second step, where the order of the last forward is another one.
   for (const int steps : {1, 2}) {
     const Log found = notes_of_step(
         [](SmallModel& model) {
@@ -108,7 +108,7 @@ TEST_ON_RANKS(Streams, LetTheNextGathersWaitForTheUpdateAlone, 2) {
   const std::string wait = "all_gather: wait " + number_of(update);
   set_post_optim_event(linear, update);
   EXPECT_EQ(waits_of_step(), Log{wait});
-  // The event applies to one step: the next step waits for all of the compute lane again.
+  // The event applies to one step: the next step waits for all work of the compute stream again.
   const Log next = waits_of_step();
   ASSERT_EQ(next.size(), 2u);
   EXPECT_TRUE(next[0].starts_with("compute: record")) << next[0];
@@ -126,7 +126,7 @@ TEST_SHARDED(Streams, StayInTheComputeLaneOnOneRank, 1) {
   }
 }
 
-// A program may have changed the parameters just before, as an optimizer's step does.
+// A program may have changed the parameters just before a gather, as an optimizer's step does.
 TEST(ExplicitGather, WaitsForTheComputeLane) {
   for (const auto gather :
        {+[](nn::ModuleBase& module) { unshard(module); },
@@ -148,7 +148,7 @@ TEST(ExplicitGather, WaitsForTheComputeLane) {
   }
 }
 
-// Forward gathers the next unit while it computes with a unit, in the order of the last forward.
+// While a unit computes, forward gathers the next unit in the order of the last forward.
 
 /// The log of a forward.
 Log log_of_forward(SmallModel& model, const Rank& rank, testing::RecordingStreams& streams) {
@@ -186,7 +186,7 @@ TEST_SHARDED(GatherAhead, FollowsTheLastForward, 2) {
   }
 }
 
-// The unit before last has released its memory, with the end of its forward.
+// A gather that reuses the memory of the unit before last waits for the end of its forward.
 TEST_SHARDED(GatherAhead, WaitsOnlyForTheMemoryThatItReuses, 2) {
   const auto streams = record(model);
   log_of_forward(model, rank, *streams);
@@ -252,8 +252,8 @@ TEST_ON_RANKS(GatherAhead, EndsWhereTheOrderChangesAndFreesUnusedUnits, 2) {
   EXPECT_EQ(run({0, 1, 0, 2}), notes({"+0 =0 +1 -0", "=1 +0 -1", "=0 +2 -0", "=2 -2"}));
 }
 
-// A unit that is unsharded already may run on one rank alone. The gathers ahead must not depend on
-// it.
+// A unit that is unsharded already may run on one rank alone. Other units' early gathers must not
+// depend on that.
 TEST_ON_RANKS(GatherAhead, IsTheSameOnRanksThatRunUnshardedUnitsDifferently, 2) {
   InAnyOrder model(rank.mesh({2}, {"dp"}));
   const at::Tensor x = uniform_values({2, 6}, 1);

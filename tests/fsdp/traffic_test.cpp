@@ -73,8 +73,8 @@ TEST(Traffic, IsTwoGathersAndOneReductionAUnit) {
   RunRanks(1, [](Rank& rank) { EXPECT_TRUE(traffic_of_step(rank).empty()); });
 }
 
-/// The bytes that a rank sends for each parameter in a step of `micro_batches`, if every size
-/// divides and every collective is a ring.
+/// The bytes that a rank sends for each parameter in a step of `micro_batches`, if every size is
+/// divisible and every collective is a ring.
 struct Formula {
   const char* name;
   int micro_batches;

@@ -9,9 +9,9 @@
 
 namespace tessera::fsdp::units {
 
-// Units that are called otherwise than once from the root's forward.
+// Units that are not called exactly once from the root's forward.
 
-/// Expects the gradients of `alone`. An undefined gradient stands for zeros.
+/// Expects `model` to have the gradients of `alone`. An undefined gradient stands for zeros.
 void expect_as_alone(const nn::ModuleBase& model, const nn::ModuleBase& alone) {
   const std::vector<at::Tensor> expected = gradients_of(alone);
   std::size_t i = 0;
@@ -49,7 +49,7 @@ TEST(UnitCalls, MayBeOfABlockAlone) {
   });
 }
 
-/// Blocks, and a head that the caller runs.
+/// A model of blocks, whose head the caller runs.
 struct Headless : nn::Module<Headless> {
   at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
   nn::Child<Block> first{*this, "first", kDim, kHidden};
@@ -57,7 +57,7 @@ struct Headless : nn::Module<Headless> {
   nn::Child<nn::Linear> head{*this, "head", kDim, kClasses};
 };
 
-/// The loss of two chunks of the rows. Each has its own backward, which ends before the model's
+/// Runs the backwards of two chunks of rows, as a chunked loss does, before the model's backward
 /// begins.
 void chunked_backward(Headless& model, const at::Tensor& x) {
   const at::Tensor hidden = model(x);
@@ -85,7 +85,7 @@ TEST(UnitCalls, MayRunAHeadWithSeveralBackwards) {
   });
 }
 
-/// Its results: two tensors, of which a loss may leave out one, a tensor without a gradient, and a
+/// Returns two tensors, one of which a loss may leave out, a tensor without a gradient, and a
 /// number.
 struct Several : nn::Module<Several> {
   std::tuple<at::Tensor, at::Tensor, at::Tensor, int> forward(const at::Tensor& x) {
@@ -203,7 +203,7 @@ TEST_ON_RANKS(Unshard, SurvivesItsModule, 2) {
   EXPECT_NO_THROW(handle.wait());
 }
 
-// forward called as a function, without the hooks that gather and reduce.
+// Direct calls of forward(), without the hooks that gather and reduce.
 
 class OwnLayer : public nn::Module<OwnLayer> {
  public:
@@ -299,7 +299,7 @@ TEST_ON_RANKS(UnfilledStorage, IsRefusedBeforeAnythingIsGathered, 2) {
 // Units that change their arguments in place. Autograd refuses: the caller's tensor would have new
 // values with its old history.
 
-/// A unit's function of its argument.
+/// What a unit computes of its argument, which it may change in place.
 using Act = at::Tensor (*)(at::Tensor& x);
 
 class Changing : public nn::Module<Changing> {
@@ -315,7 +315,7 @@ class Changing : public nn::Module<Changing> {
   Act act_;
 };
 
-/// y + h, where y is the unit's result for h. `act_later` changes h and y after the unit has run.
+/// Returns y + h, where y is the unit's result for h. `act_later` changes both after the unit.
 class Net : public nn::Module<Net> {
  public:
   explicit Net(Act act, bool act_later = false) : act_later_(act_later) {

@@ -5,7 +5,7 @@
 
 namespace tessera::fsdp::unused {
 
-/// Two layers. A call uses one of them.
+/// A model of two layers. Each call uses one of them.
 class Branches : public nn::Module<Branches> {
  public:
   explicit Branches(std::int64_t in = 3, std::int64_t out = 2) {
@@ -17,8 +17,8 @@ class Branches : public nn::Module<Branches> {
   std::shared_ptr<nn::Linear> left, right;
 };
 
-// Rows that divide evenly are reduced from autograd's gradient or from zeros; other rows are
-// packed.
+// Gradients with even shards are reduced from autograd's gradient or from zeros; others are packed
+// into a buffer first.
 TEST(Unused, ParameterOfOneRankCountsAsZero) {
   for (const auto& [in, out] : {std::pair{3, 2}, {4, 4}}) {
     const at::Tensor x = uniform_values({4, in}, 9);

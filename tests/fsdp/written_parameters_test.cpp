@@ -8,13 +8,13 @@
 
 namespace tessera::fsdp::written {
 
-/// Sizes without empty shards, to which a write would not show.
+/// Sizes without empty shards, in which a write would not show.
 constexpr testing::Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 
 TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
 
-// Autograd refuses on one rank too, if backward needs the old value.
+// On one rank autograd refuses such writes, too, if backward needs the old value.
 TEST_P(WrittenParameters, AreRefusedInBackwardIfItNeedsTheirValue) {
   const std::vector<at::Tensor> expected = gradients_alone(kSizes);
   const auto write = [](const nn::SlotPtr& slot) {
@@ -112,7 +112,7 @@ TEST_P(WrittenWhileGathered, IsSeenByTheNextForward) {
   }
 }
 
-// The other ranks' shards have not changed, or are empty.
+// Only one rank writes to its shard. The other ranks' shards are unchanged, or empty.
 TEST_SHARDED(WrittenParameter, OfOneRankIsSeenByAll, 2) {
   const at::Tensor x = batch(kDim, 0);
   const at::Tensor before = model(x).detach();

@@ -1,5 +1,5 @@
-// Canary: a group of NCCL's through c10d, on a CUDA that is none (tests/fake_cuda). It compiles
-// with the header that libtessera_cuda.so uses.
+// Canary (fails if c10d changes): an NCCL process group of c10d, on the fake CUDA of
+// tests/fake_cuda. This file includes the header that libtessera_cuda.so uses.
 
 #include "tessera/internals/detail/c10d_nccl.h"
 

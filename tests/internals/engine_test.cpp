@@ -1,5 +1,5 @@
-// Canary: autograd asks the engine that the library has put in place. A separate program, since a
-// process has one engine.
+// Canary (fails if libtorch changes): autograd asks the engine that the library has installed. This
+// is a program of its own, since a process has one engine.
 
 #include "tessera/internals/detail/graph.h"
 

@@ -15,7 +15,7 @@
 
 namespace tessera::detail {
 
-// Canaries: what of autograd's graph is asked and changed, beside nodes of our own.
+// Canaries (tests that fail if libtorch changes): reads and writes of autograd's graph.
 
 namespace {
 
@@ -23,13 +23,13 @@ at::Tensor leaf() {
   return at::ones({2}).requires_grad_();
 }
 
-/// Passes gradients on.
+/// A node that returns the gradients that it gets.
 struct Identity : Node {
   using Node::Node;
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
 };
 
-/// A leaf's node that counts.
+/// A leaf's node that counts its calls.
 struct Counting final : LeafNode {
   using LeafNode::LeafNode;
   variable_list apply(variable_list&& gradients) override {
@@ -68,11 +68,11 @@ TEST(LeafNodeCanary, AddsToAGradientThatItFinds) {
   (*leaf_node(x))({at::Tensor()});
   EXPECT_TRUE(x.grad().is_same(sum));
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
-  // Where it is recorded, the sum is another tensor.
+  // With create_graph, the sum is a new tensor.
   (x * 2).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(at::equal(sum, at::full({2}, 7.0)));
   EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 9.0)));
-  x.mutable_grad() = at::Tensor();  // which leads to x
+  x.mutable_grad() = at::Tensor();  // the gradient's graph leads to x
 }
 
 TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
@@ -86,7 +86,7 @@ TEST(GuardedViewCanary, IsRefusedToWhoeverWritesToIt) {
   EXPECT_THROW(view.add_(1), c10::Error);
 }
 
-/// Multiplies by what it has kept.
+/// Multiplies by the tensor that it has saved.
 struct TimesKept final : Node {
   explicit TimesKept(const at::Tensor& tensor) : kept(tensor, /*is_output=*/false) {}
   variable_list apply(variable_list&& gradients) override { return {gradients[0] * kept.unpack()}; }
@@ -117,7 +117,7 @@ TEST(SavedTensorCanary, IsRefusedOnceWritten) {
   EXPECT_THROW(y.sum().backward(), c10::Error);
 }
 
-/// The gradient of exp, of which it keeps the result.
+/// The node of exp, which saves exp's result.
 struct ExpNode final : Node {
   variable_list apply(variable_list&& gradients) override {
     const at::Tensor kept = result.unpack(pointer_to(*this));
@@ -146,7 +146,7 @@ TEST(SequenceNumberCanary, CountsTheNodesOfAThread) {
   EXPECT_EQ((x * 2).grad_fn()->sequence_nr(), taken + 1);
 }
 
-/// Says when it runs.
+/// Appends its letter when it runs.
 struct NamedNode final : Identity {
   NamedNode(std::uint64_t number, std::string* to, char what)
       : Identity(number), order(to), who(what) {}
@@ -309,7 +309,7 @@ TEST(GraphNodeCanary, ALongChainIsFreedWithoutRecursion) {
 
 namespace own_program {
 
-// Canary: the hooks of a tensor and of its node are found, and told from the library's own.
+// Canary: hooks of a tensor and of its node are found, and the library's own are recognized.
 
 using torch::autograd::variable_list;
 
@@ -328,7 +328,7 @@ struct Noting : torch::autograd::Node {
 namespace tessera::detail {
 namespace {
 
-/// Notes what runs where it is called.
+/// A hook that records which code the backward is running.
 auto noting(std::vector<BackwardCode>& codes) {
   return [&codes](const at::Tensor& gradient) {
     codes.push_back(backward_code());

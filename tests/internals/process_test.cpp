@@ -25,7 +25,7 @@
 namespace tessera::detail {
 namespace {
 
-// Canaries: what libtorch keeps of a thread, a device and the process.
+// Canaries (tests that fail if libtorch changes): state of a thread, a device and the process.
 
 TEST(StateOfThreadCanary, GoesToAnotherThread) {
   const c10::NoGradGuard no_grad;
@@ -54,7 +54,7 @@ TEST(AutocastStateCanary, DecidesWhatAutocastComputesIn) {
   EXPECT_EQ(autocast_state().types, before.types);
 }
 
-// A device that libtorch leaves to others.
+// A device type that libtorch leaves to extensions.
 constexpr auto kLent = c10::DeviceType::PrivateUse1;
 
 int synchronized = 0;
@@ -160,7 +160,7 @@ TEST(CpuAllocatorCanary, IsAskedForEveryTensor) {
   EXPECT_EQ(allocator.calls, 1);
 }
 
-// Canary: what the debug info of libtorch must do for the values that a backward takes along.
+// Canary: libtorch's debug info must carry the values that a backward takes along from a thread.
 
 struct Number final : c10::DebugInfoBase {
   explicit Number(int n) : number(n) {}
@@ -195,7 +195,7 @@ TEST(CarriedSlotCanary, GoesToAnotherThreadWithLibtorchsState) {
   EXPECT_EQ(with, 1);
 }
 
-// Canaries: c10d's stores, and the Works of its process groups by that of Gloo.
+// Canaries: c10d's stores, and the Works of process groups, tested with Gloo's.
 
 using namespace std::chrono_literals;
 

@@ -18,7 +18,7 @@
 namespace tessera::detail {
 namespace {
 
-// Canaries: what a tensor's impl tells and lets one change.
+// Canaries (tests that fail if libtorch changes): reads and writes of a TensorImpl.
 
 TEST(VersionCounterCanary, CountsWritesOfOperatorsAndExplicitOnes) {
   const at::Tensor x = at::ones({2});
@@ -93,7 +93,7 @@ TEST(AliasTensorCanary, TakesTheStateOfItsKindAlone) {
   EXPECT_FALSE(may_take_state_of(x, at::sparse_coo_tensor({2}, at::kFloat)));
 }
 
-/// As much memory as two floats take, of the CPU's allocator.
+/// Allocates the memory of two floats with the CPU's allocator.
 void allocate(const c10::Storage& storage) {
   set_memory(storage, storage.allocator()->allocate(2 * sizeof(float)), 2 * sizeof(float));
 }
@@ -157,9 +157,9 @@ TEST(ShapeGeometryCanary, IsWhatLibtorchComputesForATensor) {
   expect_as_libtorch({2, 3, 2, 2, 2}, {24, 1, 12, 6, 3});
 }
 
-// Canaries: tensors of our own types, by keys that libtorch leaves to others.
+// Canaries: tensors of our own types, by dispatch keys that libtorch leaves to extensions.
 
-/// Stands for a tensor of the same sizes.
+/// Wraps a tensor and has its sizes.
 class Wrapper final : public TensorWrapper {
  public:
   explicit Wrapper(at::Tensor inner)
@@ -201,7 +201,7 @@ const at::Tensor& inner_of(const at::Tensor& tensor) {
   return wrapper_cast<Wrapper>(tensor)->inner();
 }
 
-/// Runs every operator on what is inside.
+/// Runs every operator on the wrapped tensors.
 void run_inside(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   for (c10::IValue& value : *stack) {
     if (value.isTensor() && wrapper_cast<Wrapper>(value.toTensor()) != nullptr) {
@@ -328,7 +328,7 @@ TEST(PlaceholderTensorCanary, RefusesToBeCopied) {
   EXPECT_THROW(gradient.data(), std::runtime_error);
 }
 
-// Canaries: what libtorch's operators are made of.
+// Canaries: operators that libtorch composes of others, and its oneDNN products.
 
 TEST(CompositeKernelsCanary, AreCompositionsStill) {
   for (const auto& [name, overload] : std::vector<std::pair<const char*, const char*>>{
@@ -360,7 +360,7 @@ TEST(CompositeKernelsCanary, ComputeAsTheOperators) {
   EXPECT_EQ(composite::tensor_split(x, at::tensor({1}, at::kLong), 0).size(), 2u);
 }
 
-// Whole numbers: every order of the sums gives the same bits.
+// The factors are whole numbers, so that sums have the same bits in every order.
 TEST(CpuProductsCanary, OneDnnAddsToTheResultAndReadsTransposes) {
   ASSERT_TRUE(has_onednn());
 #if defined(__x86_64__)
@@ -443,18 +443,18 @@ TEST(ShapesByLibtorchCanary, AreGivenToMetaTensors) {
   EXPECT_EQ(meta.scalar_type(), at::kHalf);
 }
 
-// Canaries: dispatch keys that libtorch leaves to others, and which of them a thread has.
+// Canaries: dispatch keys that libtorch leaves to extensions, and those that a thread has.
 
 int arrived = 0;
 
-/// Counts a call, and sends it on.
+/// Counts a call, and redispatches it.
 template <c10::DispatchKey key>
 void note(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   ++arrived;
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key), stack);
 }
 
-/// Throws if libtorch has a fallback for the key itself.
+/// Registers note() as fallback of the key; throws if libtorch has a fallback for it.
 template <c10::DispatchKey key>
 torch::Library notes_calls() {
   torch::Library library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);

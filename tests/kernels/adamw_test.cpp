@@ -1,5 +1,5 @@
-// AdamW of lists of tensors, on a CPU and by the body of the CUDA kernel, against its formula in
-// fp64.
+// Compares AdamW of lists of tensors, by CPU kernels and by the body of the CUDA kernel, with its
+// formula in fp64.
 #include "tessera/kernels/detail/lists.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ at::Tensor number(double value, at::ScalarType type = at::kDouble) {
   return at::full({}, value, type);
 }
 
-/// An update of tensors that begin at any element of larger ones.
+/// The tensors of an update. They begin at any element of larger tensors, so may be unaligned.
 AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
   const auto part = [size](const at::Tensor& x) { return x.narrow(0, size % 2, size); };
   return {.parameter = part(at::randn({size + 1})),
@@ -35,7 +35,7 @@ AdamWTensors update_of(std::int64_t size, at::ScalarType moments) {
           .stream = 11};
 }
 
-/// Copies of the parts of an update that `take` selects.
+/// A copy of an update, with the part of each tensor that `take` selects.
 template <class Take>
 AdamWTensors copied(const AdamWTensors& update, const Take& take) {
   AdamWTensors copy = update;
@@ -59,14 +59,14 @@ AdamWNumbers numbers_of(double factor = 0.25, std::uint64_t seed = 5) {
           .gradient_factor = number(factor)};
 }
 
-/// `found` is within a few roundings of numbers of the size of `terms`.
+/// Expects |found - exact| <= relative * |terms| in each element.
 void expect_near(const at::Tensor& found, const at::Tensor& exact, const at::Tensor& terms,
                  double relative) {
   const at::Tensor difference = (found.to(at::kDouble) - exact).abs();
   EXPECT_TRUE(difference.le(terms.abs().mul(relative)).all().item<bool>()) << difference << terms;
 }
 
-/// One step of numbers_of() has led from `before` to `after`.
+/// Expects `after` to be the result of one step with numbers_of() from `before`.
 void expect_updated(const AdamWTensors& before, const AdamWTensors& after) {
   const at::Tensor gradient = before.gradient.to(at::kDouble) * 0.25;
   const at::Tensor parameter = before.parameter.to(at::kDouble);
@@ -81,7 +81,7 @@ void expect_updated(const AdamWTensors& before, const AdamWTensors& after) {
     expect_near(after.exp_avg, mean, old_mean.abs() + gradient.abs(), 1e-6);
     expect_near(after.exp_avg_sq, square, square, 1e-6);
   } else {
-    // Up or down, so by less than one unit in the last place.
+    // Random rounding up or down errs by less than one unit in the last place.
     expect_near(after.exp_avg, mean, mean.abs() + 1e-5, 1.01 * 0x1p-7);
     expect_near(after.exp_avg_sq, square, square, 1.01 * 0x1p-7);
   }
@@ -93,7 +93,7 @@ void expect_equal(const AdamWTensors& found, const AdamWTensors& expected) {
   EXPECT_TRUE(found.exp_avg_sq.equal(expected.exp_avg_sq));
 }
 
-/// Of each type of moments.
+/// Tests for each type of moments, with CPU kernels and with the bodies of CUDA kernels.
 class AdamWUpdate : public EachForm {};
 INSTANTIATE_TEST_SUITE_P(Moments, AdamWUpdate,
                          ::testing::Values(KernelForm{at::kFloat}, KernelForm{at::kBFloat16},
@@ -105,7 +105,7 @@ TEST_P(AdamWUpdate, IsItsFormulaForListsOfAnySizes) {
   for (const std::int64_t size : {0, 1, 7, 8, 9, 1000, 16385}) {
     after.push_back(update_of(size, type()));
   }
-  // More than a launch takes.
+  // More tensors than one kernel launch takes.
   for (int i = 0; i < 60; ++i) {
     after.push_back(update_of(4, type()));
   }
@@ -130,7 +130,7 @@ TEST_P(AdamWUpdate, KeepsNaNAndInfinities) {
   EXPECT_TRUE(update.exp_avg_sq[8].isinf().item<bool>());
 }
 
-/// The factor of a step whose gradients are not finite.
+/// If gradients are not finite, a step has a factor of NaN or infinity.
 TEST_P(AdamWUpdate, ChangesNothingByAFactorThatIsNotFinite) {
   for (const double factor : {std::nan(""), HUGE_VAL}) {
     AdamWTensors update = update_of(1000, type());
@@ -149,8 +149,8 @@ TEST_P(AdamWUpdate, LeavesZeros) {
   expect_equal(update, copied(update, [](const at::Tensor& x) { return at::zeros_like(x); }));
 }
 
-/// The same elements in one piece, in two that begin where no vector does, and as columns of a
-/// wider tensor: every random number is the element's.
+/// Updates the same elements in one tensor, in two unaligned parts, and as columns of a wider
+/// tensor: an element's random number depends on the element alone.
 TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
   const AdamWTensors before = update_of(60, type());
   const auto rows = [&](std::int64_t begin, std::int64_t size) {
@@ -177,7 +177,7 @@ TEST_P(AdamWUpdate, RoundsByTheElementAlone) {
 TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   at::manual_seed(0);
   const AdamWTensors before = update_of(4096, at::kBFloat16);
-  // The squares depend on the step only by the random numbers.
+  // The averages of squares depend on the step only through the random numbers.
   const auto squares = [&](double step, std::uint64_t stream, std::uint64_t seed) {
     AdamWTensors update = copied(before);
     update.step = number(step, at::kFloat);
@@ -196,7 +196,7 @@ TEST(AdamWRounding, DiffersByStepStreamAndSeed) {
   EXPECT_LT(equal(one, squares(7, 0, 6)), 3500);
 }
 
-/// The mean over many roundings is the number itself: 5 standard deviations of the mean.
+/// The mean over many roundings is the number itself, within 5 standard deviations of the mean.
 TEST(AdamWRounding, IsRightInTheMean) {
   constexpr int kDraws = 100000;
   for (const float x : {1.0F, 1.001F, -1.0035F, 3.3e-20F, 0x1.01p-130F, 1e30F}) {

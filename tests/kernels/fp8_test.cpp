@@ -1,4 +1,4 @@
-// The oracle of a rounding is the list of all values of the format; that of a product is fp64.
+// Roundings to fp8 are compared with a list of all values of the format, products with fp64.
 
 #include "tessera/kernels/detail/fused.h"
 
@@ -23,14 +23,14 @@ using testing::normal_values;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// Codes are 0 to 126: four bits of exponent with bias 7, three of the fraction.
+/// The value of a code from 0 to 126: four bits of exponent with bias 7, three of the fraction.
 double value_of_code(int code) {
   const int exponent = code >> 3;
   const double fraction = (code & 7) / 8.0;
   return exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
 }
 
-/// The nearest value of the format, the even code of two.
+/// The nearest value of the format; of two nearest values, that with the even code.
 double rounded(double x) {
   int best = 0;
   for (int code = 1; code < 127; ++code) {
@@ -50,7 +50,7 @@ double least_scale(const at::Tensor& row) {
   return scale;
 }
 
-/// What quantize_fp8 is to make of finite x.
+/// The values that quantize_fp8 must give for finite x.
 at::Tensor expected_values(const at::Tensor& x) {
   at::Tensor result = x.to(at::kDouble).clone();
   for (std::int64_t row = 0; row < x.size(0); ++row) {
@@ -66,7 +66,7 @@ at::Tensor in_fp64(const Fp8Rows& rows) {
   return rows.values.to(at::kDouble) * rows.scales.to(at::kDouble);
 }
 
-/// Rows of any size, and elements of a row that differ by a factor of 2^24.
+/// Rows of very different scales; elements of a row differ by factors of up to 2^24.
 at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
   const at::Tensor exponents = testing::uniform_values({rows, columns}, 3, 12.0) +
                                testing::uniform_values({rows, 1}, 4, 60.0);
@@ -114,7 +114,7 @@ TEST(QuantizeFp8, TakesMatricesWithoutElements) {
       fp8_linear_weight_grad(at::zeros({0, 3}), at::zeros({0, 2})).equal(at::zeros({3, 2})));
 }
 
-/// Codes, in which the sign of a NaN is not fixed.
+/// The codes, without the sign of NaNs, which is not fixed.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);
@@ -167,7 +167,7 @@ class Fp8Products : public ::testing::TestWithParam<Sizes> {
   at::Tensor grad = normal_values({GetParam().rows, GetParam().out}, 3) * 1e-6;
 };
 
-/// Sums of `terms` products in fp32, of factors that are exact, and one multiplication by a scale.
+/// Expects the error of fp32 sums of `terms` products, scaled once; the factors are exact.
 void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   std::int64_t terms) {
   const at::Tensor bound =
@@ -180,7 +180,7 @@ TEST_P(Fp8Products, OfForwardSumTheQuantisedValues) {
   expect_exact(y, in_fp64(quantize_fp8(x)), in_fp64(quantize_fp8(weight)).t(), x.size(1));
 }
 
-/// The weight is that of forward, whose scales go into the gradient.
+/// Uses forward's quantized weight, whose scales multiply the gradient before it is quantized.
 TEST_P(Fp8Products, OfTheInputsGradientTakeTheWeightOfForward) {
   const Fp8Rows w = quantize_fp8(weight);
   const at::Tensor y = fp8_linear_input_grad(grad, weight);
@@ -214,7 +214,7 @@ TEST(Fp8Linear, KeepsLeadingDimensions) {
   EXPECT_TRUE(fp8_linear(x[0][0], weight).equal(y[0][0]));
 }
 
-/// A plan for a GPU: libtorch's own products, whose sums have a multiple of 16 terms.
+/// On a GPU, fp8_linear calls libtorch's scaled products, whose sums have a multiple of 16 terms.
 TEST(Fp8Linear, CallsScaledProductsOnAGpu) {
   std::vector<std::vector<std::int64_t>> factors;
   const at::Tensor x = at::zeros({5, 32}, at::kBFloat16),

@@ -15,7 +15,7 @@
 namespace tessera::kernels {
 namespace {
 
-// Oracles: ATen's own operators and autograd in fp64, on the same (rounded) inputs.
+// Results are compared with ATen's operators and autograd in fp64, on the same (rounded) inputs.
 
 at::Tensor random(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
   return at::randn(sizes, at::kDouble).to(type);
@@ -25,7 +25,7 @@ at::Tensor leaf(const at::Tensor& x) {
   return x.to(at::kDouble).detach().requires_grad_();
 }
 
-/// The error of one rounding to a type: relative, and of the smallest numbers.
+/// The error of one rounding to a type: relative, and absolute for the smallest numbers.
 struct Rounding {
   double relative, least;
 };
@@ -36,7 +36,7 @@ Rounding rounding_of(at::ScalarType type) {
                                : Rounding{0, 0};
 }
 
-/// `a` is `b` rounded once. Arithmetic adds `arithmetic` of the largest |b|.
+/// Expects `a` to be `b` rounded once, with an error of up to `arithmetic` * max |b| before.
 void expect_close(const at::Tensor& a, const at::Tensor& b, double arithmetic = 0) {
   ASSERT_EQ(a.sizes(), b.sizes());
   if (b.numel() == 0) {
@@ -63,7 +63,7 @@ at::Tensor composed_rotary(const at::Tensor& x, const at::Tensor& cos, const at:
   return x * cos.unsqueeze(1) + at::cat({-halves[1], halves[0]}, -1) * sin.unsqueeze(1);
 }
 
-/// By the kernels of a CPU, by ATen's operators, and by the bodies of the CUDA kernels.
+/// Tests with CPU kernels, with ATen's operators, and with the bodies of the CUDA kernels.
 class Fused : public EachForm {};
 
 TEST_P(Fused, RmsNormAgreesWithAutograd) {
@@ -89,7 +89,7 @@ TEST_P(Fused, RmsNormAgreesWithAutograd) {
   }
 }
 
-/// Rows whose squares overflow or vanish in the type.
+/// Tests rows whose squares overflow or vanish in the element type.
 TEST_P(Fused, RmsNormTakesHugeAndTinyElements) {
   const double largest = type() == at::kHalf ? 8e3 : type() == at::kDouble ? 1e100 : 4e37;
   for (const double scale : {1e-6, largest}) {
@@ -114,7 +114,7 @@ TEST_P(Fused, RmsNormKeepsNaNAndInfinityInTheirRow) {
   }
 }
 
-/// The same bits; ATen's formulas in fp64 depend on where elements lie.
+/// Expects the same bits; in fp64 near values, since ATen's roundings depend on where elements lie.
 void expect_same(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_TRUE(a.scalar_type() == at::kDouble ? a.allclose(b, 1e-14, 1e-15) : a.equal(b));
 }
@@ -187,7 +187,7 @@ TEST_P(Fused, SiluMulTakesHalvesOfOneTensor) {
   }
 }
 
-// As of each alone, and of contiguous ones: the same bits.
+// The results have the same bits as those of each tensor alone, and of contiguous tensors.
 TEST_P(Fused, RotaryTakesQueriesAndKeysAtOnce) {
   const at::Tensor cos = random({5, 16}), sin = random({5, 16});
   const at::Tensor q = random({2, 6, 5, 16}, type()).transpose(1, 2),
@@ -218,7 +218,7 @@ TEST_P(Fused, EmbeddingAgreesWithAutograd) {
   for (const auto& [count, dim] :
        {std::pair<std::int64_t, std::int64_t>{1, 16}, {33, 8}, {52, 9}, {700, 8}}) {
     const at::Tensor weight = random({11, dim}, type());
-    // Every third index is 4, whose gradient a GPU sums in parts.
+    // Every third index is 4: a GPU sums the gradient of a row used so often in parts.
     const at::Tensor indices =
         at::randint(0, 11, {count, 1}, at::kLong)
             .masked_fill(at::arange(count).remainder(3).eq(0).unsqueeze(1), 4);
@@ -285,7 +285,7 @@ TEST(Embedding, NamesAnIndexOutOfRange) {
                "index -1 at position 0 is not a row of a table of 4 rows");
 }
 
-// All instruction sets that this machine has give the same bits.
+// All instruction sets of this machine give the same bits.
 TEST(RowKernels, AgreeBetweenInstructionSets) {
   const at::Tensor gate = at::randn({1003}) * 5;
   const at::Tensor up = at::randn({1003});

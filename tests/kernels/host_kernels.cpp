@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kShares = 3;  ///< number of threads that share a row or a chunk
 
-/// A team of one thread.
+/// A team of one thread, which has a row to itself.
 struct OneThread {
   static std::int64_t first() { return 0; }
   static std::int64_t width() { return 1; }
@@ -36,7 +36,7 @@ struct OneThread {
   }
 };
 
-/// One of the threads that share a row.
+/// One of the kShares threads that share a row.
 struct OneOfSeveral {
   std::int64_t number;
   std::int64_t first() const { return number; }
@@ -262,7 +262,7 @@ KernelsOnHost::KernelsOnHost() {
                            .device = runs_of(decltype(CudaKernels::device)())});
     return true;
   }();
-  // In a FakeMode of another thread, tensors count as a GPU's, but operators compute.
+  // A FakeMode in another thread makes tensors count as a GPU's, while operators compute here.
   std::promise<void> begun;
   thread_ = std::thread([this, &begun] {
     const FakeMode mode(c10::DeviceType::CUDA);

@@ -25,13 +25,13 @@ class KernelsOnHost {
   std::thread thread_;
 };
 
-/// A type of elements, and whether the bodies of the CUDA kernels compute.
+/// The type of elements, and whether CUDA kernel bodies compute instead of CPU kernels.
 struct KernelForm {
   at::ScalarType type = at::kFloat;
   bool on_device = false;
 };
 
-/// The base of tests of each form. CUDA has no kernels for fp64.
+/// The base of tests for each KernelForm. CUDA has no kernels for fp64.
 class EachForm : public ::testing::TestWithParam<KernelForm> {
  protected:
   static at::ScalarType type() { return GetParam().type; }

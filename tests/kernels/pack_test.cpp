@@ -16,7 +16,7 @@
 namespace tessera::kernels {
 namespace {
 
-/// The kernel's body on the host, fp32 to bf16, beside what libtorch copies.
+/// Expects the kernel's body, on the host, to copy fp32 to bf16 as libtorch does.
 void expect_copied(const at::Tensor& from, const at::Tensor& to) {
   EXPECT_TRUE(pack_piece(from, to));
   {
@@ -38,7 +38,7 @@ TEST(PackPiece, IsOneRowOfDenseTensors) {
   expect_copied(at::randn({}), buffer({}));
 }
 
-/// What FSDP copies: the ranks' rows of a tensor between it and a buffer with a row for each rank.
+/// FSDP copies the ranks' rows of a tensor to or from a buffer with a row for each rank.
 TEST(PackPiece, IsRowsOfABufferOfRanks) {
   const at::Tensor from = at::randn({8, 6, 5});
   const at::Tensor packed = buffer({4, 200});

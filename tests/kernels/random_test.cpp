@@ -27,7 +27,7 @@ at::Tensor filled(std::vector<std::int64_t> sizes, const Distribution& distribut
   return tensor;
 }
 
-/// FNV-1a of the bytes.
+/// The FNV-1a hash of the tensor's bytes.
 std::uint64_t hash(const at::Tensor& tensor) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   std::uint64_t h = 14695981039346656037ULL;
@@ -44,7 +44,7 @@ double kolmogorov_smirnov(const at::Tensor& u) {
   return (sorted - steps).abs().max().item<double>();
 }
 
-// A seed must mean the same weights for ever, on every machine and compiler.
+// A seed must give the same numbers for ever, on every machine and with every compiler.
 TEST(FillRandom, KeepsItsGoldenValues) {
   EXPECT_EQ(hash(filled({1000}, Uniform{0.0, 1.0})), 7441446161175867775ULL);
   EXPECT_EQ(hash(filled({1000}, Normal{0.0, 1.0})), 12025635758652365889ULL);
@@ -107,7 +107,7 @@ TEST(FillRandom, PartsGetTheirElementsOfTheWhole) {
   const at::Tensor part = at::empty({4, 2, 3}, at::kDouble);
   fill_random(part, {{Box{{2, 3, 0}, {0, 0, 0}, {4, 2, 3}}}, {7, 5, 3}, 0}, Normal{0, 1}, kKey);
   EXPECT_TRUE(part.equal(whole.slice(0, 2, 6).slice(1, 3, 5)));
-  // Of several boxes.
+  // A part that consists of two boxes of the whole tensor.
   const at::Tensor rows = filled({8, 3}, Normal{0, 1}), some = at::empty({4, 3}, at::kDouble);
   const GlobalPlace place{{Box{{6, 0}, {2, 0}, {2, 3}}, Box{{1, 0}, {0, 0}, {2, 3}}}, {8, 3}, 0};
   fill_random(some, place, Normal{0, 1}, kKey);
@@ -190,7 +190,7 @@ TEST(NormalCdf, AgreesWithErfc) {
   }
 }
 
-// The long double erfc is the oracle. In the tail, a relative error e of x is one of x^2 e in p.
+// Compares with erfc of long double. In the tail, a relative error e of x is x^2 e in p.
 TEST(NormalQuantile, InvertsErfcAndIsOdd) {
   for (double p = 1e-300; p < 0.5; p *= 1.21) {
     const long double x = normal_quantile(p);
@@ -205,7 +205,7 @@ TEST(NormalQuantile, InvertsErfcAndIsOdd) {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// A number, and tensors with the values 1 to 4 in each way that a schema has them.
+/// Arguments of each kind that a schema has: a number, and tensors with the values 1 to 4.
 std::vector<c10::IValue> values() {
   const auto tensor = [](int value) { return at::full({}, value); };
   return {tensor(1), 7, at::Tensor(), c10::List<at::Tensor>({tensor(2), at::Tensor(), tensor(3)}),

@@ -34,7 +34,7 @@ class GpuWorld final : public comm::World {
   comm::TrafficCounter traffic_;
 };
 
-// Without the index it would be GPU 0 on a thread of the program's own.
+// A device without an index would be GPU 0 on threads that the program starts.
 TEST(DeviceMesh, KnowsTheGpuOfItsRank) {
   const DeviceMesh mesh = init_device_mesh(std::make_shared<GpuWorld>(), {4}, {"dp"});
   EXPECT_EQ(mesh.device(), c10::Device(c10::kCUDA, 3));

@@ -1,4 +1,4 @@
-// parallelize(): a Llama under FSDP (numbers, memory, gathers that are late), and another model.
+// Tests parallelize(): a Llama under FSDP (values, memory, late ranks), and another model.
 
 #include <ATen/ops/arange.h>
 
@@ -37,7 +37,7 @@ struct Sharding {
   std::int64_t post_forward_mesh_size = 1;
 };
 
-/// Further options that it is combined with.
+/// Further options that a Sharding is combined with.
 struct Extra {
   const char* name;
   std::int64_t tp = 1;
@@ -91,7 +91,7 @@ TEST_P(FsdpParity, TrainsAsOneRankDoes) {
   });
 }
 
-// Neither 60 rows nor 37 nor 61 divide by any of these, nor do 30 of a tensor-parallel half.
+// The 4 or 3 data-parallel ranks divide neither 61 rows (vocabulary) nor 37 (MLP).
 constexpr Sharding kZero2{"Zero2", 1, 4, false};
 constexpr Sharding kZero3{"Zero3", 1, 4};
 constexpr Sharding kNeighbours{"Hpz", 1, 4, true, 2};
@@ -156,7 +156,7 @@ TEST_ON_RANKS(FsdpMemory, InZero2IsAQuarterOfThatOfFourReplicas, 4) {
   EXPECT_LT(static_cast<double>(sharded), 0.27 * static_cast<double>(replicated));
 }
 
-/// Two thirds of it are the embedding and the head.
+/// Two thirds of its parameters are the embedding and the head.
 constexpr Shape kWideShape{
     R"({"vocab_size": 1009, "hidden_size": 60, "intermediate_size": 120, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
@@ -175,7 +175,7 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
     fsdp::fully_shard(*model, mesh["dp"]);
   }
   const Part part{.part = rank.rank(), .parts = rank.size()};
-  accumulate(*model, kWideShape, part, 0);  // the first step is not as the others
+  accumulate(*model, kWideShape, part, 0);  // the first step differs from later ones
   const testing::MemoryScope memory;
   accumulate(*model, kWideShape, part, 1);
   return memory.peak();
@@ -199,8 +199,8 @@ std::string to_string(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
-/// Makes a rank late each time that it reaches one stage: the ranks in turn. Each rank has one, and
-/// reaches the stage equally often.
+/// Delays a rank each time that it reaches one stage, the ranks in turn. Each rank has a Lateness,
+/// and reaches the stage equally often.
 class Lateness {
  public:
   Lateness(const Rank& rank, Stage stage, std::chrono::milliseconds delay)
@@ -276,7 +276,7 @@ class Lateness {
 
 constexpr std::int64_t kDelayedTp = 2;
 
-/// After a block's forward, and before its backward.
+/// Delays this rank after a block's forward, and before its backward.
 void delay_block(ModuleBase& block, Lateness& lateness) {
   block.add_forward_hook([&lateness](ModuleBase&, TensorList outputs) {
     lateness.pass(Stage::kForward);
@@ -355,7 +355,7 @@ struct Layer : nn::Module<Layer> {
   nn::Child<nn::SwiGlu> mlp{*this, "mlp", nn::MlpOptions{.hidden = kHidden, .inner = kInner}};
 };
 
-/// (rows) -> logits (rows, vocabulary).
+/// Maps token ids (rows) to logits (rows, vocabulary).
 struct Stack : nn::Module<Stack>, tensor_parallel::DeclaresPlan, DeclaresUnits {
   Stack() {
     for (int i = 0; i < 2; ++i) {

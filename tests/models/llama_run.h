@@ -21,13 +21,13 @@ struct Shape {
   int steps = 3;
 };
 
-/// Little of it divides by anything but 2.
+/// A shape with few sizes that are divisible by anything but 2.
 inline constexpr Shape kOddShape{
     R"({"vocab_size": 61, "hidden_size": 60, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1})",
     24, 9};
 
-/// What training is judged by. Tensors are whole and plain.
+/// The results of training that tests compare. Tensors are whole and plain.
 struct Outcome {
   std::vector<double> losses;  ///< one a step, of the part of the batch that was trained on
   std::vector<double> norms;
@@ -58,7 +58,7 @@ inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::in
   return (index * index * 7 + index * 3).remainder(vocabulary).view({-1, width});
 }
 
-/// Forward and backward of one step's part of the batch; its mean loss.
+/// Runs forward and backward of one step's part of the batch; returns the mean loss.
 inline double accumulate(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
   const std::int64_t rows = shape.batch / (part.parts * part.accumulate);
   double loss_of_part = 0;
@@ -109,7 +109,7 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
   return outcome;
 }
 
-/// The oracle: one rank, the whole batch at once, no FSDP and no tensor parallelism.
+/// The expected outcome: one rank with the whole batch, without FSDP and tensor parallelism.
 inline const Outcome& train_alone(const Shape& shape) {
   static std::map<std::string, Outcome> outcomes;
   const auto [entry, missing] = outcomes.try_emplace(shape.config);
@@ -119,7 +119,7 @@ inline const Outcome& train_alone(const Shape& shape) {
   return entry->second;
 }
 
-/// `outcome` is this rank's, `data` the ranks that trained on different parts of the batch.
+/// Compares this rank's `outcome`. The ranks of `data` trained on different parts of the batch.
 inline void expect_near(const Outcome& outcome, const Outcome& expected, const DeviceMesh& data) {
   for (std::size_t step = 0; step < expected.losses.size(); ++step) {
     at::Tensor loss = at::full({1}, outcome.losses[step], c10::kDouble);

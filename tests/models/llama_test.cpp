@@ -1,5 +1,5 @@
-// A Llama with documents, split sequences, few key-value heads, and in generation, compared with
-// one rank.
+// Compares a Llama with one rank's: with documents, split sequences, few key-value heads, and in
+// generation.
 
 #include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>
@@ -26,7 +26,7 @@ constexpr Shape kPacked{
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
         "attention_bias": true})",
     3, 12};
-/// Lengths of documents, by sequence.
+/// The lengths of the documents of each sequence.
 const std::vector<std::vector<std::int64_t>> kLengths{{5, 1, 6}, {12}, {1, 1, 10}};
 
 struct PackedRun {
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Runs, PackedDocuments,
                                            PackedRun{2, 4, ActivationMemory::kMatmuls},
                                            PackedRun{2, 0, ActivationMemory::kInputs}));
 
-/// Counts the tensors that have a row of the sequence for each token.
+/// Counts results of at least tokens x tokens elements, such as masks.
 struct MaskCounter final : OperatorMode {
   explicit MaskCounter(std::int64_t tokens) : least(tokens * tokens) {}
   Results call(const Operator&, const std::function<Results()>& run) override {
@@ -128,7 +128,7 @@ TEST(LlamaMakesNoMask, ForAWindowOrDocuments) {
   }
 }
 
-// 24 tokens are chunks of 6, 4 and 3 on 2, 3 and 4 ranks; over tp little divides.
+// 24 tokens have chunks of 6, 4 and 3 on 2, 3 and 4 ranks; tp divides few of the sizes.
 constexpr Shape kSplitShape{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
@@ -136,14 +136,14 @@ constexpr Shape kSplitShape{
         "max_position_embeddings": 16})",
     6, 24};
 
-/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how they compute. Without "cp" if it is 1.
+/// Sizes of ("dp_replicate", "dp", "cp", "tp"), and how ranks compute. Without "cp" if it is 1.
 struct SplitMesh {
   std::int64_t replicas, dp, cp, tp;
   bool sequence_parallel = true;
   ActivationMemory activations = ActivationMemory::kAll;
   std::int64_t window = 0;
   bool documents = false;
-  bool in_parts = false;  ///< head and loss
+  bool in_parts = false;  ///< head and loss in chunks
 };
 
 std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
@@ -155,7 +155,7 @@ std::shared_ptr<Llama> make_split_llama(const SplitMesh& c) {
   return model;
 }
 
-/// A document begins every 7 tokens, in each row elsewhere.
+/// Positions of documents that begin every 7 tokens, in each row with another offset.
 at::Tensor document_positions(std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> rows;
   for (std::int64_t row = first; row < last; ++row) {
@@ -164,7 +164,7 @@ at::Tensor document_positions(std::int64_t first, std::int64_t last) {
   return at::stack(rows);
 }
 
-/// Backward of the mean loss of rows [first, last), of this rank's tokens in them; that loss.
+/// Runs backward of the mean loss of this rank's tokens in rows [first, last); returns that loss.
 double step_of_rows(Llama& model, const SplitMesh& c, std::int64_t first, std::int64_t last) {
   const at::Tensor tokens = tokens_of(kSplitShape, model.config().vocab_size, 0, first, last);
   at::Tensor inputs = tokens.slice(1, 0, -1), targets = tokens.slice(1, 1);
@@ -321,7 +321,7 @@ TEST_P(BatchedGeneration, GivesEachTextTheLogitsThatItHasAlone) {
   }
 }
 
-// Without a window; with one that lets padding go while texts grow, or at once.
+// 0: no window. With the others, padding leaves the window while texts grow, or at once.
 INSTANTIATE_TEST_SUITE_P(Windows, BatchedGeneration, ::testing::Values(0, 10, 6, 3, 1));
 
 TEST(Dropout, IsForTrainingOnly) {

@@ -32,7 +32,7 @@ struct NestsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Nests);
 
-/// A module at two places, and one of tessera::nn.
+/// Registers one module under two names, and a module of tessera::nn.
 struct SharesImpl : torch::nn::Module {
   SharesImpl() {
     a = register_module("a", torch::nn::Linear(2, 2));
@@ -112,7 +112,7 @@ TEST(Hooked, Refusals) {
 namespace {
 namespace adopt_test {
 
-/// The model of an adopted module made on the meta device, with the values of init_weights.
+/// An adopted module, made on the meta device and then filled by init_weights.
 template <class Make>
 auto initialised(const Make& make) {
   const auto model = [&] {
@@ -235,7 +235,7 @@ TEST(Adopt, Refusals) {
                "selects 'layers.0', a torch::nn::TransformerEncoderLayerImpl", "without hooks");
 }
 
-// The bounds and deviations of libtorch's reset_parameters.
+// The values have the bounds of libtorch's reset_parameters.
 TEST(Adopt, FillsLinearsAndConvolutionsAsLibtorchDoes) {
   const auto model = initialised([] { return std::make_shared<testing::TorchConvNet>(); });
   for (const auto& [name, inputs] :
@@ -254,7 +254,7 @@ TEST(Adopt, FillsNormsAndStatisticsAsLibtorchDoes) {
   EXPECT_EQUAL(value(model, "0.bias"), at::zeros({3}));
   (*model)(testing::uniform_values({4, 3}, 2));
   EXPECT_FALSE(model->named_buffers()["0.running_var"].equal(at::ones({3})));
-  init_buffers(*model);  // a load may have filled them
+  init_buffers(*model);  // keeps buffers, which a checkpoint load may have filled
   EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int>(), 1);
   init_weights(*model, 2);
   EXPECT_EQUAL(model->named_buffers()["0.running_mean"], at::zeros({3}));

@@ -1,5 +1,5 @@
-// Attention: the choice of a kernel, causal attention, the blocks, and split sequences, whose
-// oracle is attention of one rank in fp64.
+// Attention: the choice of a kernel, causal attention, attention blocks, and sequences that are
+// split over ranks, compared with attention of one rank in fp64.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/erf.h>
@@ -29,7 +29,7 @@ at::Tensor on_meta(std::int64_t heads) {
   return at::empty({2, heads, 5, 8}, at::device(at::kMeta));
 }
 
-/// As libtorch answers in fp32 on a GPU: a kernel for equal head counts alone.
+/// libtorch's choice in fp32 on a GPU: a fused kernel for equal head counts only.
 SDPBackend equal_heads_only(const at::Tensor& q, const at::Tensor& k, const at::Tensor&) {
   return q.sizes() == k.sizes() ? SDPBackend::efficient_attention : SDPBackend::math;
 }
@@ -65,7 +65,7 @@ TEST(MathAttention, IsRefusedUnlessItIsAllowed) {
 
 using at::Tensor;
 
-/// Lengths of documents, by sequence.
+/// The lengths of the documents of each sequence.
 using Lengths = std::vector<std::vector<std::int64_t>>;
 
 struct Packing {
@@ -94,7 +94,7 @@ Tensor positions_of(const Lengths& lengths) {
   return at::stack(rows);
 }
 
-/// The oracle, pair by pair: which key a query sees.
+/// The expected mask (batch, 1, queries, keys), pair by pair: whether a query sees a key.
 Tensor mask_of(const Packing& packing) {
   std::vector<Tensor> masks;
   for (const std::vector<std::int64_t>& of_row : packing.lengths) {
@@ -122,7 +122,7 @@ struct Inputs {
   Tensor q, k, v;
 };
 
-/// Leaves as projections make them: (batch, tokens, heads, width), heads in front by a view.
+/// Leaves of sizes (batch, tokens, heads, width), as projections make them.
 Inputs inputs_of(const Packing& packing) {
   const auto batch = std::ssize(packing.lengths);
   const std::int64_t tokens = positions_of(packing.lengths).size(1);
@@ -167,7 +167,7 @@ TEST_P(CausalAttention, SaysTheSameByTheMaskOfItsDocuments) {
   EXPECT_EQUAL(documents_of(packing)->mask(packing.window), mask_of(packing));
 }
 
-/// Each rank has two of the four heads, and sends nothing.
+/// Each rank has two of the four heads, and communicates nothing.
 TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
   const Packing& packing = GetParam();
   const std::array<Tensor, 4> expected = by_mask(packing);
@@ -210,7 +210,7 @@ TEST(CausalAttentionOf, Refusals) {
   const DocumentsPtr documents = documents_of({"", {{5, 3}, {8}}});
   EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents}),
                "2 sequences of 9 tokens", "documents of 2 sequences of 8");
-  // As many tokens, in other sequences.
+  // Documents of as many tokens, but in sequences of other lengths.
   for (const Packing& other : {Packing{"", {{7, 11}}}, Packing{"", {{6}, {6}, {6}}}}) {
     EXPECT_ERROR(detail::causal_attention(q, q, q, {.documents = documents_of(other)}),
                  "2 sequences of 9 tokens", "make them of the positions");
@@ -227,7 +227,7 @@ TEST(CausalAttentionOf, Refusals) {
   }
 }
 
-/// The first block, which has as many queries as the window, needs none.
+/// The first block has as many queries as the window, and so needs no mask.
 TEST(CausalAttentionOf, LongWindowKeepsAMaskOfASmallBlockAlone) {
   constexpr std::int64_t kWindow = 2048, kBlock = 512;
   const Tensor q = at::zeros({1, 1, 2 * kWindow, 8});
@@ -261,7 +261,7 @@ TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
   EXPECT_EQUAL(documents.device_offsets(), at::tensor({0, 2, 5, 10, 11, 15}, at::kInt));
 }
 
-/// A part of a document may begin a sequence, at any position of it.
+/// A sequence may begin with a part of a document, at any position of the document.
 TEST(DocumentsOf, SequencesBeginWithOne) {
   const Documents documents(at::tensor({7, 8, 0, 3, 4, 5}, at::kLong).view({2, 3}), at::kCPU);
   EXPECT_EQ(documents.offsets(), (std::vector<std::int64_t>{0, 2, 3, 6}));
@@ -295,7 +295,7 @@ at::Tensor rms_normed(const at::Tensor& x, const at::Tensor& weight, double eps)
   return x / (x.square().mean(-1, true) + eps).sqrt() * weight;
 }
 
-/// By formula.
+/// Attention by its formula.
 at::Tensor attention_of_one_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const at::Tensor& seen) {
   const std::int64_t group = q.size(1) / k.size(1);
@@ -352,7 +352,7 @@ TEST(AttentionBlock, IsTheFormulaWithEachOption) {
       const at::Tensor y = attention(x, inputs);
       EXPECT_CLOSE(y, by_formula(attention, x, inputs), 1e-4, 1e-5)
           << options.heads << " heads, rotary " << rotary;
-      // Folded, and with the tables of all tokens.
+      // Batch and tokens in one dimension, also with rotary tables of all tokens.
       AttentionInputs folded = inputs;
       folded.batch = kBatch;
       EXPECT_CLOSE(attention(x.flatten(0, 1), folded), y.flatten(0, 1), 1e-4, 1e-5);
@@ -374,7 +374,7 @@ TEST(AttentionBlock, IsTheSameWithOneProjection) {
     apart.fused_qkv = false;
     testing::Filled<Attention> separate(apart);
     const c10::NoGradGuard no_grad;
-    // Its own split of the rows says which of them are whose.
+    // FusedLinear::split() tells which rows are the query's, the key's and the value's.
     const auto& of_fused = dynamic_cast<FusedLinear&>(*fused.children()[0]);
     const auto parameters = separate.named_parameters();
     for (const char* name : {"weight", "bias"}) {
@@ -483,7 +483,7 @@ TEST(ContextParallel, GivesEveryRankAsManyPairsOfQueryAndKey) {
           split_over(rank)->positions(kTokens, at::kCPU);
     });
     for (const at::Tensor& own : positions) {
-      // The query at position p sees p + 1 keys.
+      // The query at position p sees p + 1 keys, and every rank must see equally many.
       EXPECT_EQ((own + 1).sum().item<std::int64_t>() * ranks, kTokens * (kTokens + 1) / 2);
     }
     EXPECT_EQUAL(std::get<0>(at::cat(positions).sort()), at::arange(kTokens));
@@ -499,7 +499,7 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
   EXPECT_EQUAL(again, whole);
   const at::Tensor tokens = at::arange(24).view({12, 2});
   EXPECT_EQUAL(split->unshard(split->shard(tokens, 0), 0), tokens);
-  // Each of the three has used the whole.
+  // The three ranks use the whole with weights 1, 2 and 3, which add up to 6.
   const at::Tensor weights = testing::values({2, 12, 3}, 5);
   (again * weights * (rank.rank() + 1)).sum().backward();
   EXPECT_CLOSE(split->shard(whole.grad(), 1), split->shard(weights * 6, 1), 1e-12, 1e-12);
@@ -508,13 +508,13 @@ TEST_ON_RANKS(ContextParallel, PutsTogetherWhatItSplits, 3) {
 struct SplitAttention {
   std::int64_t kv_heads;
   ContextAttentionOptions options{};
-  bool masked = false;  ///< by one that hides what no causal mask does
+  bool masked = false;  ///< by a random mask instead of a causal one
   std::int64_t batch = 2, width = 4;
   at::ScalarType type = at::kDouble;
-  Lengths documents{};  ///< none: a document for each sequence
+  Lengths documents{};  ///< none: each sequence is one document
 };
 
-/// Which keys the queries see: (tokens, tokens) or as the mask.
+/// The mask of the keys that queries see: `mask`, or one of sizes (tokens, tokens).
 at::Tensor seen_keys(const SplitAttention& c, const at::Tensor& mask, std::int64_t tokens) {
   if (c.masked) {
     return mask;
@@ -530,7 +530,7 @@ class AttentionOfSplitSequences : public ::testing::TestWithParam<SplitAttention
 TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   constexpr std::int64_t kHeads = 6, kTokens = 24;
   const SplitAttention& c = GetParam();
-  // Numbers of the type, in fp64.
+  // Values that the case's type represents exactly, in fp64.
   const auto drawn = [&](std::int64_t heads, int seed) {
     const at::Tensor numbers = testing::values({c.batch, heads, kTokens, c.width}, seed);
     return numbers.to(c.type).to(at::kDouble).requires_grad_();
@@ -569,7 +569,7 @@ TEST_P(AttentionOfSplitSequences, IsThatOfOneRank) {
   }
 }
 
-// Chunks of 12, 6, 4 and 3 tokens: windows that are shorter, as long, and longer by one and more.
+// Chunks have 12, 6, 4 and 3 tokens: windows are shorter, as long, or longer by one and more.
 INSTANTIATE_TEST_SUITE_P(
     , AttentionOfSplitSequences,
     ::testing::Values(SplitAttention{6}, SplitAttention{2}, SplitAttention{3, {.window = 2}},
@@ -584,7 +584,7 @@ INSTANTIATE_TEST_SUITE_P(
                       SplitAttention{2, {}, false, 1, 24, at::kBFloat16},
                       SplitAttention{3, {.window = 9}, false, 1, 16, at::kBFloat16}));
 
-// Documents that end with a chunk, within one and after several, of one token and of a sequence.
+// Documents end with a chunk, within one or after several, and have one token or a whole sequence.
 INSTANTIATE_TEST_SUITE_P(
     OfDocuments, AttentionOfSplitSequences,
     ::testing::Values(
@@ -686,7 +686,7 @@ TEST_ON_RANKS(ContextParallel, RefusesWhatItCannotSplit, 3) {
   EXPECT_ERROR(split->attention(whole, q, q), "plain", "split by batch and heads alone");
   const at::Tensor tokens = distribute_tensor(q, mesh, {Shard{2}});
   EXPECT_ERROR(split->attention(tokens, tokens, tokens), "split by batch and heads alone");
-  // What each rank would drop is not what one rank drops.
+  // Ranks with parts of a sequence would not drop the elements that one rank drops.
   Attention block({.hidden = 4, .heads = 2, .dropout = 0.5});
   init_weights(block, 0);
   EXPECT_ERROR(block(at::ones({1, 4, 4}), AttentionInputs{.context_parallel = split}),

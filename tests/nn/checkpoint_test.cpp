@@ -82,7 +82,7 @@ TEST(ActivationCheckpointing, TakesModulesByAPattern) {
   EXPECT_EQ(counted->recomputations, 3);
 }
 
-/// One block under two names.
+/// Calls one block that is registered under two names.
 class Twice : public Module<Twice> {
  public:
   Twice() {
@@ -154,7 +154,7 @@ at::Tensor layer(const at::Tensor& x, const at::Tensor& weight) {
   return at::gelu(x.mm(weight)).tanh();
 }
 
-/// The gradients of x and weight have the same bits.
+/// Expects `run` and `other` to give gradients of x and weight with the same bits.
 template <class Run, class Other>
 void expect_same_gradients(const Run& run, const Other& other) {
   const at::Tensor x = leaf({5, 7}, 1), weight = leaf({7, 7}, 2);
@@ -219,7 +219,7 @@ TEST(Checkpoint, ServesAGradientOfAGradient) {
   EXPECT_CLOSE(x.grad(), x.cos() * 2 - x * x.sin());
 }
 
-/// Asks for its saved tensor more often than it need.
+/// Reads its saved tensor twice in backward, although once would do.
 struct AsksTwice : torch::autograd::Function<AsksTwice> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -351,7 +351,7 @@ std::pair<at::Tensor, at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
-  at::rand({3});  // between forward and backward
+  at::rand({3});  // draws between forward and backward
   y.sum().backward();
   return {x.grad(), at::rand({2})};
 }
@@ -413,7 +413,7 @@ TEST(CheckpointReplay, CastsAsForwardDid) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
-/// Backward of a function that does `forward` first and `again` when it is recomputed.
+/// The error of a checkpoint whose function runs `forward` first, and `again` when recomputed.
 std::string error_of_change(std::function<at::Tensor(const at::Tensor&)> forward,
                             std::function<at::Tensor(const at::Tensor&)> again) {
   const at::Tensor x = leaf({4}, 1);
@@ -439,7 +439,7 @@ TEST(CheckpointReplay, Refusals) {
   EXPECT_THROWN(std::exception, loss.backward(), "modified by an inplace operation");
   {
     const auto fn = [](const at::Tensor& t) {
-      const at::Tensor y = t.exp();  // backward needs it
+      const at::Tensor y = t.exp();  // backward needs y
       y.add_(1);
       return y.sin();
     };
@@ -455,7 +455,7 @@ TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}
     const at::Tensor x = distribute_tensor(leaf({10, 3}, 1).detach(), mesh, {Shard{0}});
     x.requires_grad_();
     const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
-    at::dropout(x.detach(), 0.5, true);  // between forward and backward
+    at::dropout(x.detach(), 0.5, true);  // draws between forward and backward
     loss.backward();
     EXPECT_EQ(random_state().calls, 2u);
     return DistributedTensor(x.grad()).full_tensor();
@@ -519,7 +519,7 @@ TEST(SelectiveCheckpoint, KeepsResultsOfThisLibrarysOperators) {
   EXPECT_EQ(counted->recomputed_operators, 0);
 }
 
-// What is kept is not exchanged again.
+// Collectives of an operator whose result is kept do not run again.
 TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
   const at::Tensor targets =
       distribute_tensor(at::arange(5, at::kLong), mesh, {Replicate{}}).tensor();
@@ -580,7 +580,7 @@ TEST(SelectiveCheckpoint, KeepsNothingThatIsNotReached) {
   const std::int64_t tensor = 64 * 32 * 4;
   const std::int64_t nothing = bytes_kept({});
   EXPECT_LT(nothing, 512);
-  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // not the last one
+  EXPECT_EQ(bytes_kept(save_operators({"aten::mm"})) - nothing, tensor);  // not the last mm's
 }
 
 TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
@@ -588,7 +588,7 @@ TEST(SelectiveCheckpoint, FreesWhatItKeptAsBackwardUsesIt) {
   const Counted counted = keeping(save_operators({"aten::mm"}));
   const testing::AllocatedBytes bytes;
   checkpoint(counted.options, dense, x, w).sum().backward();
-  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 32 * 32 * 4 + 512);  // the gradients
+  EXPECT_LT(bytes.now(), 64 * 32 * 4 + 32 * 32 * 4 + 512);  // the gradients of x and w
 }
 
 TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
@@ -602,11 +602,11 @@ TEST(SelectiveCheckpoint, RecomputesInARegionInsideOne) {
       [&](const at::Tensor& x, const at::Tensor& w) {
         return checkpoint(outer.options, fn, x, w);
       });
-  EXPECT_EQ(outer->replayed_operators, 2);  // while the outer region makes exp's argument again
+  EXPECT_EQ(outer->replayed_operators, 2);  // while the outer region recomputes exp's argument
   EXPECT_EQ(inner->recomputations, 1);
 }
 
-// PyTorch's selective checkpointing draws other numbers after a random operator that was kept.
+// PyTorch's selective checkpointing draws other numbers after a random operator that it saved.
 TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKept) {
   const auto fn = [](const at::Tensor& x) {
     const at::Tensor y = std::get<0>(at::native_dropout(x.exp(), 0.5, true));
@@ -621,7 +621,7 @@ TEST(SelectiveCheckpoint, DrawsTheNumbersOfForwardAfterARandomOperatorThatWasKep
   const Counted counted = keeping(save_operators({"aten::native_dropout"}));
   EXPECT_EQUAL(run(&counted), run(nullptr));
   EXPECT_EQ(counted->replayed_operators, 1);
-  // The mask of at::dropout is memory that is filled after it was made.
+  // at::dropout allocates its mask, and a later operator fills it in place.
   const Counted all = keeping([](const OperatorCall&) { return true; });
   EXPECT_EQUAL(run(&all), run(nullptr));
 }
@@ -634,7 +634,7 @@ TEST(SelectiveCheckpoint, Refusals) {
             "checkpoint: the result of aten::mm, call 0 of its region, was saved and then modified "
             "in place; let the policy recompute it, or write to a copy");
   {
-    // matmul makes (6, 2) of (2, 3, 2), and a view of the product with its own version.
+    // matmul reshapes (2, 3, 2) to (6, 2), and returns a view of mm's result with its own version.
     const Counted counted = keeping(save_operators({"aten::mm"}));
     const auto fn = [](const at::Tensor& a, const at::Tensor& b) {
       return a.matmul(b).add_(1).sin();

@@ -18,7 +18,7 @@ struct Precision {
 };
 const Precision kPrecisions[] = {{at::kFloat, 1e-5}, {at::kDouble, 1e-12}};
 
-/// Compares function(inputs)'s value and gradients with those of an oracle made of at:: operators.
+/// Compares the value and gradients of `function` with those of `oracle`, made of at:: operators.
 template <class Function, class Oracle>
 void expect_same(const Tensors& inputs, const Function& function, const Oracle& oracle,
                  const Precision& precision) {
@@ -82,7 +82,7 @@ TEST(Functions, AgreeWithCompositions) {
   }
 }
 
-/// Both results are used, or one of them.
+/// The loss uses both results, or one of them.
 TEST(RmsNorm, OfASumAgreesWithComposition) {
   for (const Precision& precision : kPrecisions) {
     for (const auto& factors : {std::pair(1.0, 0.5), std::pair(1.0, 0.0), std::pair(0.0, 1.0)}) {
@@ -170,7 +170,7 @@ at::Tensor leaf(const DistributedTensor& tensor) {
   return tensor.tensor().detach().requires_grad_();
 }
 
-/// The calls that `body` makes on the wire.
+/// The number of collectives that `body` calls.
 template <class Body>
 std::int64_t calls(Rank& rank, Body&& body) {
   const auto before = rank.world()->traffic().table();
@@ -188,7 +188,7 @@ TEST_ON_MESH(DistributedRmsNorm, RefusesPlainTensorsBesideDistributedOnes, {2}, 
                rms_norm(normal_values({6, 4}, 1), at::ones({4}), 1e-5));
 }
 
-/// As of a model whose first block has a plain input.
+/// As in a model whose first block has a plain input.
 TEST_ON_MESH(DistributedRmsNorm, AddsAPlainResidualThatEveryRankHas, {2}, {"tp"}) {
   const at::Tensor x0 = normal_values({6, 4}, 1).requires_grad_(),
                    residual0 = normal_values({6, 4}, 2).requires_grad_(),
@@ -217,7 +217,7 @@ struct Vocabulary {
   Placement out;
 };
 
-// Vocabularies that do not divide, and leave ranks without a row; and a split hidden dimension.
+// Vocabularies with uneven shards, with empty shards, and with a sharded hidden dimension.
 TEST(DistributedEmbedding, AgreesWithOneRank) {
   for (const Vocabulary& v :
        {Vocabulary{9, Shard{0}, Partial{}}, Vocabulary{2, Shard{0}, Partial{}},
@@ -251,7 +251,7 @@ TEST_ON_MESH(DistributedEmbedding, LeavesTheGradientOfATablePending, {2}, {"dp"}
   EXPECT_EQ(DistributedTensor(w.grad()).placements(), Placements{Partial{}});
 }
 
-// An index out of range is found by every rank, also by those that have no such row.
+// Every rank finds an index out of range, also those whose shard is elsewhere.
 TEST(DistributedEmbedding, NamesAnIndexOutOfRangeOnEveryRank) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2}, {"tp"});

@@ -1,4 +1,4 @@
-// Helpers of tests that compare functions, their graphs and slots.
+// Helpers of tests that compare functions, their autograd graphs and their parameter slots.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
 
-// What a function and the graph that it leaves compute, held against another's.
+// Helpers that compare the results and the gradients of two functions.
 namespace tessera::testing {
 
 using GraphFunction = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
@@ -50,7 +50,7 @@ inline void expect_equal_bits(const GraphFunction& a, const GraphFunction& b,
   }
 }
 
-/// Where terms are added in another order.
+/// Expects equality up to the order in which terms are added.
 inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   for (std::size_t i = 0; i < a.size(); ++i) {
     EXPECT_CLOSE(a[i], b[i], 1e-5, 1e-5) << i;
@@ -61,7 +61,7 @@ inline at::Tensor leaf(at::IntArrayRef sizes, double seed) {
   return uniform_values(sizes, seed).requires_grad_();
 }
 
-/// Options whose counts a test reads.
+/// Checkpoint options with counters, which a test reads.
 struct Counted {
   nn::CheckpointOptions options{.counts = std::make_shared<nn::CheckpointCounts>()};
   const nn::CheckpointCounts* operator->() const { return options.counts.get(); }

@@ -1,4 +1,4 @@
-// Initial values, and what the outermost call of a module refuses: parameters outside of slots,
+// Initial values, and errors of the outermost call of a module: for parameters outside of slots,
 // unfilled storage and skipped hooks.
 
 #include <torch/nn/modules/linear.h>
@@ -163,7 +163,7 @@ TEST(CheckInitialized, AcceptsSlotsThatAreMarked) {
   check_initialized(module);
 }
 
-// The model's values on a mesh, gathered, are those of one rank: sizes 5, 6 and 7 over 2, 3, 4.
+// Expects gathered values of a model on a mesh to be one rank's: sizes 5, 6 and 7 over 2, 3, 4.
 void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
                            const Placements& placements) {
   const auto single = meta_model();
@@ -196,7 +196,7 @@ TEST(InitWeights, IsBitEqualOnTwoMeshDimensions) {
   expect_as_on_one_rank(6, {2, 3}, {Shard{0}, Replicate{}});
 }
 
-/// One parameter in a slot, one of libtorch's kind beside it.
+/// Has one parameter in a slot, and one registered by libtorch's register_parameter() alone.
 class HalfIn : public Module<HalfIn> {
  public:
   HalfIn() : stray(register_parameter("stray", at::ones({2}))) {
@@ -208,7 +208,7 @@ class HalfIn : public Module<HalfIn> {
   at::Tensor stray;
 };
 
-/// An optional parameter that is not there, as libtorch's own modules register a missing bias.
+/// Has an undefined parameter, as libtorch's own modules register a missing bias.
 class WithoutBias : public Module<WithoutBias> {
  public:
   WithoutBias() {
@@ -219,7 +219,7 @@ class WithoutBias : public Module<WithoutBias> {
   Parameter weight;
 };
 
-/// Holds a module of libtorch's, built wherever the scope says.
+/// Holds a libtorch module, which has no storage under MetaDevice.
 class HoldsStock : public Module<HoldsStock> {
  public:
   HoldsStock() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
@@ -227,7 +227,7 @@ class HoldsStock : public Module<HoldsStock> {
   torch::nn::Linear fc;
 };
 
-/// Holds a child that libtorch's tree does not know until `known` is called.
+/// Holds a child that is registered by the first forward after `known` was set.
 class Forgets : public Module<Forgets> {
  public:
   explicit Forgets(std::shared_ptr<Linear> child) : fc(std::move(child)) {}
@@ -294,7 +294,7 @@ TEST(CallChecks, RefuseForwardOfAModuleWithHooks) {
   EXPECT_ERROR(module.forward(input()), "m.forward(x)", "has hooks", "(*m)(x)");
   module(input());
   EXPECT_EQ(calls, 1);
-  // Also after a call that failed.
+  // Calls of forward() are refused also after a call that failed.
   EXPECT_THROWN(std::exception, module(at::ones({3, 3})), "shapes cannot be multiplied");
   EXPECT_ERROR(module.forward(input()), "has hooks");
 }
@@ -410,7 +410,7 @@ TEST(CallChecks, AFrozenModuleThatIsApartMustBeFilled) {
   EXPECT_ERROR(module(at::ones({1, 2})), "forward of a", "was never filled", "'weight'");
 }
 
-/// libtorch's way to tie.
+/// Ties weights in libtorch's way: two modules hold one tensor.
 struct TorchTied : torch::nn::Module {
   TorchTied()
       : embed(register_module("embed", torch::nn::Linear(2, 2))),
@@ -421,7 +421,7 @@ struct TorchTied : torch::nn::Module {
   torch::nn::Linear embed, head;
 };
 
-/// Keeps tensors of the constructor, where they have no storage under MetaDevice.
+/// Keeps tensors that its constructor made, which have no storage under MetaDevice.
 struct KeepsTensors : Module<KeepsTensors> {
   KeepsTensors() {
     weight = register_slot("weight", {2, 2});

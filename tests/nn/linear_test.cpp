@@ -94,18 +94,18 @@ TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
   linear_product(x.mul(2), weight, {});
   const testing::AllocatedBytes memory;
   const at::Tensor y = linear_product(x.mul(2), weight, {});
-  // A factor that mul() keeps is a number.
+  // mul() saves its factor as a number.
   EXPECT_LT(memory.now(), 2 * 4 * x.numel());
   y.sum().backward();
   EXPECT_CLOSE(x.grad(), weight.sum(0).mul(2).expand_as(x));
 }
 
-// Several products of one input.
+// linear_products(): several products of one input.
 
 using testing::AddedTerms;
 using testing::full_tensor;
 
-/// Query, key and value of different sizes.
+/// Projections to query, key and value of different sizes.
 struct Projections : Module<Projections> {
   explicit Projections(bool bias = false)
       : q(*this, "q", 6, 9, LinearOptions{bias}),
@@ -135,7 +135,7 @@ Tensors results_of(Model& model, const at::Tensor& input, bool together) {
   return results;
 }
 
-/// All but the gradient of x have the same bits.
+/// Expects the bits of separate calls, except in the gradient of x, which may differ by `bound`.
 void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 1e-5) {
   const Tensors together = results_of(model, input, true);
   const Tensors apart = results_of(model, input, false);
@@ -149,7 +149,7 @@ void expect_that_of_calls(Model& model, const at::Tensor& input, double bound = 
   }
 }
 
-/// Terms that were added as they were computed, in one backward.
+/// The number of products that one backward adds to a gradient as it computes them.
 int added_products(Model& model, const at::Tensor& input = normal_values({5, 6}, 1)) {
   AddedTerms::reset();
   const AddedTerms counted;
@@ -195,7 +195,7 @@ TEST(LinearProducts, ServeSeveralBackwards) {
 TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   Model model;
   const at::Tensor x = normal_values({5, 6}, 1).requires_grad_();
-  // Nothing else of the graph is used by both.
+  // The two backwards share only the node of view(), which saves no tensor.
   const Tensors y = linear_products(x.view({5, 6}), {*model.q, *model.k});
   y[0].sum().backward();
   EXPECT_FALSE(model.k->weight->grad().defined());
@@ -206,7 +206,7 @@ TEST(LinearProducts, ServeBackwardsOfOneResultEach) {
   EXPECT_THROWN(std::exception, y[1].sum().backward(), "backward through the graph a second time");
 }
 
-// The gradient of a bias is that of the result then, in another shape.
+// For one row, the gradient of a bias is the result's gradient in another shape.
 TEST(LinearProducts, OfOneRowMayAddToTheBiasTwice) {
   Model model(/*bias=*/true);
   const auto gradient_of_x = [&](bool together) {
@@ -278,7 +278,7 @@ TEST(LinearProducts, OfInputsThatHooksReplaceAreTheirs) {
 TEST(LinearProducts, OfAnInputThatAHookWritesToAreOfItsValuesThen) {
   Model model;
   model.k->add_forward_pre_hook([](auto&, TensorList inputs) { inputs[0]->mul_(3); });
-  // Nothing of x is saved, so that it may be written to.
+  // q does not save x if its weight is frozen, so that k's hook may write to x.
   model.q->weight->requires_grad_(false);
   const auto gradient_of_x = [&](bool together) {
     model.together = together;
@@ -336,10 +336,10 @@ TEST(LinearProducts, NameTheModuleThatDoesNotFit) {
                 "5x6 and 5x4");
 }
 
-/// How x and the weights are split.
+/// The placements of x and of the weights.
 struct Split {
   Placement x, weights;
-  int added;  ///< terms that are added without communication
+  int added;  ///< products that each rank adds as it computes them
 };
 
 class DistributedLinearProducts : public ::testing::TestWithParam<Split> {};
@@ -381,14 +381,14 @@ TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
   }
 }
 
-// With split columns the gradient of x is a sum of the ranks' terms, and each rank adds its own.
+// With Shard(0) of the weights, the gradient of x is Partial: each rank adds its own products.
 INSTANTIATE_TEST_SUITE_P(Placements, DistributedLinearProducts,
                          ::testing::Values(Split{Replicate{}, Shard{0}, 2},
                                            Split{Shard{0}, Replicate{}, 2},
                                            Split{Replicate{}, Replicate{}, 2},
                                            Split{Shard{1}, Shard{1}, 2}));
 
-// Products that add to a gradient in place.
+// Products that are added in place to the gradient of a weight.
 
 at::Tensor loss_of(const at::Tensor& weight, std::uint64_t seed) {
   const at::Tensor x = normal_values({5, weight.size(1)}, seed).to(weight.scalar_type());
@@ -399,7 +399,7 @@ at::Tensor leaf(std::uint64_t seed = 1) {
   return normal_values({4, 6}, seed).requires_grad_();
 }
 
-/// The gradient of one loss, as libtorch computes it.
+/// libtorch's gradient of loss_of(weight, seed).
 at::Tensor term(const at::Tensor& weight, std::uint64_t seed) {
   const at::Tensor w = weight.detach().clone().requires_grad_();
   at::linear(normal_values({5, 6}, seed), w).square().sum().backward();
@@ -430,7 +430,7 @@ TEST(AddedGradient, IsThatOfEachUseOfAWeight) {
   EXPECT_CLOSE(weight.grad(), sum + 2 * weight.detach(), 1e-5, 1e-5);
 }
 
-// A hook of the program sees the term, and not the sum.
+// A hook on the weight receives the new term, not the sum with the gradient before.
 TEST(AddedGradient, IsLeftToAHook) {
   const at::Tensor weight = leaf();
   loss_of(weight, 2).backward();
@@ -458,14 +458,14 @@ TEST(AddedGradient, MayBeRecorded) {
   loss_of(weight, 3).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   EXPECT_TRUE(weight.grad().requires_grad());
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3), 1e-5, 1e-5);
-  // To a gradient with a graph it is not added in place.
+  // If the gradient has a graph, the term is not added in place.
   loss_of(weight, 4).backward();
   EXPECT_CLOSE(weight.grad().detach(), term(weight, 2) + term(weight, 3) + term(weight, 4), 1e-5,
                1e-5);
   weight.mutable_grad() = at::Tensor();
 }
 
-// As master gradients of weights of a narrower type.
+// As for weights of a narrower type with gradients in fp32.
 TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
   const at::Tensor weight = leaf().detach().to(at::kBFloat16).requires_grad_();
   const at::Tensor sum = at::zeros({4, 6});
@@ -475,7 +475,7 @@ TEST(AddedGradient, MayBeOfAnotherTypeThanTheSum) {
   EXPECT_CLOSE(weight.grad(), term(weight.detach().to(at::kFloat), 2), 0.05, 0.5);
 }
 
-// libtorch's node of the leaf takes a lock for each addition.
+// libtorch's AccumulateGrad takes a lock for each addition.
 TEST(AddedGradient, MayComeOfSeveralThreads) {
   constexpr int kThreads = 4, kTimes = 20;
   const at::Tensor weight = leaf();
@@ -495,7 +495,7 @@ TEST(AddedGradient, MayComeOfSeveralThreads) {
   EXPECT_CLOSE(weight.grad(), sum, 1e-4, 1e-3);
 }
 
-/// A weight in `placement`, and a gradient of the product in `of_result`.
+/// The placements of a weight, of x, and of the gradient of the result.
 struct Spread {
   Placement weight, x, of_result;
 };
@@ -525,13 +525,12 @@ TEST_P(AddedDistributedGradient, IsTheSum) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Placements, AddedDistributedGradient,
-    ::testing::Values(Spread{Shard{0}, Replicate{}, Shard{1}},
-                      Spread{Shard{1}, Shard{1}, Replicate{}},
-                      Spread{Replicate{}, Replicate{}, Replicate{}},
-                      // Terms of a sum over the ranks: summed before they are added.
-                      Spread{Replicate{}, Shard{0}, Shard{0}}));
+INSTANTIATE_TEST_SUITE_P(Placements, AddedDistributedGradient,
+                         ::testing::Values(Spread{Shard{0}, Replicate{}, Shard{1}},
+                                           Spread{Shard{1}, Shard{1}, Replicate{}},
+                                           Spread{Replicate{}, Replicate{}, Replicate{}},
+                                           // The ranks' terms are summed before they are added.
+                                           Spread{Replicate{}, Shard{0}, Shard{0}}));
 
 using testing::uniform_values;
 using Names = std::vector<std::string>;
@@ -627,7 +626,7 @@ TEST(Fp8, RefusesWhatItCannotConvert) {
 
 struct AdaptedMlp final : Module<AdaptedMlp> {
   at::Tensor forward(const at::Tensor& x) { return (*down)(at::tanh((*norm)((*up)(x)))); }
-  // A table as of a model that knows of no adapters.
+  // Fills all weights, as a model that does not know of adapters.
   void reset_parameters(const InitContext& init) override {
     init.fill(*this, {{"**.weight", init::normal(0, 0.5)}});
   }
@@ -649,7 +648,7 @@ TEST(Lora, AddsNothingAtFirstBesideFrozenWeights) {
   const auto branch = adapted.up->attached<LoraBranch>();
   EXPECT_EQ(branch->a->weight->sizes(), (std::vector<std::int64_t>{2, 5}));
   EXPECT_EQ(branch->b->weight->sizes(), (std::vector<std::int64_t>{7, 2}));
-  // Kaiming-uniform as PyTorch's Linear has it.
+  // lora_A is initialized Kaiming-uniform, like PyTorch's Linear.
   const double largest = branch->a->weight->abs().max().item<double>();
   EXPECT_LE(largest, 1 / std::sqrt(5.0));
   EXPECT_GT(largest, 0.5 / std::sqrt(5.0));
@@ -671,7 +670,7 @@ TEST(Lora, AddsItsProductAndMergesIntoTheWeight) {
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
   EXPECT_CLOSE(linear(x), y, 1e-5, 1e-6);
-  // Nothing is added twice.
+  // A second merge_lora() adds nothing.
   merge_lora(linear);
   EXPECT_TRUE(linear.weight->allclose(weight, 1e-5, 1e-6));
 }

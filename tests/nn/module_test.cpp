@@ -17,7 +17,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Takes and returns what hooks must see through.
+/// Takes and returns tensors in a pair, a vector and an optional, which hooks must find.
 class Doubler : public Module<Doubler> {
  public:
   std::pair<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x, int times,
@@ -125,7 +125,7 @@ TEST(Module, MayAddAHookFromAHook) {
   EXPECT_EQ(runs, 11);
 }
 
-/// A parameter, and a buffer of either kind.
+/// A module with a parameter, a floating-point buffer and a buffer of integers.
 class Buffered : public Module<Buffered> {
  public:
   Buffered() {
@@ -193,7 +193,7 @@ TEST(Slot, PersistsBesideTheGatheredTensor) {
   EXPECT_EQUAL(slot->get(), at::ones({2, 2}));
 }
 
-/// A stock module hidden in ours: its parameters would be lost to FSDP and the optimizer.
+/// A libtorch module inside a Module: FSDP and optimizers would not see its parameters.
 struct Stock : torch::nn::Module {
   Stock() { register_parameter("w", at::ones({2})); }
 };
@@ -229,7 +229,7 @@ TEST(Module, TrainsParametersOfEveryTypeThatCanHaveAGradient) {
   EXPECT_CLOSE(module.wide->grad(), at::full({3}, 8.0 / 6, at::kComplexDouble));
 }
 
-/// Calls its child, "inner".
+/// A module that calls its child "inner".
 template <class Inner>
 struct Calling : Module<Calling<Inner>> {
   at::Tensor forward(const at::Tensor& x) { return inner(x); }
@@ -265,8 +265,8 @@ TEST(Module, IsNamedInAnErrorOfTheLibrary) {
   EXPECT_THROWN(Special, module(at::ones({2})), "of its own class");
 }
 
-/// As in a unit of mixed precision: the parameter was gathered in bfloat16, the buffer is as it
-/// was.
+/// As in an FSDP unit with mixed precision: the parameter is gathered in bfloat16, the buffer is
+/// float32.
 class Scaled : public Module<Scaled> {
  public:
   class Product : public Module<Product> {
@@ -352,7 +352,7 @@ TEST(Dropout, DrawsAnewAtEachCallAndReplaysOne) {
   EXPECT_EQUAL(module(x), first);
 }
 
-/// Blocks; each calls its own dropout "drop".
+/// A block that calls its own dropout, "drop".
 struct DropBlock : Module<DropBlock> {
   at::Tensor forward(const at::Tensor& x) { return (*drop)(x); }
   Child<Dropout> drop{*this, "drop", 0.5};
@@ -420,7 +420,7 @@ const at::Tensor& tokens() {
   return all;
 }
 
-/// Splits the last linear; the rest is left alone.
+/// Shards the weight of the last linear, "out", and leaves the other parameters plain.
 void partition(const std::string& name, ModuleBase& module, const DeviceMesh& mesh) {
   if (name == "out") {
     distribute_parameter(*module.slot("weight"), mesh, {Shard{0}});
@@ -473,7 +473,7 @@ using Names = std::vector<std::string>;
 
 class StockModule : public torch::nn::Module {};
 
-/// "again" is "block" once more; "stock" is a module of libtorch with one of ours in it.
+/// "again" is "block" once more; "stock" is a libtorch module that contains a module of ours.
 class Tree : public Module<Tree> {
  public:
   Tree() {
@@ -603,7 +603,7 @@ TEST(FqnPattern, MatchesNames) {
       {"a.b.weight", {"a.b.weight"}, {"a.b"}},
       {"a.b", {}, {"a.b.weight"}},
       {"", {""}, {"a"}},
-      // A star stays inside a component, and may be anywhere in it or stand for nothing.
+      // A star matches any characters within a component, or none.
       {"*", {"a"}, {"", "a.b"}},
       {"layers.*.w", {"layers.10.w"}, {"layers.0.1.w"}},
       {"layers.*", {}, {"layers.0.w"}},
@@ -612,10 +612,10 @@ TEST(FqnPattern, MatchesNames) {
       {"a*a.b", {"aaa.b"}, {}},
       {"a*.c", {}, {"ab.d"}},
       {"a*.b*", {"a.b"}, {}},
-      // A question mark is one character.
+      // A question mark matches one character.
       {"layers.?.w", {"layers.3.w"}, {"layers.10.w"}},
       {"a?b", {}, {"a.b"}},
-      // Brackets are one of their characters, or of the others.
+      // Brackets match one of their characters; after ! or ^ any other character.
       {"block*.mixer.[qkv]", {"block0.mixer.k"}, {"block0.mixer.o"}},
       {"layers.[0-3].w", {"layers.2.w"}, {"layers.4.w", "layers.22.w"}},
       {"[a-cx-z]", {"y"}, {}},
@@ -623,10 +623,10 @@ TEST(FqnPattern, MatchesNames) {
       {"layers.[!0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"layers.[^0-3]", {"layers.4"}, {"layers.3", "layers."}},
       {"a[!x]b", {}, {"a.b"}},
-      {"a[b", {"a[b"}, {"ab"}},  // not closed
+      {"a[b", {"a[b"}, {"ab"}},  // not closed: matches itself
       {"[]]", {"]"}, {}},
       {"[!]]", {"x"}, {}},
-      // Two stars are any number of components; within a component they are one star.
+      // Two stars match any number of components; within a component they are one star.
       {"layers.**.w", {"layers.0.mlp.up.w", "layers.w"}, {"layers.0.mlp.b"}},
       {"**.w", {"w"}, {}},
       {"**.mlp.**", {"layers.0.mlp"}, {}},

@@ -1,4 +1,4 @@
-// What a product keeps of inputs that are computed again: results of RMS norms and of silu_mul.
+// Products of recomputed inputs: results of RMS norms and of silu_mul, which are not saved.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <limits>
@@ -33,7 +33,7 @@ at::Tensor with_norm(const Tensors& v) {
   return linear_product(y, v[2], {}).mul(linear_product(y, v[3], {}));
 }
 
-/// The same from libtorch's products, which keep what they are given.
+/// with_norm() by libtorch's products, which save their inputs.
 at::Tensor with_kept_norm(const Tensors& v) {
   const at::Tensor y = rms_norm(v[0], v[1], kEps);
   return libtorchs(y, v[2]).mul(libtorchs(y, v[3]));
@@ -44,13 +44,13 @@ Tensors values_for_norm(at::ScalarType type = at::kFloat) {
           normal_values({4, 6}, 3).to(type), normal_values({4, 6}, 4).to(type)};
 }
 
-/// A norm of a sum, which is used besides.
+/// Products of a norm of a sum, and of the sum itself.
 at::Tensor with_norm_of_sum(const Tensors& v) {
   const auto [y, sum] = add_rms_norm(v[0], v[4], v[1], kEps);
   return linear_product(y, v[2], {}).mul(linear_product(sum, v[3], {}));
 }
 
-/// The same by an addition, a norm of its result, and libtorch's products.
+/// with_norm_of_sum() by an addition, a norm of the sum, and libtorch's products.
 at::Tensor with_kept_norm_of_sum(const Tensors& v) {
   const at::Tensor sum = v[0] + v[4];
   return libtorchs(rms_norm(sum, v[1], kEps), v[2]).mul(libtorchs(sum, v[3]));
@@ -84,7 +84,7 @@ TEST(RecomputedInput, HasTheBitsOfAKeptOne) {
 /// The memory that a graph holds beside its inputs and its result.
 std::int64_t kept_bytes(const Function& function, const Tensors& values) {
   const Tensors inputs = leaves_of(values);
-  function(inputs);  // what is allocated once
+  function(inputs);  // allocates what later calls reuse
   const testing::AllocatedBytes memory;
   const at::Tensor y = function(inputs);
   return memory.now() - static_cast<std::int64_t>(y.nbytes());
@@ -94,7 +94,7 @@ TEST(RecomputedInput, IsNotKept) {
   constexpr std::int64_t kRows = 64, kSize = 32;
   const Tensors norm{normal_values({kRows, kSize}, 1), normal_values({kSize}, 2),
                      normal_values({2, kSize}, 3), normal_values({2, kSize}, 4)};
-  // Instead of the result, a copy of the weight.
+  // The graph keeps a copy of the norm's weight instead of the norm's result.
   EXPECT_EQ(kept_bytes(with_kept_norm, norm) - kept_bytes(with_norm, norm),
             4 * (kRows * kSize - kSize));
   Tensors sum = norm;
@@ -111,12 +111,12 @@ TEST(RecomputedInput, IsFreedAfterTheBackward) {
   const at::Tensor y = with_norm(v);
   y.sum().backward({}, /*retain_graph=*/true);
   const testing::AllocatedBytes memory;
-  // Not for the norm: its node does not run.
+  // The gradient of v[2] does not run the norm's node, yet frees the recomputed result.
   torch::autograd::grad({y.sum()}, {v[2]}, {}, /*retain_graph=*/true);
   EXPECT_EQ(memory.now(), 0);
 }
 
-/// The node of a norm keeps the sum, which leads to the node.
+/// A norm's node keeps the sum, which refers to the node: this cycle must not keep the graph.
 TEST(RecomputedInput, OfASumIsFreedWithItsGraph) {
   const Tensors v = leaves_of(values_for_norm_of_sum());
   with_norm_of_sum(v);
@@ -136,13 +136,13 @@ TEST(RecomputedInput, ServesTwoBackwards) {
     v[0].mutable_grad().zero_();
     loss.backward();
     EXPECT_EQUAL(v[0].grad(), of_input);
-    // Added within the product, and so rounded otherwise than two of them.
+    // The second gradient is added within the product, and so rounded otherwise.
     EXPECT_CLOSE(v[2].grad(), of_weight.mul(2), 1e-4, 1e-4);
     EXPECT_THROWN(std::exception, loss.backward(), "backward through the graph a second time");
   }
 }
 
-// The gradient of the product is that of the value that it saw.
+// A norm's result that was written to before its product is saved with the written values.
 TEST(RecomputedInput, IsKeptOnceWrittenTo) {
   const auto written = [](auto product) {
     return [product](const Tensors& v) {
@@ -181,7 +181,7 @@ TEST(RecomputedInput, IsRefusedWhereWhatMadeItWasWrittenTo) {
                 "modified by an inplace operation");
 }
 
-/// As FSDP, which has not gathered the norm's weight when a product of another unit runs.
+/// As in FSDP, where another unit's product runs backward while the norm's weight is not gathered.
 TEST(RecomputedInput, NeedsNoWeightOfTheNormInBackward) {
   const Tensors values = values_for_norm();
   const Tensors expected = results_of(with_kept_norm, values);
@@ -214,7 +214,7 @@ TEST(RecomputedInput, HasTheSecondDerivativesOfAKeptOne) {
                results_of(second(with_kept_norm_of_sum), sum));
 }
 
-/// The names of this library's operators.
+/// Lists the operators of this library that are called.
 class NamedCalls final : public OperatorMode {
  public:
   Results call(const Operator& op, const std::function<Results()>& run) override {
@@ -242,7 +242,7 @@ TEST(RecomputedInput, OfSiluMulComesWithTheGradientsOfItsInputs) {
             std::vector<std::string>{"tessera::silu_mul_backward"});
 }
 
-/// What else is in the gradient of the result counts, too.
+/// The gradient of silu_mul's result may also have terms of hooks and of other uses.
 TEST(RecomputedInput, OfSiluMulHasOtherGradientsWhereItsOwnIsAnother) {
   const auto hooked = [](auto product, const std::function<at::Tensor(at::Tensor)>& hook) {
     return [=](const Tensors& v) {
@@ -273,14 +273,14 @@ TEST(RecomputedInput, IsLeftToACheckpoint) {
     expect_equal_bits(
         [&](const Tensors& inputs) { return checkpoint(counted.options, function, inputs); }, kept,
         v);
-    // The norm keeps three, the products two each, mul() two.
+    // The norm saves three tensors, the products two each, mul() two.
     EXPECT_EQ(counted->packed, 9);
   };
   expect_left(with_norm, with_kept_norm, values_for_norm());
   expect_left(with_norm_of_sum, with_kept_norm_of_sum, values_for_norm_of_sum());
 }
 
-/// The tensors are laid out as in tensor parallelism without a split sequence.
+/// Placements as in tensor parallelism without sequence parallelism.
 TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   const Tensors values{normal_values({5, 8}, 1), normal_values({8}, 2), normal_values({7, 8}, 3),
                        normal_values({7, 8}, 4), normal_values({8, 7}, 5)};
@@ -299,7 +299,7 @@ TEST_ON_MESH(RecomputedInput, MayBeDistributed, {3}, {"tp"}) {
   }
   const auto before = rank.world()->traffic().table();
   DistributedTensor(mlp(spread)).redistribute({Replicate{}}).tensor().square().sum().backward();
-  // The sum of the result, and of the gradient of the norm's result.
+  // One collective sums the result, one the gradient of the norm's result.
   EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
   for (std::size_t i = 0; i < values.size(); ++i) {
     EXPECT_CLOSE(spread[i].grad(), alone[i].grad(), 1e-4, 1e-4) << i;

@@ -1,4 +1,4 @@
-// The metrics of a step, the device and its memory, and the record of a run.
+// Tests the metrics of a step, device and memory readings, and the record of a run.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -266,7 +266,7 @@ TEST(TensorMemory, CountsLiveBytesAndThePeakSinceTheLastCall) {
   at::empty({100});
   EXPECT_EQ(*tensor_bytes() - before, 12);
   EXPECT_EQ(*take_peak_tensor_bytes() - before, 412);
-  EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);  // the large one was before
+  EXPECT_EQ(*take_peak_tensor_bytes() - before, 12);  // the large tensor was freed before
 }
 
 TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
@@ -274,11 +274,11 @@ TEST(TensorMemory, ReportsEachBlockInMultiplesOfTheGranularity) {
   count_tensor_memory(
       {.granularity = 512, .observer = [&](const TensorBlock& block) { told.push_back(block); }});
   at::empty({129});
-  at::zeros({0, 5});  // no block
+  at::zeros({0, 5});  // allocates no block
   at::empty({128});
   count_tensor_memory();
   ASSERT_EQ(told.size(), 4U);
-  EXPECT_EQ(told[0].bytes, 1024);  // of 516
+  EXPECT_EQ(told[0].bytes, 1024);  // 516, rounded up
   EXPECT_EQ(told[2].bytes, 512);
   EXPECT_EQ(told[1].number, told[0].number);
   EXPECT_TRUE(told[1].freed);
@@ -291,15 +291,14 @@ TEST(TensorMemory, ReservesMoreThanAnyMachineHas) {
   {
     const at::Tensor large = at::empty({std::int64_t{1} << 38});
     EXPECT_EQ(*tensor_bytes() - before, std::int64_t{1} << 40);
-    large[1] = 2;  // memory comes with the first write
+    large[1] = 2;  // the first write takes memory
     EXPECT_EQ(large[1].item<float>(), 2);
   }
   EXPECT_EQ(*tensor_bytes(), before);
   count_tensor_memory();
 }
 
-// The mean of three ranks: (0 * 1 + 10 * 2 + 20 * 3) / 6. Rank r sees the mean 10 r with the weight
-// r + 1.
+// Rank r has the mean 10 r with the weight r + 1: over three ranks, (0 * 1 + 10 * 2 + 20 * 3) / 6.
 constexpr double kMeanOfAll = 80.0 / 6;
 
 TEST(MeanMetric, HasTheValuesOfAllRanksBetweenSyncAndUnsync) {

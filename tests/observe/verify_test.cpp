@@ -1,5 +1,5 @@
-// verify() of right models on every mesh, the state that it restores, and typical mistakes of
-// users, which it finds and names.
+// Tests verify(): of correct models on every mesh, the state that it restores, and typical mistakes
+// of users, which it finds and names.
 #include "tessera/observe/verify.h"
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,7 @@ using namespace testing;
 
 // A small GPT with places for mistakes of users, and its verification on a mesh.
 
-/// A Tap is the identity, unless a test plants a fault. It gets what the model's code gets.
+/// The function of a Tap module: the identity, unless a test puts a user's mistake there.
 using TapFunction = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& gain)>;
 
 at::Tensor pass_on(const at::Tensor& x, const at::Tensor&) {
@@ -43,7 +43,7 @@ struct GptOptions {
   double dropout = 0;
   TapFunction embedded = pass_on;  ///< (batch, tokens, hidden), the same on every rank
   TapFunction inner = pass_on;     ///< (batch, tokens, inner), with the local features of each rank
-  /// The code of an MLP between its modules.
+  /// What an MLP computes between its modules.
   std::function<at::Tensor(const at::Tensor& x)> between = [](const at::Tensor& x) { return x; };
   /// Whether a block leaves out its dropout.
   std::function<bool(const at::Tensor& x)> skips_drop = [](const at::Tensor&) { return false; };
@@ -113,7 +113,7 @@ class GptBlock : public nn::Module<GptBlock> {
   std::function<bool(const at::Tensor& x)> skips_drop_;
 };
 
-/// tokens (batch, tokens) -> logits (batch, tokens, vocabulary).
+/// Maps token ids (batch, tokens) to logits (batch, tokens, vocabulary).
 class Gpt : public nn::Module<Gpt> {
  public:
   explicit Gpt(const GptOptions& o = {}) {
@@ -139,7 +139,7 @@ class Gpt : public nn::Module<Gpt> {
   std::shared_ptr<nn::Linear> head;
 };
 
-/// The style of a gain on local features, or none.
+/// A style that replicates a Tap's gain, and changes nothing else.
 class TapStyle final : public tensor_parallel::ParallelStyle {
  public:
   std::string name() const override { return "tap"; }
@@ -199,7 +199,7 @@ std::shared_ptr<Gpt> make_gpt(const GptRun& run, const DeviceMesh& mesh) {
   return model;
 }
 
-/// Two sequences of six tokens, different on each data-parallel rank.
+/// Token ids of two sequences of six tokens, different on each data-parallel rank.
 at::Tensor gpt_tokens(const DeviceMesh& mesh) {
   return at::arange(12)
       .mul(7)
@@ -450,11 +450,11 @@ TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
   EXPECT_CONTAINS(errors[0], "rank 1");
 }
 
-// Mistakes of users. The reference runs the same code on one rank.
+// Models with users' mistakes. The reference model runs the same code on one rank.
 
 using LocalFunction = std::function<at::Tensor(const at::Tensor& local)>;
 
-/// `function` of this rank's part, as a user would call it.
+/// Applies `function` to this rank's local tensor, as a user would do.
 at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
   if (!tessera::is_distributed(x)) {
     return function(x);
@@ -464,7 +464,7 @@ at::Tensor by_hand(const at::Tensor& x, const LocalFunction& function) {
                                        x.sizes().vec());
 }
 
-/// Between the projections of an MLP, where a rank has a share of the features.
+/// Options with `function` between the projections of an MLP, where ranks have shards of features.
 GptOptions between_projections(const LocalFunction& function) {
   return {
       .inner = [function](const at::Tensor& x, const at::Tensor&) { return by_hand(x, function); }};
@@ -487,7 +487,7 @@ VerifyReport found(const GptRun& run) {
   return report;
 }
 
-/// The first module that differs is the tap of the first block.
+/// Expects the first module that differs to be the tap of the first block.
 void expect_tap_named(const VerifyReport& report) {
   ASSERT_FALSE(report.outputs.empty()) << report.text();
   EXPECT_EQ(report.outputs[0].fqn, "block0.mlp.tap");
@@ -502,7 +502,7 @@ void expect_tap_named(const VerifyReport& report) {
 TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
   const at::Tensor table = at::linspace(0.5, 1.5, kGptInner);
   const std::vector<Named<at::Tensor(const at::Tensor&)>> faults{
-      // The first feature, of this rank.
+      // The slice is the first feature of this rank.
       {"an explicit slice of a part", [](const at::Tensor& x) { return x * x.narrow(-1, 0, 1); }},
       {"the item of a part", [](const at::Tensor& x) { return x / x.abs().max().item<double>(); }},
       {"a statistic of a detached part",
@@ -520,7 +520,7 @@ TEST(VerifyFaults, InTheCodeBetweenProjectionsNameIt) {
     SCOPED_TRACE(fault.name);
     GptRun run{.options = between_projections(fault.run)};
     expect_tap_named(found(run));
-    // Inference finds it, too.
+    // verify() finds the fault in inference, too.
     run.step = [](Gpt& model, const at::Tensor& tokens) {
       const c10::NoGradGuard no_grad;
       return model(tokens);

@@ -20,7 +20,7 @@ const AdamWOptions kOptions{
 
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 
-/// Four steps by libtorch and by ours. Complex numbers are updated as pairs of real ones.
+/// Compares four steps with libtorch's. Complex numbers are updated as pairs of real ones.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Place& place, bool is_complex, const Options& options,
                         const ReferenceOptions& reference_options) {
@@ -56,8 +56,8 @@ void expect_as_libtorch(const Place& place, bool is_complex, const Options& opti
   }
 }
 
-/// Plain, and on one and two mesh dimensions: shards of 7 and 3 rows over 4 ranks, of 1 row (three
-/// empty shards), replicated ones, and one on a submesh.
+/// Compares steps of plain parameters and of those on meshes: shards of 7 and 3 rows over 4 ranks,
+/// of 1 row (three empty shards), replicated ones, and one on a submesh.
 template <class Ours, class Reference, class Options, class ReferenceOptions>
 void expect_as_libtorch(const Options& options, const ReferenceOptions& reference_options) {
   const auto expect = [&](const Place& place, bool is_complex) {
@@ -226,7 +226,7 @@ TEST(ZerosBeside, BeginAtMultiplesOfSixteenBytes) {
   EXPECT_TRUE(adjoins(counters[0], counters[1]));
 }
 
-/// Two parameters one after another in one buffer, as FSDP lays them out.
+/// Two parameters that are adjacent in one buffer, as FSDP lays them out.
 std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   const auto slot = [](const at::Tensor& tensor) {
     return std::make_shared<nn::ParameterSlot>(tensor.detach().requires_grad_(), true);
@@ -234,7 +234,7 @@ std::vector<nn::SlotPtr> neighbours(const at::Tensor& buffer) {
   return {slot(buffer.narrow(0, 0, 6).view({2, 3})), slot(buffer.narrow(0, 6, 4))};
 }
 
-// A step of one of them alone, whose counters then differ; gradients that lie apart and together.
+// Also steps one of them alone, so that their counters differ, and with gradients that lie apart.
 TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor buffer = normal_values({10}, 0).to(dtype);
@@ -265,7 +265,7 @@ TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
   }
 }
 
-// Autograd must notice that a parameter changed which a backward still needs.
+// Autograd must notice the change of a parameter that a backward still needs.
 TEST(AdamW, ChangesTheVersionsOfNeighbours) {
   const std::vector<nn::SlotPtr> slots = neighbours(normal_values({10}, 0));
   const at::Tensor loss = slots[1]->get().square().sum();
@@ -300,7 +300,7 @@ void run(AdamW& optimizer, int first, int last) {
   }
 }
 
-/// Parameters and state after four steps, whole.
+/// The parameters and the state after four steps, gathered.
 std::vector<at::Tensor> results(const std::vector<nn::SlotPtr>& slots) {
   AdamW optimizer(slots, kNarrow);
   run(optimizer, 0, 4);
@@ -321,7 +321,7 @@ void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Te
   }
 }
 
-// Shards of 7 and 3 rows over 2 and 4 ranks, of 1 row (empty shards), a replicated one.
+// Shards of 7 and 3 rows over 2 and 4 ranks, of 1 row (with empty shards), and a replicated one.
 TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
   const std::vector<at::Tensor> expected = results(plain_slots());
   for (const int ranks : {2, 4}) {
@@ -344,8 +344,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "
                expected);
 }
 
-/// Three dimensions, the last two of which are split: rows that are neither consecutive nor equally
-/// far apart.
+/// Two of three dimensions are sharded: the rows of a shard are neither consecutive nor equally far
+/// apart in the whole tensor.
 TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) {
   const at::Tensor values = normal_values({3, 5, 7}, 1);
   const at::Tensor grad = normal_values({3, 5, 7}, 2);
@@ -359,8 +359,8 @@ TEST_ON_MESH(NarrowMoments, HaveTheSameBitsInAnyDimensions, {2, 2}, {"a", "b"}) 
   EXPECT_EQUAL(after(slot_of(values, mesh, {Shard{1}, Shard{2}})), expected);
 }
 
-/// The mean over many elements with one gradient is that of fp32 moments. Rounded to the nearest,
-/// squares with a decay of 0.999 would stay where they are.
+/// The mean over many elements with one gradient is that of fp32 moments. Rounded to nearest,
+/// averages of squares with a decay of 0.999 would not change.
 TEST(NarrowMoments, AreRightInTheMean) {
   const auto mean_of = [](c10::ScalarType type, std::size_t which) {
     const nn::SlotPtr slot = slot_of(at::zeros({20000}));
@@ -420,10 +420,10 @@ TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {
   EXPECT_NEAR(at::real(complex->get()[0]).item<double>(), 0.989, 1e-6);
 }
 
-/// Neighbours in a module have other numbers, and a parameter the same in another order of them.
+/// A moment's random numbers depend on its parameter's name, not on the order of parameters.
 TEST(NarrowMoments, AreRoundedByTheNameOfTheParameter) {
   nn::Linear module(64, 64);
-  module.named_slots();  // names them
+  module.named_slots();  // gives the slots their names
   const auto squares_of = [&](std::vector<nn::SlotPtr> slots, std::size_t which) {
     AdamW optimizer(std::move(slots), kNarrow);
     for (const nn::SlotPtr& slot : optimizer.parameters()) {

@@ -1,5 +1,5 @@
-// Norms of gradients of any order over any mix of meshes, clipping, and a step that multiplies the
-// gradients by a factor on their device, as clipping before it would.
+// Gradient norms of any order over any mix of meshes, clipping, and optimizer steps that multiply
+// gradients by the clipping factor on their device.
 
 #include <torch/nn/utils/clip_grad.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Gives each slot a gradient, clips by libtorch and by ours, compares norms and gradients.
+/// Gives each slot a gradient, clips as libtorch and as we do, and compares norms and gradients.
 void expect_as_libtorch(const std::vector<nn::SlotPtr>& slots, double p, double max_norm = 0.5) {
   std::vector<at::Tensor> reference;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -56,7 +56,7 @@ TEST(GradNorm, WorksForPlainGradients) {
   expect_as_libtorch({slot_of(at::zeros({7, 5}))}, 2, 1e6);
 }
 
-// 1 row over 4 ranks leaves three of them nothing.
+// 1 row over 4 ranks gives three of them empty shards.
 TEST_ON_MESH(GradNorm, OverOneMeshDimensionWithEmptyShards, {4}, {"dp"}) {
   expect_all_norms({slot_of(at::zeros({7, 5}), mesh, {Shard{0}}),
                     slot_of(at::zeros({1, 4}), mesh, {Shard{0}}),
@@ -71,7 +71,7 @@ TEST_ON_MESH(GradNorm, OverTwoMeshDimensionsASubmeshAndPlainOnes, {3, 2}, {"dp",
                     slot_of(at::zeros({2, 2}))});
 }
 
-// Two meshes made apart from each other, one of them of some ranks only.
+// Two meshes that were made independently, one of them of some ranks only.
 TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   RunOnMesh({4}, {"dp"}, [](Rank& rank, const DeviceMesh& all) {
     const DeviceMesh square = rank.mesh({2, 2}, {"a", "b"});
@@ -81,7 +81,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
     std::vector<nn::SlotPtr> slots{slot_of(at::zeros({6}), square, {Shard{0}, Replicate{}}),
                                    slot_of(at::zeros({5, 2}), all, {Shard{0}})};
     expect_all_norms(slots);
-    // Different parameters on the two pairs: 3 and 4 make 5.
+    // The two pairs have different parameters, with gradients of norms 3 and 4: together 5.
     const nn::SlotPtr own = slot_of(at::zeros({2}), pair, {Shard{0}});
     set_grad(own, at::tensor({rank.rank() < 2 ? 3.0F : 4.0F, 0.0F}));
     for (const nn::SlotPtr& slot : slots) {
@@ -94,7 +94,7 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
   });
 }
 
-// As the stages of a pipeline: each rank knows only its own mesh.
+// As in pipeline stages, each rank knows only the mesh of its own stage.
 TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   const bool first = rank.rank() < 2;
   const DeviceMesh stage(rank.world(), first ? std::vector<int>{0, 1} : std::vector{2, 3},
@@ -106,7 +106,7 @@ TEST_ON_MESH(GradNorm, OverAMeshThatNoParameterNames, {4}, {"world"}) {
   EXPECT_FLOAT_EQ(grad_norm({slot}, both).item<float>(), 5.0F);
 }
 
-/// The norm of slots on every rank; each has a gradient of one element: 2^k on rank k of `mesh`.
+/// The norm of one slot, replicated over `mesh`, with a gradient of one element: 2^rank.
 double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& distinct = {}) {
   const nn::SlotPtr slot = slot_of(at::zeros({1}), mesh, {Replicate{}});
   slot->set_distinct_along(distinct);
@@ -114,7 +114,7 @@ double norm_on(const Rank& rank, const DeviceMesh& mesh, const DeviceMesh& disti
   return grad_norm({slot}, {.norm_type = 1.0}).item<double>();
 }
 
-// On (2, 2, 2), slices along "dp": rank 4 pp + 2 dp + tp. Without a word rank 0's counts.
+// Rank 4 pp + 2 dp + tp has gradient 2^rank. Without `distinct`, only rank 0's is counted.
 TEST_ON_MESH(GradNorm, CountsSlicesThatDifferAlongAMeshDimension, {2, 2, 2}, {"pp", "dp", "tp"}) {
   EXPECT_EQ(norm_on(rank, mesh["dp"]), 1.0);
   EXPECT_EQ(norm_on(rank, mesh["dp"], mesh["pp"]), 1.0 + 16.0);
@@ -138,7 +138,7 @@ TEST_ON_RANKS(GradNorm, RefusesMeshesThatDoNotContainEachOther, 3) {
   EXPECT_ERROR(grad_norm(slots), "contains all ranks of the other");
 }
 
-// In a shard, in a copy that is not counted, or in a plain gradient, which is not reduced.
+// The element is in a shard, in a copy that norms don't count, or in a plain gradient.
 TEST_ON_MESH(GradNorm, IsNonFiniteEverywhereIfOneElementIs, {2, 2}, {"dp", "tp"}) {
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({4}), mesh, {Shard{0}, Shard{0}}),
                                        slot_of(at::zeros({2}), mesh["dp"], {Shard{0}}),
@@ -168,7 +168,7 @@ TEST(GradNorm, ThrowsOnEveryRankIfAskedTo) {
   EXPECT_CONTAINS(errors, "norm of the gradients is inf");
 }
 
-// Squares of 300 overflow fp16, and its factor would lose digits.
+// Squares of 300 overflow fp16, and a clipping factor in fp16 would lose precision.
 TEST(GradNorm, ComputesNarrowGradientsInFp32) {
   const nn::SlotPtr narrow = slot_of(at::zeros({2}, at::kHalf));
   const nn::SlotPtr wide = slot_of(at::zeros({1}, at::kDouble));
@@ -179,7 +179,7 @@ TEST(GradNorm, ComputesNarrowGradientsInFp32) {
   EXPECT_NEAR(wide->get().grad()[0].item<double>(), 1e-4 / std::sqrt(2.0), 1e-10);
 }
 
-// What FSDP hands out: pieces of one buffer.
+// FSDP's gradients are parts of one buffer.
 TEST(GradNorm, ReadsGradientsThatShareABuffer) {
   const at::Tensor buffer = normal_values({12}, 3);
   const std::vector<nn::SlotPtr> slots{slot_of(at::zeros({2, 3})), slot_of(at::zeros({4}))};
@@ -220,7 +220,7 @@ TEST_ON_MESH(ClipGradNorm, RefusesPlainGradientsThatDifferBesideDistributedOnes,
   EXPECT_ERROR(clip_grad_norm_(slots, 1), "ranks 0 and 2");
 }
 
-// A rank without any gradient still takes part: its peers must not hang.
+// A rank without any gradient must still take part in the collectives: its peers must not hang.
 TEST_ON_MESH(ClipGradNorm, ReducesPendingGradientsAndAgreesWhenARankHasNone, {2}, {"tp"}) {
   const nn::SlotPtr slot = slot_of(at::zeros({2}), mesh, {Replicate{}});
   const at::Tensor term = rank.rank() == 0 ? at::tensor({3.0F, 0.0F}) : at::tensor({0.0F, 4.0F});
@@ -251,7 +251,7 @@ void set_grads(const std::vector<nn::SlotPtr>& slots, int step) {
   }
 }
 
-/// Three steps with clipping to a norm of 0.5, in two steps or in one.
+/// Three steps with clipping to a norm of 0.5: if `fused`, the step multiplies by the factor.
 std::vector<nn::SlotPtr> trained(const Make& make, c10::ScalarType type, bool fused) {
   std::vector<nn::SlotPtr> slots = slots_of_type(type);
   const std::unique_ptr<Optimizer> optimizer = make(slots);
@@ -319,7 +319,7 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
 }
 
-/// The optimizer's state and the parameters, copied.
+/// Copies of the optimizer's state and of the parameters.
 std::vector<at::Tensor> values_of(Optimizer& optimizer) {
   std::vector<at::Tensor> values;
   for (const nn::SlotPtr& slot : optimizer.parameters()) {
@@ -331,7 +331,7 @@ std::vector<at::Tensor> values_of(Optimizer& optimizer) {
   return values;
 }
 
-/// On a CPU, for each kind of update: fused kernels, moments in bf16, parameters in bf16.
+/// On a CPU, for each kind of update: by fused kernels, with moments or parameters in bf16.
 TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
     for (const c10::ScalarType moments : {at::kFloat, at::kBFloat16}) {

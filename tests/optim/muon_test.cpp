@@ -8,7 +8,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Three steps from gradients that every rank makes alike.
+/// Takes three steps; all ranks make the same gradients.
 void run(Muon& optimizer) {
   for (int step = 0; step < 3; ++step) {
     int i = 0;
@@ -19,7 +19,7 @@ void run(Muon& optimizer) {
   }
 }
 
-/// The same matrices, spread as `place` says, must become what one process makes of them.
+/// Puts matrix number i into a slot. Wherever it lies, its updates must equal those of one process.
 using Place = std::function<nn::SlotPtr(const at::Tensor& tensor, std::size_t i)>;
 const std::vector<std::vector<std::int64_t>> kSizes{{7, 5}, {8, 2}, {1, 6}, {5, 9}, {4, 4}, {3, 7}};
 
@@ -43,7 +43,7 @@ void expect_as_one_process(const Place& place, const MuonOptions& options) {
 
 constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float};
 
-// 7 and 5 rows over 4 ranks, 1 row (three empty shards), columns, a replicated one, a plain one.
+// Shards of 7 and 5 rows over 4 ranks, of 1 row (three empty shards), columns, replicated, plain.
 TEST_ON_MESH(Muon, AgreesOnOneMeshDimension, {4}, {"dp"}) {
   expect_as_one_process(
       [&](const at::Tensor& tensor, std::size_t i) {
@@ -78,7 +78,7 @@ TEST_ON_MESH(Muon, AgreesInBf16, {3}, {"dp"}) {
       {.lr = 0.05, .rate = MuonRate::kMatchRmsAdamW});
 }
 
-// Rows 0 1 | 4 5 and 2 3 | 6 7, as a fused weight of two parts lies under tensor parallelism.
+// The ranks have rows 0 1 | 4 5 and 2 3 | 6 7, like a fused weight of two parts under TP.
 TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   const LayoutPtr layout = Layout::intern({2}, {{{2, {}}, {4, {0}}}, {}});
   const at::Tensor values = normal_values({8, 3}, 0);
@@ -96,7 +96,7 @@ TEST_ON_MESH(Muon, AgreesOnShardsOfSeveralBlocks, {2}, {"tp"}) {
   EXPECT_CLOSE(slot->get(), reference->get().detach(), 0.0, 1e-5);
 }
 
-// Only rank 0 has a gradient, as where the others did not use the module.
+// Only rank 0 has a gradient, as if the others had not used the module.
 TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
   const nn::SlotPtr slot = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
   const nn::SlotPtr frozen = slot_of(normal_values({4, 3}, 0), mesh, {Shard{0}});
@@ -114,7 +114,7 @@ TEST_ON_MESH(Muon, CountsAMissingGradientOfASpreadMatrixAsZeros, {2}, {"dp"}) {
   EXPECT_EQUAL(frozen->get(), normal_values({4, 3}, 0));
 }
 
-// Momentum and decay apply for a gradient of zeros, and not without one, as in one process.
+// As in one process, momentum and decay apply with a gradient of zeros, but not without one.
 TEST_ON_MESH(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf, {3}, {"dp"}) {
   std::vector<nn::SlotPtr> slots, reference;
   for (int i = 0; i < 3; ++i) {
@@ -159,7 +159,7 @@ TEST(Muon, UpdatesNarrowMatricesInFp32) {
   EXPECT_EQ(optimizer.state()[0].tensor.scalar_type(), at::kFloat);
 }
 
-// One rank's parameter has no values: it says so, and the others end too.
+// One rank's parameter has no values: that rank's error says so, and the other ranks end too.
 TEST(Muon, AFailureOnOneRankEndsAll) {
   const auto errors = testing::ErrorsOfRanks(3, [](Rank& rank) {
     const nn::SlotPtr slot = slot_of(normal_values({6, 3}, 0), rank.mesh({3}, {"dp"}), {Shard{0}});
@@ -184,7 +184,7 @@ TEST(Muon, Refusals) {
   EXPECT_ERROR(Muon(slots, {.ns_steps = 100}), "100 Newton-Schulz steps");
 }
 
-// Muon on one process beside what is published.
+// Muon on one process, compared with PyTorch's and with published bounds.
 
 at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat)
@@ -193,8 +193,8 @@ at::Tensor wave(at::IntArrayRef sizes, double first, double frequency) {
       .view(sizes);
 }
 
-// What torch.optim.Muon of torch 2.11 made of the same parameters and gradients. It iterates in
-// bf16, whose sums differ with the processor: a part in a hundred of the updates' size.
+// Compares with updates of torch.optim.Muon in torch 2.11. It iterates in bf16, where sums of
+// different processors differ by up to a hundredth of the updates.
 TEST(Muon, AgreesWithPyTorch) {
   struct Case {
     std::vector<std::int64_t> sizes;
@@ -233,7 +233,7 @@ TEST(Muon, AgreesWithPyTorch) {
   }
 }
 
-// The published bounds: singular values of about 0.7 to 1.2 whatever those of the gradient.
+// Published bounds: the update's singular values are about 0.7 to 1.2, whatever the gradient's are.
 TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   for (const auto& sizes : {std::vector<std::int64_t>{6, 9}, {9, 6}, {5, 5}}) {
     const nn::SlotPtr slot = slot_of(at::zeros(sizes));
@@ -251,8 +251,8 @@ TEST(Muon, MakesTheUpdateNearlyOrthogonal) {
   }
 }
 
-// Each of 4 matrices of 8 x 8 is cut in 4, and each rank works on one: there, a rank sends its 16
-// elements of each; back, an owner sends 16 to each rank.
+// Each rank updates one of 4 matrices of 8 x 8. A rank sends its 16 elements of each matrix to the
+// owners, and as an owner sends 16 elements back to each rank.
 TEST_ON_MESH(Muon, SendsEachShardToAnOwnerAndBackInTwoAllToAlls, {4}, {"dp"}) {
   std::vector<nn::SlotPtr> slots;
   for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// What all optimizers share, OptimizerList, Ema, Sgd, and schedules of the rate.
+// Behaviour of all optimizers, OptimizerList, Ema, Sgd, and learning rate schedules.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ float value(const nn::SlotPtr& slot) {
   return slot->get().detach()[0].item<float>();
 }
 
-/// Parameters of so many elements, side by side in memory, and their gradients likewise.
+/// Parameters with these values, adjacent in memory, and their gradients likewise.
 std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
   const at::Tensor memory = at::cat(values);
   const at::Tensor gradients = memory.cos();
@@ -52,7 +52,7 @@ std::vector<nn::SlotPtr> side_by_side(const std::vector<at::Tensor>& values) {
 
 using MakeOptimizer = std::shared_ptr<Optimizer> (*)(const std::vector<nn::SlotPtr>&);
 
-/// The values of `slots[index]` after three steps, and its state.
+/// The values and the optimizer's state of `slots[index]`, after three steps.
 at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, std::size_t index) {
   const std::shared_ptr<Optimizer> optimizer = make(slots);
   for (int step = 0; step < 3; ++step) {
@@ -67,7 +67,7 @@ at::Tensor trained(MakeOptimizer make, const std::vector<nn::SlotPtr>& slots, st
   return at::cat(all);
 }
 
-// Ranks of tensor parallelism have copies of a parameter beside unequal shards of others.
+// Tensor-parallel ranks have copies of a parameter beside shards of other sizes.
 TEST(Optimizer, UpdatesAParameterToTheSameBitsBesideAnyOther) {
   const auto adamw = [](const std::vector<nn::SlotPtr>& slots) -> std::shared_ptr<Optimizer> {
     return std::make_shared<AdamW>(slots, AdamWOptions{.lr = 0.03, .weight_decay = 0.05});
@@ -171,7 +171,7 @@ TEST(Optimizer, CountsStepsOfEachParameter) {
   EXPECT_EQ(value(b), value(alone));
 }
 
-/// Loaded into a list of states that was asked for before a step. The shards adjoin, as FSDP lays
+/// Values are loaded into states that were listed before a step. The shards adjoin, as FSDP lays
 /// them out: one with another step number must not be updated together with its neighbour.
 TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   nn::Linear linear(16, 16);
@@ -193,11 +193,11 @@ TEST(Optimizer, KnowsWhatWasWrittenToItsCounters) {
   }
   const at::Tensor before = bias->get().detach().clone();
   step();
-  // The first step of the bias, and not its eighth.
+  // This is the first step of the bias, not its eighth.
   EXPECT_CLOSE(bias->get().detach(), before * (1 - 0.1 * 1e-2) - 0.1);
 }
 
-/// Without other state.
+/// An optimizer whose only state is the step counter.
 class CountedSteps final : public GroupedOptimizer<SgdOptions> {
  public:
   explicit CountedSteps(std::vector<nn::SlotPtr> slots)
@@ -279,7 +279,7 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
   for (const StateTensor& state : optimizer.state()) {
     EXPECT_EQ(state.slot, trained) << state.name;
   }
-  // One that is frozen after it was trained keeps what it has.
+  // A parameter that is frozen after it was trained keeps its state.
   set_grad(trained, at::ones({2}));
   optimizer.step();
   trained->persistent().requires_grad_(false);
@@ -289,7 +289,7 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
 }  // namespace
 }  // namespace tessera::optim
 
-// The example in tessera/optim/slot_optimizer.h: an optimizer of one's own.
+// The example of a custom optimizer in tessera/optim/slot_optimizer.h.
 namespace tessera {
 namespace {
 
@@ -329,7 +329,7 @@ TEST(OptimizerExample, StepsByTheSignOfTheGradient) {
 namespace tessera::optim {
 namespace {
 
-// Sums in fp16 would stay at 1: each step is below half of its spacing there.
+// fp16 sums would stay at 1: each step's change is below half of fp16's spacing there.
 TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {
   const nn::SlotPtr slot = slot_of(at::ones({1}, at::kHalf));
   Sgd optimizer({slot}, {.lr = 1.0, .momentum = 1.0});
@@ -418,7 +418,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
         expected = kDecay * expected + (1 - kDecay) * full_tensor(slot->persistent());
       }
       const at::Tensor last = full_tensor(slot->persistent()).clone();
-      // Only of what is trained, and in the parameter's layout.
+      // Only trained parameters have averages, in the parameter's layout.
       const std::vector<StateTensor> state = ema.state();
       ASSERT_EQ(state.size(), 1u);
       EXPECT_EQ(state[0].name, "ema");
@@ -432,7 +432,7 @@ TEST(Ema, IsTheAverageOnUnevenShards) {
   });
 }
 
-/// A checkpoint without averages fills the parameters after state() was asked for.
+/// A checkpoint without averages fills the parameters after state() was called.
 TEST(Ema, BeginsWithALoadedStateOrTheParametersOfTheFirstStep) {
   for (const bool loads : {true, false}) {
     const nn::SlotPtr slot = slot_of(at::ones({3}));
@@ -538,7 +538,7 @@ TEST(LrSchedule, FallsFromTheFullRateWhereTheWarmUpLeavesLess) {
   EXPECT_DOUBLE_EQ(schedule.factor(9), 0.25);
 }
 
-// A run of no steps may have one, but no step may be taken at a rate of 0 unnoticed.
+// A schedule may be for no steps, but no step may be taken unnoticed at a rate of 0.
 TEST(LrSchedule, NeedsTheRunsStepsUnlessConstantAndRefusals) {
   EXPECT_EQ(LrSchedule({.warmup = 0}).factor(7), 1);
   for (const char* name : {"linear", "cosine", "wsd"}) {

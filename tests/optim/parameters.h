@@ -27,7 +27,7 @@ inline nn::SlotPtr slot_of(const at::Tensor& tensor, const DeviceMesh& mesh,
   return std::make_shared<nn::ParameterSlot>(spread.requires_grad_(), true);
 }
 
-/// Gives the slot's tensor a gradient, spread as it or as said.
+/// Gives the slot's tensor this gradient, distributed like the tensor.
 inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
   const at::Tensor& tensor = slot->persistent();
   tensor.mutable_grad() = tessera::is_distributed(tensor)
@@ -42,7 +42,7 @@ inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
 
 namespace tessera::optim {
 
-// What most tests of optimizers use.
+// Names that most tests of optimizers use.
 using testing::full_tensor;
 using testing::kSizes;
 using testing::normal_values;

@@ -1,4 +1,4 @@
-// Predicted times, estimates and a search by plans of a model other than Llama.
+// Tests predicted times, estimates and a search, by plans of a model other than Llama.
 
 #include "tessera/planning/search.h"
 

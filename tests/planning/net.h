@@ -21,7 +21,7 @@
 
 namespace tessera::testing {
 
-/// (batch, 3, height, width) to (batch, out, height, width).
+/// Maps (batch, 3, height, width) to (batch, out, height, width).
 struct Conv : nn::Module<Conv> {
   explicit Conv(std::int64_t out) {
     weight = register_slot("weight", {out, 3, 3, 3});
@@ -34,7 +34,7 @@ struct Conv : nn::Module<Conv> {
   nn::Parameter weight, bias;
 };
 
-/// (batch, features) -> the same.
+/// Maps (batch, features) to the same sizes.
 struct Layer : nn::Module<Layer> {
   Layer(std::int64_t features, std::int64_t hidden)
       : up(*this, "up", features, hidden), down(*this, "down", hidden, features) {}

@@ -221,7 +221,7 @@ TEST(Plan, ProductsTakeTheirFlops) {
   EXPECT_NEAR(*plan.ranks.front().metrics.mfu, 100, 1e-3);
 }
 
-/// Products of bf16 matrices with an fp32 result, which a GPU computes at the rate of bf16.
+/// A GPU computes products of bf16 matrices at the rate of bf16, also with an fp32 result.
 TEST(Plan, ProductsTakeTheRateOfTheirFactors) {
   const auto step = [](Net&, optim::Optimizer&, const DeviceMesh&) {
     const at::Tensor a = at::empty({8, 4}, at::kBFloat16), b = at::empty({4, 16}, at::kBFloat16);

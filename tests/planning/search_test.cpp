@@ -1,4 +1,4 @@
-// Descriptions of machines, and the search over layouts with an arithmetic estimate of each layout.
+// Tests machine files, and the search over layouts, each with an arithmetic estimate.
 
 #include "tessera/planning/search.h"
 
@@ -53,7 +53,7 @@ TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   EXPECT_EQ(machine.peak_flops(type), 1979e12);
   EXPECT_EQ(machine.peak_flops(c10::kBFloat16), 989e12);
   EXPECT_EQ(planning::machine_of("a100").peak_flops(type), 312e12);
-  // Products in 8 bits are as fast as in 16 until their share is given.
+  // 8-bit products are as fast as 16-bit products unless the file gives their rate.
   EXPECT_EQ(machine.product_flops(type), machine.product_flops(c10::kBFloat16));
   machine.fp8_share = 0.5;
   EXPECT_EQ(machine.product_flops(type), 0.5 * 1979e12);

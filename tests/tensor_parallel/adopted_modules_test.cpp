@@ -1,5 +1,5 @@
-// Modules of libtorch in nn::Hooked, and their submodules, under plans and FSDP. Parameters that no
-// style of their module places, since no entry names them or a container has them.
+// Tests libtorch modules in nn::Hooked under plans and FSDP, and parameters that no style of their
+// own module places, since no plan entry names the module or it is a container.
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -49,7 +49,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   return expected;
 }
 
-/// `make` returns a module. dp splits dimension `rows_dim` of x.
+/// Compares `make`'s module under a plan with libtorch's. "dp" shards dimension `rows_dim` of x.
 template <class Make>
 void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows_dim,
                         const ParallelizePlan& plan) {
@@ -151,8 +151,8 @@ using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
 
-/// Three times a third of the bias would be rounded. After the call the libtorch module has its
-/// bias again.
+/// A bias must be added once: three times a third of it would be rounded. After the call the
+/// libtorch module has its bias again.
 TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   HookedLinear linear(6, 2);
   linear.held().weight.detach().zero_();
@@ -210,7 +210,7 @@ namespace {
 constexpr std::int64_t kDim = 6;
 constexpr std::int64_t kPatches = 5;
 
-/// x + scale * down(gelu(up(norm(x)))), with a LayerScale.
+/// Computes x + scale * down(gelu(up(norm(x)))), with a learned scale (LayerScale).
 struct ScaledBlock : nn::Module<ScaledBlock> {
   ScaledBlock() { scale = register_slot("scale", {kDim}); }
   at::Tensor forward(const at::Tensor& x) {
@@ -221,7 +221,7 @@ struct ScaledBlock : nn::Module<ScaledBlock> {
   nn::Parameter scale;
 };
 
-/// (patches, dim) -> a loss: a class token and two registers in front, learned positions.
+/// Maps (patches, dim) to a loss: puts a class token and two registers in front, adds positions.
 class Encoder : public nn::Module<Encoder> {
  public:
   Encoder() {

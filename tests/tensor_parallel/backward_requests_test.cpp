@@ -28,7 +28,7 @@ constexpr std::int64_t kTokens = 5, kDim = 8, kFeatures = 7;
 
 struct Net;
 
-/// Computes the MLP again in backward, with a nested backward.
+/// Recomputes the MLP in backward, with a nested backward.
 struct Tiled : torch::autograd::Function<Tiled> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Net* net);
   static variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -87,7 +87,7 @@ struct PostHook final : torch::autograd::PostAccumulateGradHook {
   std::function<void(const at::Tensor&)> call;
 };
 
-/// A walk of one model: on one rank with the batches of all data-parallel ranks, or on a mesh.
+/// Random requests to a model: on one rank with the batches of all dp ranks, or on a mesh.
 class Walk {
  public:
   Walk(Net& net, std::vector<int> batches, bool nests_anywhere)
@@ -141,7 +141,7 @@ class Walk {
           return gradient * 2;
         });
       } else if (kind == 1) {
-        // As an optimizer in backward.
+        // As an optimizer that steps in backward does.
         torch::autograd::impl::set_post_acc_grad_hooks(
             parameters_[i], std::make_unique<PostHook>([see](const at::Tensor& leaf) {
               see(leaf.grad());

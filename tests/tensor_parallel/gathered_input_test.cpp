@@ -1,4 +1,4 @@
-// The gathered input of column-wise products, which backward gathers again, also in fp8.
+// Column-wise products do not save their gathered input: backward gathers it again, also in fp8.
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -66,8 +66,8 @@ TEST(GatheredInput, HasTheResultsOfASavedInput) {
   }
 }
 
-// A block has two gathered inputs. Without regather it saves them whole. With regather it saves
-// neither the shard, which a norm computes again, but a copy of the norm's weight.
+// A block has two gathered inputs. Without regather it saves them whole. With regather it saves not
+// even their shards, which a norm recomputes, only a copy of the norm's weight.
 TEST(GatheredInput, SavesAtMostItsShard) {
   constexpr std::int64_t kTokens = 16, kRanks = 4;
   const testing::SmallLlamaConfig config{.dim = 32, .inner = 32, .hidden = 64};
@@ -76,7 +76,7 @@ TEST(GatheredInput, SavesAtMostItsShard) {
       testing::Filled<testing::LlamaBlock> block(config);
       parallelize_module(block, mesh, testing::plan_of_block(regather));
       const at::Tensor x = split_leaf(testing::uniform_values({kTokens, config.dim}, 0.2), mesh);
-      block(x);  // what is allocated once
+      block(x);  // allocates what later calls reuse
       const testing::MemoryScope memory;
       const at::Tensor y = block(x);
       return memory.bytes();
@@ -93,7 +93,7 @@ void parallelize_mixer(testing::Mixer& mixer, const DeviceMesh& mesh) {
                       {"o", rowwise_parallel()}});
 }
 
-/// The parameter: products as one function of autograd, or each as its own.
+/// The parameter: whether the products are one autograd function, or one each.
 class GatheredInputOfSeveral : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Together, GatheredInputOfSeveral, ::testing::Bool());
 
@@ -171,7 +171,7 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     const at::Tensor of_q_bias = local_tensor(mixer.q->bias->grad()).clone();
     EXPECT_FALSE(mixer.q->weight->grad().defined());
     EXPECT_FALSE(mixer.k->bias->grad().defined());
-    // The gradient of the input alone: nothing is gathered.
+    // For the gradient of the input alone, nothing is gathered.
     const comm::TrafficTable before = rank.world()->traffic().table();
     const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
     EXPECT_FALSE(rank.world()->traffic().since(before).contains({"tp", "all_gather"}));

@@ -72,7 +72,7 @@ at::Tensor mesh_targets() {
   return targets;
 }
 
-/// The loss of the whole logits, weighted by `of_row` for None.
+/// The loss of the whole logits; with Reduction::None, weighted by `of_row`.
 Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& of_row) {
   const at::Tensor leaf = mesh_logits().requires_grad_();
   const at::Tensor targets = mesh_targets();
@@ -89,7 +89,7 @@ Expected loss_of_one_rank(const CrossEntropyOptions& options, const at::Tensor& 
 
 struct MeshCase {
   std::vector<std::int64_t> mesh;
-  Placements logits, targets;  ///< no targets' placements: plain
+  Placements logits, targets;  ///< empty for targets: they are plain
 };
 
 void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
@@ -197,10 +197,10 @@ at::Tensor head_targets() {
 }
 
 struct HeadAnswer {
-  at::Tensor loss, hidden, weight;  ///< and the gradients, all whole
+  at::Tensor loss, hidden, weight;  ///< the loss and the gathered gradients
 };
 
-/// With the gradient of `factor` times the loss.
+/// The loss of whole logits, with the gradients of `factor` times the loss.
 HeadAnswer of_whole_logits(const CrossEntropyOptions& options, double factor = 1) {
   const at::Tensor hidden = head_hidden().requires_grad_();
   const at::Tensor weight = head_weight().requires_grad_();
@@ -271,7 +271,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
   EXPECT_TRUE(losses.allclose(expected, 1e-12, 1e-12));
 }
 
-/// Losses at the scale of a mean over many tokens, times a loss scale.
+/// Gradients of a scaled loss, in fp16 and bf16, err by no more than the type's rounding.
 TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   constexpr double kFactor = 1.0 / 3;
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
@@ -292,7 +292,7 @@ TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   });
 }
 
-// In bf16 a sum stays the same if a term is less than half of its last bit.
+// A bf16 sum does not change if the added term is less than half of the sum's last bit.
 TEST(LinearCrossEntropy, SumsABf16WeightsGradientInFp32) {
   const auto gradient_of = [](std::int64_t tokens, std::int64_t chunks) {
     const at::Tensor hidden = at::ones({tokens, 2}, at::kBFloat16);
@@ -332,12 +332,12 @@ TEST(LinearCrossEntropy, NeedsLessThanTwoGigabytes) {
     EXPECT_EQ(weight.grad().scalar_type(), at::kBFloat16);
     return memory.peak();
   };
-  // The limit: the weight's gradient in fp32, and the logits of a part or the gradient in bf16. The
-  // parts are those of llama_train.
+  // The limit is the weight's gradient in fp32, and the logits of a chunk or the gradient in bf16.
+  // The chunks are those of llama_train.
   const LinearCrossEntropyOptions parts{.chunk_bytes = std::int64_t{640} << 20};
   EXPECT_LT(peak([&] { return linear_cross_entropy(hidden, weight, targets, parts); }),
             1'750'000'000);
-  // Three products of the whole, in parts of 2048 tokens.
+  // Three products with all tokens, in chunks of 2048 tokens.
   EXPECT_EQ(flops, 3 * 2.0 * kTokens * kVocabulary * kFeatures);
   EXPECT_EQ(products, 3 * kTokens / 2048);
   EXPECT_GT(peak([&] { return cross_entropy(at::linear(hidden, weight), targets); }),

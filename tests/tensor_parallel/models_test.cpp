@@ -1,5 +1,5 @@
-// Blocks under plans that are declared by their modules, made by functions, or combined with LoRA.
-// Whole models under one plan are in tests/fuzz.
+// Tests blocks under plans that modules declare, that functions make, or that include LoRA. Whole
+// models under one plan are in tests/fuzz.
 
 #include "tessera/dtensor/detail/make_distributed.h"
 #include "tessera/dtensor/random.h"
@@ -63,7 +63,7 @@ TEST(DeclaredPlan, NamesModulesFromTheRoot) {
   EXPECT_ERROR(parallelize_module(undeclared, mesh), "no plan", "DeclaresPlan");
 }
 
-// A module without tensor parallelism between parts of the sequence: 7 tokens on 3 ranks.
+// A module without tensor parallelism stands between sharded sequences: 7 tokens on 3 ranks.
 TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
   testing::Filled<nn::RMSNorm> alone(4);
   const at::Tensor x = uniform_values({7, 4}, 0.1);
@@ -209,8 +209,8 @@ constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{
     .rank = 3, .alpha = 6, .targets = {"gate_up", "down"}, .dropout = 0.25};
 
-/// A fused Linear and a Linear back, with adapters, of 10 and 6 features, which 4 ranks do not
-/// divide.
+/// A fused Linear to 10 features and a Linear back to 6, with LoRA adapters. 4 ranks divide neither
+/// number.
 struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   at::Tensor forward(const at::Tensor& x) {
     const std::vector<at::Tensor> parts = gate_up->split((*gate_up)(x));
@@ -221,7 +221,7 @@ struct AdaptedBlock final : nn::Module<AdaptedBlock> {
   nn::Child<nn::Linear> down{*this, "down", 10, 6}, head{*this, "head", 6, 5};
 };
 
-/// Fills the adapters, whose B is zero at first.
+/// Fills the adapters, whose B is initialized to zero.
 void fill_adapters(nn::ModuleBase& model) {
   const c10::NoGradGuard no_grad;
   for (const auto& [name, slot] : nn::lora_slots(model)) {
@@ -238,7 +238,7 @@ void fill_adapters(nn::ModuleBase& model) {
   }
 }
 
-/// Two steps on this rank's rows. Returns the whole values of the adapters.
+/// Takes two steps on this rank's rows. Returns the gathered values of the adapters.
 std::vector<at::Tensor> train(AdaptedBlock& model, std::int64_t part, std::int64_t parts) {
   manual_seed(11);
   optim::Sgd optimizer(model, {.lr = 0.5});
@@ -310,8 +310,8 @@ TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding
   const comm::TrafficTable before = rank.world()->traffic().table();
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
   const comm::TrafficTable traffic = rank.world()->traffic().since(before);
-  // A and B of gate_up, then of down, in rows for 2 ranks: 2 of 6, 10 of 3; 2 of 10, 3 of 3. Each
-  // shard has a multiple of 64 bytes, 16 numbers.
+  // On one of 2 ranks, A and B of gate_up have 2 rows of 6 and 10 of 3 numbers, those of down 2 of
+  // 10 and 3 of 3. Each shard is padded to 64 bytes, 16 numbers.
   EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (16 + 32 + 32 + 16));
   EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                "before parallelize_module");

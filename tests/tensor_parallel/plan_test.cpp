@@ -221,7 +221,7 @@ TEST_ON_RANKS(Parallelize, NeedsNoCommunicationAndKeepsFrozenParametersFrozen, 2
   EXPECT_FALSE(tree.norm->weight->requires_grad());
   EXPECT_FALSE(tree.head->weight->requires_grad());
   EXPECT_TRUE(tree.embed->weight->requires_grad());
-  // The whole parameter is freed.
+  // The unsharded parameter is freed.
   EXPECT_EQ(local_tensor(tree.head->weight).storage().nbytes(), 5 * 4 * sizeof(float));
   const auto linear = testing::made_on_meta<nn::Linear>(4, 7);
   parallelize_module(*linear, mesh, {{"", colwise_parallel()}});
@@ -238,7 +238,7 @@ TEST_ON_RANKS(Parallelize, KeepsTiedWeightsTied, 2) {
   EXPECT_EQ(DistributedTensor(tree.head->weight).placements(), Placements{Shard{0}});
 }
 
-// As in torchtitan: first a plan of the model, then a plan of each block.
+// As torchtitan does, gives first a plan for the model and then a plan for each block.
 TEST_ON_MESH(Parallelize, TakesASecondPlanForOtherModules, {2}, {"tp"}) {
   Tree tree;
   const at::Tensor up = tree.layer(1).up->weight->detach().clone();
@@ -301,7 +301,7 @@ TEST_ON_MESH(Mistakes, ForwardInsteadOfTheCall, {2, 2}, {"dp", "tp"}) {
   ScaledMlp model, sharded;
   parallelize_module(model, mesh["tp"], {{"up", colwise_parallel()}});
   EXPECT_ERROR(model.up->forward(plain), "has hooks", "(*m)(x)");
-  // As a forward of the user's own class, which cannot know that the hooks have not run.
+  // As in forward() of a user's class, which cannot know that the hooks have not run.
   EXPECT_ERROR(at::linear(plain, *model.up->weight), "argument 0, [3, 4], is plain",
                "'up.weight', [", "m->forward(x)", "fsdp::register_forward_method", "plan");
   parallelize_module(sharded, mesh["tp"], {{"up", colwise_parallel()}});
@@ -320,7 +320,7 @@ TEST_ON_MESH(Mistakes, APlanOfAPartOfTheModelOrFsdpOnItsMesh, {2}, {"tp"}) {
   EXPECT_ERROR(fsdp::fully_shard(model, mesh), "(tp=2)", "by parallelize_module");
 }
 
-/// Has a libtorch parameter that is in no slot.
+/// A module with a libtorch parameter that is not in a slot.
 struct HalfSlotted : nn::Module<HalfSlotted> {
   HalfSlotted() { register_parameter("stray", at::ones({2})); }
   at::Tensor forward(const at::Tensor& x) { return (*up)(x); }
@@ -336,9 +336,9 @@ TEST_ON_MESH(Mistakes, AParameterWithoutASlot, {1, 2}, {"dp", "tp"}) {
   EXPECT_FALSE(tessera::is_distributed(model.named_children()["0"]->parameters()[0]));
 }
 
-// The errors of a strict scope if a plan lacks an entry.
+// Errors of a strict scope name the entry that a plan lacks.
 
-/// (tokens, dim) -> the same. `normed_result`: through a norm, else with a residual.
+/// Maps (tokens, dim) to the same sizes: `normed_result` by a norm at the end, else by a residual.
 struct NormedMlp : nn::Module<NormedMlp> {
   explicit NormedMlp(bool normed_result) : normed(normed_result) { testing::fill(*this); }
   at::Tensor forward(const at::Tensor& x) {
@@ -358,7 +358,7 @@ TEST_ON_MESH(StrictScopeHints, NameTheEntryThatThePlanForgot, {2}, {"tp"}) {
     const StrictScope strict;
     EXPECT_ERROR(model(x).square(), "[Partial(sum)] -> [Replicate()]", "rowwise_parallel()");
   }
-  // Without an entry for the norm, which needs all features of a token.
+  // The plan lacks an entry for the norm, which needs all features of a token.
   NormedMlp model(/*normed_result=*/true);
   parallelize_module(model, mesh, {{"fc2", colwise_parallel()}});
   const StrictScope strict;

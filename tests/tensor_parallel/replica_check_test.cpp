@@ -21,7 +21,7 @@ using testing::Filled;
 using testing::full_tensor;
 using testing::uniform_values;
 
-/// As QK-norm in attention: 4 heads of 2 features, each with its own norm and all with one weight.
+/// As in QK-norm of attention: 4 heads of 2 features, each with its own norm, all with one weight.
 class NormedHeads : public nn::Module<NormedHeads> {
  public:
   NormedHeads() {
@@ -104,7 +104,7 @@ TEST(Replicas, AreEqualBeforeTheFirstForward) {
   }
 }
 
-// Compared once, in the first training forward.
+// Plain inputs are compared once, in the first training forward.
 TEST(PlainInputs, AreEqualInTheFirstTrainingForward) {
   const auto errors = ErrorsOfRanks(4, [](Rank& rank) {
     const DeviceMesh mesh = rank.mesh({2, 2}, {"dp", "tp"});

@@ -130,7 +130,7 @@ TEST(FusedLinear, RefusesGroupsThatDoNotDivide) {
   EXPECT_ERROR(fused.split(uniform_values({2, 12}, 0.5)), "12 of 24 features are not known");
 }
 
-// Equal parts of a Linear, and groups of unequal parts.
+// A fused Linear has equal parts, or groups of unequal parts.
 TEST(FusedColwise, GivesEachRankAShareOfEveryPart) {
   const at::Tensor x = uniform_values({4, 5}, 0.5);
   const auto expect_share = [](const std::vector<at::Tensor>& parts,
@@ -221,7 +221,7 @@ struct Heads {
   std::int64_t queries, keys;
 };
 
-/// (tokens, kWidth) -> the same; keys are normed head by head.
+/// Maps (tokens, kWidth) to the same sizes; keys are normed for each head.
 class GroupedAttention : public nn::Module<GroupedAttention> {
  public:
   explicit GroupedAttention(const Heads& heads) {

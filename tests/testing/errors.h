@@ -1,4 +1,4 @@
-// What a call throws, tables of refusals, and names of cases.
+// Helpers for errors that calls throw, for tables of refused calls, and for names of cases.
 
 #pragma once
 
@@ -76,7 +76,7 @@ struct Refusal {
   std::vector<std::string_view> words;
 };
 
-/// Each act throws a tessera::Error of one line that holds its words. The failure names the row.
+/// Expects each row's act to throw a tessera::Error of one line that contains the row's words.
 inline void expect_refusals(const std::vector<Refusal>& rows) {
   for (const Refusal& row : rows) {
     EXPECT_TRUE(Throws<Error>(row.act, row.words)) << row.name;
@@ -94,17 +94,17 @@ inline void expect_refusals(const std::vector<Refusal>& rows) {
     } else                                                              \
       ADD_FAILURE() << what << ": " << tessera_outcome.failure_message()
 
-/// `text`, or each element of a vector of texts, contains each of the parts that follow.
+/// Expects `text`, or each element of a vector of texts, to contain each of the parts that follow.
 #define EXPECT_CONTAINS(text, ...) \
   TESSERA_EXPECT(::tessera::testing::Contains(text, {__VA_ARGS__}), #text)
 
-/// `expression` throws a `type` whose message holds each of the parts that follow. Choose parts
-/// that no other error of the same call holds.
+/// Expects `expression` to throw a `type` whose message contains each of the parts that follow.
+/// Choose parts that no other error of the same call contains.
 #define EXPECT_THROWN(type, expression, ...)                                                   \
   TESSERA_EXPECT(::tessera::testing::Throws<type>([&] { (void)(expression); }, {__VA_ARGS__}), \
                  #expression)
 
-/// The same for tessera::Error.
+/// EXPECT_THROWN() for tessera::Error.
 #define EXPECT_ERROR(expression, ...) EXPECT_THROWN(::tessera::Error, expression, __VA_ARGS__)
 
 namespace tessera::testing {

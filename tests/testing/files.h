@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// Names of a folder's entries, sorted.
+/// The names of a folder's entries, sorted.
 inline std::vector<std::string> FilesIn(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {

@@ -22,7 +22,7 @@ struct alignas(64) Header {
   std::size_t bytes;
 };
 
-/// `data`: behind the header.
+/// Frees a block; `data` begins behind its header.
 void free_block(void* data) {
   auto* header = static_cast<Header*>(data) - 1;
   if (header->watcher != nullptr) {

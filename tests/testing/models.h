@@ -42,7 +42,7 @@ struct TorchMlp : torch::nn::Module {
   torch::nn::LayerNorm norm{nullptr};
 };
 
-/// (rows, 2, 6, 6) -> (rows, 3).
+/// Maps (rows, 2, 6, 6) to (rows, 3).
 struct TorchConvNet : torch::nn::Module {
   TorchConvNet()
       : first(register_module("first",
@@ -62,14 +62,14 @@ inline torch::nn::Sequential torch_sequential() {
   return torch::nn::Sequential(torch::nn::Linear(5, 7), torch::nn::Tanh(), torch::nn::Linear(7, 3));
 }
 
-/// (tokens, rows, 8) -> the same.
+/// Maps (tokens, rows, 8) to the same sizes.
 inline torch::nn::TransformerEncoder torch_encoder() {
   const torch::nn::TransformerEncoderLayer layer(
       torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(10).dropout(0));
   return torch::nn::TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, 2));
 }
 
-/// A norm with statistics, and a table that is a buffer of the class itself.
+/// A module with a norm, which has running statistics, and with a buffer of its own.
 struct TorchWithBuffers : torch::nn::Module {
   TorchWithBuffers() {
     norm = register_module("norm", torch::nn::BatchNorm1d(5));
@@ -111,7 +111,7 @@ inline constexpr std::array tessera::nn::kSlotMembers<tessera::testing::TorchSca
 
 namespace tessera::testing {
 
-/// Parameters that are filled by their module, by the parent and by a table, and a buffer.
+/// A module with a buffer, and with parameters filled by their module, the parent and a table.
 class LayersOfEachKind : public nn::Module<LayersOfEachKind> {
  public:
   LayersOfEachKind() {

@@ -16,8 +16,8 @@
 
 namespace tessera::testing {
 
-/// Gives every parameter values that depend on its place among the parameters and its sizes only,
-/// whatever its layout. Collective if one is distributed.
+/// Fills each parameter with values that depend only on its position among the parameters and its
+/// sizes, not on its layout. Collective if one is distributed.
 inline void fill(nn::ModuleBase& module) {
   const c10::NoGradGuard no_grad;
   double seed = 0;
@@ -73,7 +73,7 @@ inline std::vector<at::Tensor> gradients_of(const nn::ModuleBase& model) {
   return gradients;
 }
 
-/// The gradients, whole, are `factor` times these. Collective if one is distributed.
+/// Expects whole gradients to be `factor` * `expected`. Collective if one is distributed.
 inline void expect_gradients(const nn::ModuleBase& model, const std::vector<at::Tensor>& expected,
                              double factor = 1, double relative = 1e-4, double absolute = 1e-6) {
   std::size_t i = 0;

@@ -22,8 +22,7 @@ struct Ended {
 
 struct ProcessesOptions {
   std::map<std::string, std::string> environment;
-  /// After this all are killed, which shows as signal 9; or sooner, where all that are left are
-  /// stopped.
+  /// After this time all processes are killed (signal 9); sooner if all that are left are stopped.
   std::chrono::seconds deadline{60};
 };
 

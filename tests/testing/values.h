@@ -21,7 +21,7 @@ namespace tessera::testing {
 
 // Inputs of tests. Each depends on the sizes and the seed only, so that all ranks make the same.
 
-/// 0, 1, 2, ... in the order of the elements.
+/// The values 0, 1, 2, ... in the order of the elements.
 inline at::Tensor counting_values(at::IntArrayRef sizes, at::ScalarType type = at::kDouble) {
   return at::arange(c10::multiply_integers(sizes), type).view(sizes);
 }
@@ -98,7 +98,7 @@ inline ::testing::AssertionResult Equal(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
-/// The same with at::allclose().
+/// As Equal(), but compares with at::allclose().
 inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tensor& expected,
                                         double relative = 1e-5, double absolute = 1e-8,
                                         bool equal_nan = false) {

@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLongestRun = 60s;
 
-/// The exit and the output of a launcher.
+/// How a launcher exited, and its output.
 struct Result {
   int code = -1;    ///< exit code, or -1
   int signal = 0;   ///< the signal that killed the launcher itself, or 0
@@ -80,7 +80,7 @@ bool is_zombie(const std::string& process) {
   return paren == std::string::npos || status.compare(paren, 3, ") Z") == 0;
 }
 
-/// A tessera-run in a separate process. All its descendants have a mark in their environment, by
+/// Runs tessera-run in a separate process. All its descendants have a mark in their environment, by
 /// which remaining processes are found.
 class Launcher {
  public:
@@ -333,7 +333,7 @@ struct End {
   int ranks;
   const char* script;
   int code;
-  const char* word;  ///< in the errors
+  const char* word;  ///< expected in the errors
 };
 
 class LauncherEnd : public ::testing::TestWithParam<End> {};
@@ -498,7 +498,7 @@ TEST_F(LauncherSignal, OutlivesItsReader) {
   EXPECT_EQ(launcher.wait().code, 0);
 }
 
-// Rank 0's output is the terminal, and Ctrl-C ends the job.
+// Rank 0 writes to the terminal, and Ctrl-C in the terminal ends the job.
 TEST(LauncherTerminal, IsRankZerosAndTakesCtrlC) {
   int terminal = -1;
   const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);

@@ -1,6 +1,6 @@
-// Training: steps on meshes, compared with one rank that uses libtorch's calls alone; evaluation,
-// the meter and recordings; and what a Checkpointer refuses. Its other properties, stops and the
-// metrics' file are tested by runs of programs (tests/examples/checkpoint).
+// Compares training steps on meshes with one rank that uses only libtorch's calls; tests evaluation,
+// the meter, recordings, and what a Checkpointer refuses. Runs of programs test the Checkpointer's
+// other properties, stops and the metrics file (tests/examples/checkpoint).
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
@@ -32,7 +32,7 @@
 
 namespace tessera::testing {
 
-// A small model with sizes that no mesh divides, its rows and its training run.
+// A small model whose sizes no mesh divides, its training data and its run.
 
 struct Mlp : nn::Module<Mlp> {
   /// Returns the mean over rows and columns.
@@ -230,7 +230,7 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
         return at::cat(all);
       };
       const at::Tensor before = values();
-      // With a scaler, a loss of NaN without a gradient of NaN.
+      // With a scaler, the loss is NaN but no gradient is.
       const double added = rank.rank() == 1 ? std::nan("") : 0;
       EXPECT_ERROR(training::step(*run.state, run.mesh["dp"], {},
                                   [&](std::int64_t i) {

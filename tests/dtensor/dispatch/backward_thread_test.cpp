@@ -1,5 +1,5 @@
-// What a backward finds of the thread that calls it. This program runs backwards on other threads,
-// as CUDA does (testing/backward_thread.cpp).
+// What a backward inherits from the thread that calls it. This program runs backwards on other
+// threads, as CUDA does (testing/backward_thread.cpp).
 
 #include <thread>
 
@@ -14,7 +14,7 @@ namespace {
 
 using testing::values;
 
-/// Runs a backward that calls `body` with a gradient like `tensor`, laid out as it.
+/// Runs a backward that calls `body` with a gradient of the sizes and the layout of `tensor`.
 void within_backward(const at::Tensor& tensor, const std::function<void(const at::Tensor&)>& body) {
   const at::Tensor leaf = tensor.detach().requires_grad_();
   const at::Tensor result = leaf.mul(2);
@@ -113,8 +113,8 @@ TEST(BackwardThread, DrawsForItsCallersPartOfTheBatch) {
   });
 }
 
-/// Ranks that use results in different orders must still wait in one: of collectives of several
-/// rounds each, the other way would be a dead end.
+/// Ranks use two asynchronous results in different orders, but must wait for them in one order:
+/// each collective has several rounds, and waits in different orders would deadlock.
 TEST_ON_MESH(BackwardThread, FinishesTransfersInTheOrderOfTheForward, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});

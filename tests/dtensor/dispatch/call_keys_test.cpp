@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// What the outcome of a call depends on tells calls apart.
+// Calls with different outcomes must have different keys in the cache of plans.
 
 namespace {
 
@@ -25,8 +25,8 @@ TEST_ON_MESH(CallKey, TellsPlainTensorsOfOtherStridesApart, {2}, {"x"}) {
   EXPECT_EQUAL(y, values({4, 1}).add(plain));
 }
 
-// equal() compares the parts, which a strict scope allows, where there are any; those of meta
-// tensors it cannot.
+// equal() compares local tensors, which a strict scope allows. Meta tensors have no values to
+// compare.
 TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   const auto on = [&](c10::DeviceType device) {
     return distribute_tensor(values({4, 2}).to(device), mesh, {Shard{0}}).tensor();
@@ -37,7 +37,7 @@ TEST_ON_MESH(CallKey, TellsMetaTensorsApart, {2}, {"x"}) {
   EXPECT_TRUE(at::equal(x, x.clone()));
 }
 
-// A plan that was made for a tensor which is its own must not serve a copy that may be out of date.
+// A plan made for an ordinary tensor must not be used for a view's copy, which may be out of date.
 TEST_ON_MESH(CallKey, TellsViewsThatHoldACopyApart, {2}, {"x"}) {
   const at::Tensor x = distribute_tensor(values({4, 2}), mesh, {Shard{0}});
   const auto view = x.slice(0, 1, 3);
@@ -75,8 +75,8 @@ TEST(CallKey, ClearingTheCacheReleasesTheMeshesOfRedistributions) {
   EXPECT_TRUE(world.expired());
 }
 
-// A call has one key, whether its arguments come unboxed, as to the kernels that a training step
-// calls most, or on a stack, as they do inside an operator mode.
+// A call has the same cache key whether its arguments come unboxed, as for the kernels that a
+// training step calls most, or on a stack, as inside an operator mode.
 
 using Arguments = std::vector<c10::IValue>;
 
@@ -96,7 +96,7 @@ at::Tensor wrapped(const at::Scalar& number) {
   return tensor;
 }
 
-/// Each type of argument that an unboxed kernel takes, with values that plans depend on.
+/// Calls with each argument type of unboxed kernels, with the values that plans depend on.
 std::vector<UnboxedCalls> all_calls() {
   const auto x = spread(values({4, 4}).abs()), y = spread(values({4, 4}, 1).abs(), Replicate{});
   const auto q = spread(values({2, 2, 4, 8})), flat = spread(values({4, 1, 6}));
@@ -145,7 +145,7 @@ void run(const c10::OperatorHandle& op, Arguments arguments) {
 TEST(UnboxedKey, IsThatOfTheBoxedCall) {
   const at::NoGradGuard no_grad;
   const ReplicationScope plain_ones_are_equal;
-  ListingMode mode;  // lets every operator run, and so takes its arguments from a stack
+  ListingMode mode;  // forwards every operator, and so takes arguments from a stack
   for (const UnboxedCalls& calls : all_calls()) {
     SCOPED_TRACE(calls.name);
     const auto op = find(calls.name);

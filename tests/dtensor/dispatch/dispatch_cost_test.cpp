@@ -1,4 +1,4 @@
-// What a call that was seen before costs beside the operator itself.
+// Allocations of a repeated call on distributed tensors, beside those of the operator itself.
 
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
@@ -42,7 +42,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Call = std::function<std::vector<at::Tensor>(const Tensors&)>;
 
-/// Counts the storage that this thread allocates.
+/// Counts the tensor storages that this thread allocates.
 class StorageCounter final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, std::int64_t bytes, std::size_t, std::size_t,
@@ -60,7 +60,7 @@ struct Cost {
   int storages = 0;
 };
 
-/// The cost of one call, after some equal calls.
+/// The cost of one call that was made three times before.
 Cost cost_of(const Call& call, const Tensors& inputs) {
   const auto counter = std::make_shared<StorageCounter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
@@ -76,7 +76,7 @@ struct Case {
   const char* name;
   Tensors inputs;
   Call call;
-  int wrappers = 1;  ///< distributed tensors that come out
+  int wrappers = 1;  ///< distributed tensors that the call returns
 };
 
 DeviceMesh mesh() {

@@ -1,6 +1,6 @@
-// Each operator of libtorch that makes tensors of tensors, called with arguments that its schema
-// allows: of distributed ones no result is plain, and none is wrong. What is refused is refused at
-// the call, in one line.
+// Calls each libtorch operator that takes and returns tensors, with arguments that its schema
+// allows. On distributed tensors no result may be plain or wrong; what is refused is refused by the
+// call, with a one-line message.
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -26,14 +26,14 @@ namespace {
 using testing::counting_values;
 using torch::jit::Stack;
 
-/// A call that libtorch computes, and what it finds.
+/// A call that libtorch accepts, with its results.
 struct Call {
   c10::OperatorHandle op;
   Stack arguments;
   Stack results;
 };
 
-/// `stack` with each tensor replaced.
+/// `stack` with each tensor replaced by `replace`.
 template <class Replace>
 Stack with_tensors(const Stack& stack, const Replace& replace) {
   Stack replaced;
@@ -53,7 +53,7 @@ Stack run(const c10::OperatorHandle& op, Stack stack) {
   return stack;
 }
 
-/// What the tensors of a call are, by their number, and the numbers beside them.
+/// The values of a call's arguments: each tensor by its number in the call, and the integers.
 struct Profile {
   at::Tensor (*tensor)(int number);
   std::int64_t integer;
@@ -64,7 +64,7 @@ at::Tensor matrix(at::ScalarType type) {
   return counting_values({4, 4}).mul(7).remainder(5).to(type);
 }
 
-/// Symmetric, and positive definite: what factorisations take, too.
+/// A symmetric, positive definite matrix, which factorisations accept, too.
 at::Tensor definite() {
   const at::Tensor m = counting_values({4, 4}).sin();
   return m.mm(m.t()).add(at::eye(4, at::kDouble)).mul(0.1);
@@ -99,7 +99,7 @@ const std::vector<Profile>& profiles() {
   return all;
 }
 
-/// nullopt for a type that the test has no value for: strings, names of dimensions.
+/// A value for `argument`, or nullopt for types without one here: strings, names of dimensions.
 std::optional<c10::IValue> value_of(const c10::Argument& argument, const Profile& profile,
                                     int& number) {
   using Kind = c10::TypeKind;
@@ -156,8 +156,8 @@ std::optional<Stack> arguments_of(const c10::OperatorHandle& op, const Profile& 
   return stack;
 }
 
-/// Operators that need not be called: they are for other devices and types, or change what a tensor
-/// is.
+/// Operators that are not called: those for other devices and types, and those that change a
+/// tensor's kind.
 bool is_left_out(const c10::OperatorHandle& op) {
   static const std::regex kLeftOut(
       "(_|mkldnn|cudnn|miopen|mps|fbgemm|quant|fake_|sparse|q_|rename|align|resize|set_|nested|"
@@ -184,7 +184,7 @@ bool takes_and_makes_tensors(const c10::FunctionSchema& schema) {
          std::ranges::none_of(schema.arguments(), writes);
 }
 
-/// Up to two of each operator.
+/// Up to two calls of each operator.
 std::vector<Call> calls() {
   std::vector<Call> found;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -202,14 +202,14 @@ std::vector<Call> calls() {
         const auto copy = [](const at::Tensor& tensor) { return tensor.clone(); };
         found.push_back({*op, *arguments, run(*op, with_tensors(*arguments, copy))});
         ++taken;
-      } catch (const std::exception&) {  // not these arguments
+      } catch (const std::exception&) {  // libtorch refuses these arguments
       }
     }
   }
   return found;
 }
 
-/// Empty, or what is wrong with a result.
+/// What is wrong with a result, or empty.
 std::string fault_of(const c10::IValue& found, const c10::IValue& expected) {
   if (found.isTensorList()) {
     std::string faults;
@@ -244,7 +244,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Runs `call` with its tensors replaced by `replace`.
+/// Runs `call` with its tensors replaced; returns the results' faults, or what was thrown.
 template <class Replace>
 std::string outcome(const Call& call, Replace replace) {
   try {
@@ -277,7 +277,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// These read only the sizes or the type of a plain tensor beside a distributed one.
+// The operators listed read only the sizes or type of a plain tensor beside a distributed one.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

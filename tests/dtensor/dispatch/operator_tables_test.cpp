@@ -21,13 +21,13 @@
 
 namespace tessera {
 
-// docs/operators/operators.md: how each of libtorch's operators is run on distributed tensors.
+// Generates docs/operators/operators.md: how each libtorch operator runs on distributed tensors.
 
 namespace {
 
 constexpr std::string_view kNamespace = "aten::";
 
-/// The overloads of each operator: " .Scalar .Tensor" behind "add", nothing behind "mm".
+/// Maps an operator to its overloads: "add" to " .Scalar .Tensor", "mm" to "".
 using Overloads = std::map<std::string, std::string>;
 
 Overloads by_operator(std::vector<std::string> names) {
@@ -43,7 +43,7 @@ Overloads by_operator(std::vector<std::string> names) {
   return overloads;
 }
 
-/// A line for each first letter.
+/// Writes a line for each first letter.
 void write_names(std::ostream& out, const std::vector<std::string>& names) {
   char initial = 0;
   for (const auto& [name, list] : by_operator(names)) {
@@ -62,7 +62,7 @@ void write_family(std::ostream& out, const RuleFamily& family) {
   write_names(out, names);
 }
 
-/// The meaning of a trait for callers of the operator.
+/// What each trait means for callers of an operator that has it.
 const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
   static const std::map<Trait, const char*> texts{
@@ -153,14 +153,14 @@ TEST(OperatorList, IsWhatTheDocumentationSays) {
          "TESSERA_UPDATE_DOCS=1 in the environment";
 }
 
-// The table of what is special about operators: every row names operators that exist and that are
-// what its trait says, and docs/operators/operators.md lists them (operator_tables_test.cpp).
+// The table of operators with traits: each row names existing operators that fit its trait.
+// docs/operators/operators.md lists them (see above).
 
 using detail::OperatorInfo;
 using detail::Trait;
 using detail::TraitRow;
 
-/// libtorch's operators, "add.Tensor".
+/// The names of libtorch's operators, like "add.Tensor".
 std::vector<std::string> all_operators() {
   std::vector<std::string> names;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -172,14 +172,14 @@ std::vector<std::string> all_operators() {
   return names;
 }
 
-/// The operator is one of libtorch's, "add.Tensor", or of this library's, "tessera::silu_mul".
+/// `name` is an operator of libtorch, "add.Tensor", or of this library, "tessera::silu_mul".
 const OperatorInfo& info_of(const std::string& name) {
   const bool whole = name.find("::") != std::string::npos;
   return detail::operator_info(
       detail::find_operator(whole ? name : std::string(kNamespace) + name));
 }
 
-/// The operators that a pattern of a row covers.
+/// The operators that match `pattern`, as in a row of the table.
 std::vector<std::string> covered_by(const std::string& pattern) {
   static const std::vector<std::string> all = all_operators();
   std::vector<std::string> covered;
@@ -204,7 +204,7 @@ bool is_functional(const OperatorInfo& info) {
   return info.written.empty() && info.viewed < 0;
 }
 
-/// What an operator with a trait is, as far as its schema says.
+/// Whether the schema of an operator fits a trait.
 using Fits = std::function<bool(const std::string& name, const OperatorInfo& info)>;
 
 const std::map<Trait, Fits>& fits_by_trait() {
@@ -255,7 +255,7 @@ TEST(OperatorTraits, HaveEachARow) {
   EXPECT_EQ(used.size(), static_cast<std::size_t>(Trait::kFailsByElement) + 1);
 }
 
-// Kernels on our key are those of the table, and those with a rule that only take a shorter way.
+// Every kernel on our dispatch key is in the table, or has a rule and is only a faster path.
 TEST(OperatorTraits, ListEveryKernelThatStandsInsteadOfAPlan) {
   const auto ruled = ruled_operators();
   for (const std::string& name : all_operators()) {

@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-// Plain tensors beside distributed ones: what may differ between ranks is refused, and what counts
-// as replicated has the gradient of one rank.
+// Plain tensors beside distributed ones: those that may differ between ranks are refused, and those
+// that count as replicated have the gradient of one rank.
 
 namespace {
 
 using testing::values;
 
-/// A leaf of 5 rows, unevenly split.
+/// A leaf of 5 rows, which the ranks do not divide evenly.
 at::Tensor leaf(const DeviceMesh& mesh, const Placement& placement = Shard{0}) {
   return distribute_tensor(values({5, 3}), mesh, {placement}).tensor().detach().requires_grad_();
 }
@@ -46,7 +46,7 @@ TEST_ON_MESH(PlainNumber, MayBeALiteralOfTheProgram, {2}, {"dp"}) {
   }
 }
 
-/// What a program computes of a distributed tensor of 5 x 3 and its own number.
+/// A program's function of a distributed 5 x 3 tensor and a plain number.
 struct NumberCase {
   std::string name;
   std::function<at::Tensor(const at::Tensor& d, const at::Tensor& number)> compute;
@@ -107,7 +107,7 @@ TEST_ON_MESH(PlainFactor, HasAPlainWholeGradientInAReplicationScope, {3}, {"dp"}
   }
 }
 
-/// A function of the program's own whose backward multiplies by what it was given.
+/// A program's own autograd function, whose backward multiplies by the `mask` passed to it.
 struct Masked : torch::autograd::Function<Masked> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& mask) {
@@ -176,8 +176,8 @@ TEST_ON_MESH(Initialiser, ConstantAndRandomFillsWorkOnAShardedParameter, {2}, {"
 
 }  // namespace
 
-// What one rank differentiates of plain and distributed tensors together: the gradient of a plain
-// tensor is plain and that of one rank, and so are gradients of gradients.
+// Gradients of plain and distributed tensors used together: the gradient of a plain tensor is plain
+// and equals that of one rank, and so do second derivatives.
 
 namespace {
 namespace plain_gradients {
@@ -185,7 +185,7 @@ namespace plain_gradients {
 using testing::values;
 using Tensors = std::vector<at::Tensor>;
 
-/// A function that saves a plain and a distributed tensor for its backward.
+/// An autograd function that saves a plain and a distributed tensor for its backward.
 struct Product : torch::autograd::Function<Product> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& plain,
                             const at::Tensor& split) {
@@ -199,7 +199,7 @@ struct Product : torch::autograd::Function<Product> {
   }
 };
 
-/// A function of one plain leaf and a distributed one of 5 x 4.
+/// A function of a plain leaf and a distributed 5 x 4 leaf.
 struct Mixture {
   std::string name;
   std::vector<std::int64_t> plain;
@@ -253,7 +253,7 @@ std::vector<Mixture> mixtures() {
   return all;
 }
 
-/// The result, the gradients of both leaves, and those of the sum of their squares.
+/// The result, both leaves' gradients, and the gradients of those gradients' sum of squares.
 Tensors derivatives(const Mixture& mixture, const at::Tensor& plain, const at::Tensor& split) {
   const Tensors leaves{plain, split};
   const at::Tensor result = mixture.compute(plain, split);
@@ -302,7 +302,7 @@ TEST_P(PlainGradient, IsThatOfOneRank) {
 TEST_P(PlainGradient, IsNotTakenForThatOfAllRanksOutsideOfAScope) {
   const Mixture& mixture = GetParam();
   if (mixture.plain == std::vector<std::int64_t>{0, 4}) {
-    return;  // nothing differs
+    return;  // an empty plain tensor is equal on all ranks
   }
   RunRanks(2, [&](Rank& rank) {
     const at::Tensor plain = values(mixture.plain, rank.rank()).requires_grad_();

@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// Distributed tensors where libtorch looks twice: inference mode, second derivatives, lazy bits,
-// autograd across the border to plain tensors.
+// Distributed tensors in libtorch's special cases: inference mode, second derivatives, lazy
+// conjugate and negative bits, autograd between distributed and plain tensors.
 
 namespace {
 
@@ -36,7 +36,7 @@ TEST_ON_RANKS(InferenceMode, RunsCompositeAndViewAndInPlaceOperators, 2) {
   EXPECT_EQUAL(x, values({5, 4}).mul(2));
 }
 
-/// Views of a tensor of 7 by 4, of its split dimension 0 for the most part.
+/// Views of a 7 x 4 tensor, most of them along its sharded dimension 0.
 const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
   static const std::vector<std::function<at::Tensor(const at::Tensor&)>> all{
       [](const at::Tensor& x) { return x.slice(0, 2, 6); },
@@ -54,7 +54,7 @@ const std::vector<std::function<at::Tensor(const at::Tensor&)>>& views() {
   return all;
 }
 
-// libtorch makes views of them ordinary tensors, too.
+// In inference mode, libtorch's views of ordinary tensors are ordinary tensors, too.
 TEST(InferenceMode, ViewsAndWritesOrdinaryTensors) {
   for (const int ranks : {2, 4}) {
     RunRanks(ranks, [](Rank& rank) {
@@ -123,7 +123,7 @@ TEST(MetaFactory, SendsFactoriesToTheMetaDeviceUnlessTheyNameOne) {
   EXPECT_TRUE(at::ones({2}, at::device(at::kCPU)).add(1).device().is_cpu());
 }
 
-/// Also counts random operators, and answers negatives with zeros.
+/// Also counts random operators, and replaces the result of aten::neg by zeros.
 struct ReplacingMode final : ListingMode {
   Results call(const Operator& op, const std::function<Results()>& run) override {
     random += op.draws_random ? 1 : 0;
@@ -156,7 +156,7 @@ TEST(OperatorMode, IsBelowAutogradAndMayReplaceResults) {
   const at::Tensor y = x.neg();
   y.sum().backward();
   EXPECT_TRUE(at::equal(y, at::zeros({3})));
-  EXPECT_TRUE(at::equal(x.grad(), at::zeros({3})));  // backward's neg, too
+  EXPECT_TRUE(at::equal(x.grad(), at::zeros({3})));  // the neg of the backward, too
 }
 
 TEST_ON_MESH(OperatorMode, SeesDistributedOperatorsAndRedistributionsOnce, {2}, {"x"}) {
@@ -174,7 +174,7 @@ TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"
   EXPECT_EQUAL(at::nonzero(rows), at::nonzero(values({4, 4}, 0)));
   StrictScope strict;
   EXPECT_ERROR(at::softmax(rows, 0), "aten::_softmax", "Shard(0)", "redistribute");
-  EXPECT_EQUAL(rows, values({4, 4}, 0));  // the next collective still works
+  EXPECT_EQUAL(rows, values({4, 4}, 0));  // collectives still work after the error
   EXPECT_ERROR(at::nonzero(rows), "aten::nonzero has no sharding rule for");
 }
 
@@ -190,11 +190,11 @@ TEST_ON_MESH(Policy, RefusesPlainTensorsUnlessVouchedFor, {2}, {"tp"}) {
   EXPECT_CLOSE(rows + values({4, 4}, 1), values({4, 4}, 0) + values({4, 4}, 1), 1e-9, 1e-12);
 }
 
-// Each kind of plan, and a call that is planned so.
+// Each CallKind, with a call whose plan has that kind.
 
 using detail::CallKind;
 
-/// A rank of two, which plans and does not communicate.
+/// A distributed tensor on the first of two ranks, for plans only: the ranks cannot communicate.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
   static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();
@@ -203,7 +203,7 @@ at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
 struct KindCase {
   const char* what;
   const char* op;
-  std::vector<c10::IValue> arguments;  ///< those left out take their defaults
+  std::vector<c10::IValue> arguments;  ///< arguments left out take their defaults
   CallKind kind;
 };
 
@@ -229,7 +229,7 @@ std::vector<KindCase> kind_cases() {
       {"NothingToMove", "aten::mm", {rows, whole}, CallKind::kDirect},
       {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, CallKind::kDirect},
       {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, CallKind::kDirect},
-      // Ranks that have one row of three would not agree on the order of columns in memory.
+      // A rank with one row of three would choose other strides for the result than its peer.
       {"AResultOfThinParts",
        "aten::sum.dim_IntList",
        {thin, std::vector<std::int64_t>{0}},
@@ -282,7 +282,7 @@ TEST(CallKind, FollowsFromTheCallAndHasARowEach) {
   EXPECT_EQ(kinds.size(), static_cast<std::size_t>(CallKind::kNativeDropout) + 1);
 }
 
-// What a view of a gathered tensor holds is a copy: such a call is never run as it is.
+// A view of a gathered tensor holds a copy, so that its calls must not run directly.
 TEST(CallKind, IsNotDirectForADetachedView) {
   const auto rows = on_two_ranks(values({4, 4}), Shard{0});
   const auto view = rows.slice(0, 1, 3);

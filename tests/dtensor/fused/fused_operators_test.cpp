@@ -1,5 +1,5 @@
-// What is asked of every operator of this library beside its values, which operators_test compares:
-// that modes see it, that it has shapes without values, and what gradients it refuses.
+// Properties of this library's operators beside their values (operators_test.cpp compares those):
+// operator modes see them, they have shapes without values, and they refuse some gradients.
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
@@ -34,9 +34,9 @@ namespace {
 using testing::values;
 using Tensors = std::vector<at::Tensor>;
 
-/// Expects of `attention` of queries, keys and values, placed on ("dp", "tp") so, by batch and
-/// heads unless said otherwise, what it gives on one rank, with the gradients, and that nothing
-/// moves.
+/// Expects that `attention` on a mesh ("dp", "tp"), with queries, keys and values in `placements`
+/// (default: batch and heads sharded), has the result and gradients of one rank and communicates
+/// nothing.
 void expect_attention_of_parts(
     const std::vector<at::Tensor>& plain,
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& attention,
@@ -64,11 +64,11 @@ void expect_attention_of_parts(
 }
 
 struct Function {
-  const char* name;  ///< of the operator, without "tessera::"
+  const char* name;  ///< the operator's, without "tessera::"
   Tensors inputs;
   std::size_t differentiable;  ///< how many of the first inputs have a gradient
   std::function<at::Tensor(const Tensors&)> run;
-  std::vector<std::string> operators;  ///< of a forward and a backward
+  std::vector<std::string> operators;  ///< operators that a forward and a backward run
 };
 
 std::vector<Function> functions() {
@@ -118,7 +118,7 @@ std::vector<Function> functions() {
   return all;
 }
 
-/// The operators of this library that `mode` saw, without what brings a gradient to its layout.
+/// The operators of this library that `mode` saw, without the redistributions of gradients.
 std::vector<std::string> own_names(const ListingMode& mode) {
   std::vector<std::string> names;
   std::ranges::copy_if(mode.names, std::back_inserter(names), [](const std::string& name) {
@@ -135,7 +135,7 @@ Tensors leaves_of(const Function& function, const Tensors& inputs) {
   return leaves;
 }
 
-/// The inputs on a mesh of `world`, the first split by rows and those of its sizes too.
+/// The inputs on a mesh of `world`: those of the first one's sizes are sharded by rows.
 Tensors spread(const Tensors& inputs, const comm::WorldPtr& world) {
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"x"});
   Tensors distributed;
@@ -196,7 +196,7 @@ TEST(FusedOperators, HaveNoSecondDerivativeAndOneBackward) {
     at::Tensor sum = function.run(leaves).sum();
     EXPECT_ERROR(torch::autograd::grad({sum}, {leaves[0]}, {}, std::nullopt, /*create_graph=*/true),
                  std::string(function.name) + " is differentiable once");
-    if (function.inputs.size() > 1) {  // dropout keeps no tensor
+    if (function.inputs.size() > 1) {  // dropout saves no tensor for its backward
       sum = function.run(leaves).sum();
       sum.backward();
       EXPECT_ANY_THROW(sum.backward()) << function.name;
@@ -214,7 +214,7 @@ TEST(FusedOperators, RunInInferenceMode) {
   }
 }
 
-/// Forward and backward, also of grouped heads, where each key-value head serves several.
+/// Forward and backward, also with fewer key-value heads than query heads.
 TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   for (const std::int64_t kv_heads : {4, 2}) {
     expect_attention_of_parts(
@@ -225,14 +225,14 @@ TEST(Attention, IsOneRanksWhereBatchAndHeadsAreSplit) {
   }
 }
 
-// Attention of chunks, by parts: each kernel's results are merged and differentiated alike. The
-// kernels that only CUDA has run by their formulas (attention_kernels_test.cpp).
+// Attention over several ranges of keys: the kernels' results are merged and differentiated, alike
+// for each kernel. Kernels that only CUDA has are computed by formula (attention_kernels_test.cpp).
 
 using at::SDPBackend;
 
 constexpr double kHidden = -std::numeric_limits<double>::infinity();
 
-/// By formula; `mask`: (queries, keys), terms of the scores.
+/// Attention by its formula; `mask` of (queries, keys) is added to the scores.
 at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   const std::int64_t group = t[0].size(1) / t[1].size(1);
   const at::Tensor scores = t[0].matmul(t[1].repeat_interleave(group, 1).transpose(2, 3)) /
@@ -248,7 +248,7 @@ Tensors leaves(const Tensors& tensors) {
   return all;
 }
 
-/// 5 queries and 14 keys: 4 under a mask, 5 that all see, 5 of a causal square.
+/// 5 queries and 14 keys: 4 keys under a mask, 5 that all queries see, 5 under a causal mask.
 struct Parts {
   Tensors inputs{values({2, 6, 5, 8}), values({2, 3, 14, 8}, 1), values({2, 3, 14, 8}, 2)};
   at::Tensor edge = at::full({5, 4}, kHidden, at::kDouble).tril(-2);
@@ -266,7 +266,7 @@ struct Parts {
 TEST(AttentionPart, IsMergedToTheWholeByEveryKernel) {
   const Parts parts;
   const Tensors mine = leaves(parts.inputs);
-  // The last query would see nothing of the edge but for one key.
+  // The mask of the first 4 keys leaves the last query one key.
   ASSERT_TRUE(parts.mask.slice(1, 0, 4).isfinite().any(1).all().item<bool>());
   const at::Tensor expected = attend(mine, parts.mask);
   const at::Tensor grad = values(expected.sizes(), 3);
@@ -312,7 +312,7 @@ struct Calls {
   Offsets documents = {};
 };
 
-/// How many kernels a forward, and a backward, of 3 queries a chunk and 12 keys calls.
+/// Expects the kernel calls of a forward, and of a backward, for chunks of 3 queries and 12 keys.
 void expect_calls(const Calls& c) {
   const at::Tensor q = values({c.batch, 2, 6, 8}).requires_grad_();
   const at::Tensor kv = values({c.batch, 2, 12, 8}, 1).requires_grad_();
@@ -332,7 +332,7 @@ void expect_calls(const Calls& c) {
   }
 }
 
-/// {3, 6} of 12 keys are two chunks although they adjoin.
+/// Chunks whose queries begin at positions 3 and 6 are two chunks although they are adjacent.
 TEST(ChunkedAttention, TakesTwoCallsForAChunkThatIsNotTheFirstAndNoMask) {
   for (const Calls& c : {Calls{{0, 9}, 0, 3, 0}, Calls{{3, 6}, 0, 4, 0}, Calls{{6}, 0, 2, 0},
                          Calls{{0}, 0, 1, 0}, Calls{{3, 9}, 3, 2, 2}, Calls{{3, 9}, 4, 4, 2},
@@ -366,11 +366,11 @@ TEST(ChunkedAttention, IsThatOfAMaskWithoutKernelsToo) {
   }
 }
 
-/// Chunks [2, 5) and [9, 12) of sequences with documents [0, 3), [3, 10), [10, 12) and [0, 10),
-/// [10], [11].
+/// Chunks [2, 5) and [9, 12). The first sequence has the documents [0, 3), [3, 10), [10, 12), the
+/// second one [0, 10), [10], [11].
 TEST(ChunkedAttention, TakesACallForADocumentThatBeginsInItsChunkAndTwoForOneBeforeIt) {
-  // The first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). The second: 2
-  // for [2, 5) and for [9, 10), and 1 for each token.
+  // Calls for the first sequence: 2 for [2, 3), 1 for [3, 5), 2 for [9, 10), 1 for [10, 12). For
+  // the second: 2 for [2, 5), 2 for [9, 10), and 1 for each other token.
   expect_calls({{2, 9}, 0, 12, 0, 2, {0, 3, 10, 12, 22, 23, 24}});
 }
 
@@ -402,9 +402,9 @@ TEST(ChunkedAttention, Refusals) {
 }  // namespace
 }  // namespace tessera
 
-// The operator of a row's loss where a rank has some of the vocabulary, against libtorch's loss of
-// whole logits. What it has in common with the others is in fused_operators_test, its layouts are
-// in operators_test, and what becomes of the losses is in tests/tensor_parallel.
+// tessera::cross_entropy, whose ranks each have a shard of the vocabulary, against libtorch's loss
+// of whole logits. Tests of all fused operators are above, layouts are in operators_test.cpp, and
+// the reduction of the losses is tested in tests/tensor_parallel.
 
 namespace tessera::row_losses_test {
 namespace {
@@ -423,7 +423,7 @@ struct Outcome {
   at::Tensor losses, gradient;
 };
 
-/// The loss of whole logits by libtorch, and the gradient of a sum with a weight for each row.
+/// libtorch's loss of whole logits, and the gradient of the losses' sum, weighted by `weights`.
 Outcome of_libtorch(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& weights,
                     const detail::RowLossOptions& options) {
   const at::Tensor leaf = logits.clone().requires_grad_();
@@ -440,7 +440,7 @@ struct Split {
   std::vector<std::int64_t> mesh;
   Placements logits, targets;
   std::int64_t vocabulary;
-  std::int64_t calls;  ///< collectives that a rank starts, forward and backward
+  std::int64_t calls;  ///< collectives that a rank starts, forward and backward together
 };
 
 class CrossEntropyOperator : public ::testing::TestWithParam<Split> {};
@@ -452,7 +452,7 @@ TEST_P(CrossEntropyOperator, IsLibtorchsInAStrictScope) {
   const at::Tensor weights = at::arange(1, kTokens + 1, at::kDouble);
   RunRanks(testing::ranks_of(split.mesh), [&](Rank& rank) {
     const DeviceMesh mesh = rank.mesh(split.mesh, {"dp", "tp"});
-    // One after another: a plan must not be taken for that of other options.
+    // In one process: the cached plan of some options must not be used for others.
     for (const detail::RowLossOptions& options :
          {detail::RowLossOptions{}, detail::RowLossOptions{-100, 0.2, 0.03},
           detail::RowLossOptions{-100, 0.2, 0.5}, detail::RowLossOptions{-100, 0.3, 0.5},
@@ -482,11 +482,11 @@ INSTANTIATE_TEST_SUITE_P(
     Splits, CrossEntropyOperator,
     ::testing::Values(
         Split{{1, 2}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 8, 2},
-        Split{{1, 4}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 5, 2},  // no columns
+        Split{{1, 4}, {Replicate{}, Shard{1}}, {Replicate{}, Replicate{}}, 5, 2},  // empty shard
         Split{{2, 2}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 2},
         Split{{2, 2}, {Shard{1}, Shard{0}}, {Replicate{}, Shard{0}}, 7, 2},
         Split{{2, 2}, {Shard{1}, Shard{1}}, {Replicate{}, Replicate{}}, 7, 2},
-        Split{{6, 1}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 0},  // no rows
+        Split{{6, 1}, {Shard{0}, Shard{1}}, {Shard{0}, Replicate{}}, 7, 0},  // empty shard
         Split{{2, 2}, {Shard{0}, Replicate{}}, {Shard{0}, Replicate{}}, 7, 0},
         Split{{2, 2}, {Replicate{}, Replicate{}}, {Replicate{}, Replicate{}}, 7, 0}));
 

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Operators along a split dimension that exchange something of the size of their result: every
-// placement, shards that are short or empty, ties, NaNs and infinities.
+// Operators along a sharded dimension that communicate only data of the size of their result: every
+// placement, short and empty shards, ties, NaNs and infinities.
 
 namespace {
 
@@ -35,7 +35,7 @@ OperatorCases cases() {
 INSTANTIATE_TEST_SUITE_P(Forms, Operators, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// A function of one tensor, which lies in every way on a line of four, against the plain tensor.
+/// Compares `function` of a tensor, in every placement on a line of four, with the plain result.
 template <class Function>
 void expect_same(const at::Tensor& values, const Function& function) {
   const auto expected = function(values);
@@ -58,12 +58,12 @@ TEST(Extremum, IsNanOrInfiniteWhereAnElementIs) {
 
 TEST(Norm, SumsHalfPrecisionInSinglePrecision) {
   const auto values =
-      at::full({512, 4}, 100.0, at::kHalf);  // the squares add up to more than 65504
+      at::full({512, 4}, 100.0, at::kHalf);  // the sum of squares exceeds half's maximum, 65504
   expect_same(values,
               [](const at::Tensor& t) { return at::linalg_vector_norm(t, 2, at::IntArrayRef{0}); });
 }
 
-// By the rule, which brings the statistics to the layout of the channels and their new values back.
+// batch_norm's rule redistributes the statistics to the channels' layout, and new values back.
 TEST(BatchNorm, UpdatesStatisticsThatAreMovedForIt) {
   const at::Tensor values = at::sin(at::arange(48, at::kDouble)).view({4, 3, 4});
   const at::Tensor statistics = at::arange(1, 13, at::kDouble).view({4, 3});
@@ -105,8 +105,8 @@ TEST_ON_MESH(Forms, AreRefusedInAStrictScopeIfTheyCommunicate, {4}, {"x"}) {
 
 }  // namespace
 
-// Operators on the meta device, as a plan is recorded with: their results have the sizes of real
-// ones, and so have the gradients.
+// Operators on the meta device, used to record plans: results and gradients must have the sizes
+// that they have on a real device.
 
 namespace {
 namespace meta_sizes {

@@ -1,6 +1,6 @@
-// The rules of the attention kernels that only CUDA has. Kernels of the same operators for the CPU
-// are registered here: by formula, but with the outputs that CUDA's have (undefined tensors, sizes
-// as integers, padded statistics), so that dispatch, rules and autograd run as they do there.
+// Tests the rules of attention kernels that only CUDA has. This file registers CPU kernels of these
+// operators, computed by formula but with the outputs of CUDA's kernels (undefined tensors, sizes
+// as integers, padded statistics), so that dispatch, rules and autograd run as on CUDA.
 
 #include <torch/library.h>
 
@@ -18,10 +18,10 @@ namespace {
 
 using at::Tensor;
 
-/// One call, with key-value heads repeated to the number of heads.
+/// The scores of one call. Key and value heads are repeated to the number of query heads.
 struct Scores {
   Tensor key, value;
-  Tensor values;  ///< (batch, heads, queries, keys), masked
+  Tensor values;  ///< the scores: (batch, heads, queries, keys), masked
   double scale;
 
   Scores(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, bool causal)
@@ -39,17 +39,17 @@ struct Scores {
   }
 };
 
-/// The result, and the log-sum-exp of each row.
+/// The result, and the log-sum-exp of each row of scores.
 std::pair<Tensor, Tensor> attend(const Scores& scores) {
   return {scores.values.softmax(-1).matmul(scores.value), scores.values.logsumexp(-1)};
 }
 
-/// Sums the gradients of repeated heads.
+/// Sums the gradients of repeated key-value heads.
 Tensor to_kv_heads(const Tensor& gradient, const Tensor& kv) {
   return gradient.unflatten(1, {kv.size(1), -1}).sum(2);
 }
 
-/// The gradients of query, key, value and bias, from the statistics of the forward.
+/// The gradients of query, key, value and bias, from the log-sum-exp `rows` of the forward.
 std::array<Tensor, 4> gradients(const Scores& scores, const Tensor& grad, const Tensor& q,
                                 const Tensor& k, const Tensor& v, const Tensor& out,
                                 const Tensor& rows) {
@@ -87,7 +87,7 @@ Backward flash_backward(const Tensor& grad, const Tensor& q, const Tensor& k, co
   return {of_q, of_k, of_v};
 }
 
-/// Queries padded to a multiple of 32.
+/// The log-sum-exp's last dimension (queries) is padded to a multiple of 32, as by CUDA's kernel.
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor& k,
                                                      const Tensor& v,
                                                      const std::optional<Tensor>& bias,
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
   return {of_q, of_k, of_v, wanted[3] ? of_bias : Tensor()};
 }
 
-/// The statistics have a last dimension of 1.
+/// As in CUDA's kernel, the log-sum-exp has a last dimension of size 1.
 Forward cudnn(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias,
               bool statistics, double, bool causal, bool, std::optional<double>) {
   const auto [out, rows] = attend({q, k, v, bias.value_or(Tensor()), causal});
@@ -141,9 +141,9 @@ TORCH_LIBRARY_IMPL(aten, CPU, library) {
 
 struct Kernel {
   std::string name;
-  /// query, key and value -> the result
+  /// (query, key, value) -> the result
   std::function<Tensor(const std::vector<Tensor>&, bool causal)> run;
-  bool grouped = true;  ///< takes fewer key-value heads than heads
+  bool grouped = true;  ///< accepts fewer key-value heads than query heads
 };
 
 std::ostream& operator<<(std::ostream& out, const Kernel& kernel) {
@@ -186,8 +186,8 @@ TEST_P(AttentionKernel, EqualsOneRankInEveryLayout) {
   }
 }
 
-/// Query, key and value sharded alike over batch and heads: nothing is sent in either direction,
-/// and the gradients are those of libtorch's attention on one rank.
+/// Expects no communication in forward and backward where query, key and value are sharded alike
+/// over batch and heads, and the gradients of libtorch's attention on one rank.
 TEST_P(AttentionKernel, SendsNothingForBatchAndHeads) {
   const std::vector<std::int64_t> heads{3, 6, 5, 8}, kv{3, GetParam().grouped ? 2 : 6, 5, 8};
   std::vector<Tensor> whole;

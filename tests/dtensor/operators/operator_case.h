@@ -11,10 +11,10 @@
 
 namespace tessera::testing {
 
-/// A function of tensors, all of double, to be compared with itself on one rank.
+/// A function of tensors of double; its distributed result is compared with that on one rank.
 struct OperatorCase {
   std::string name;
-  std::vector<std::vector<std::int64_t>> inputs;  ///< sizes; values are all different
+  std::vector<std::vector<std::int64_t>> inputs;  ///< sizes; all elements have different values
   std::function<at::Tensor(const std::vector<at::Tensor>&)> run;
   bool differentiable = true;
 };
@@ -31,15 +31,15 @@ struct OperatorCases : std::vector<OperatorCase> {
   }
 };
 
-/// Runs a case on a mesh of `mesh_sizes` with all inputs in random layouts (any order of mesh
-/// dimensions on a dimension, local digits in front, partial, uneven), forward and backward, and
-/// expects values and gradients of plain libtorch, and gradients that lie as their leaves.
+/// Runs a case, forward and backward, on a mesh of `mesh_sizes`. Inputs have random layouts (mesh
+/// dimensions in any order, interleaved, partial or uneven shards). Expects plain libtorch's values
+/// and gradients; the gradients must have the layouts of their leaves.
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes);
 
-/// `tensor` replicated over the mesh of `other`, if that is distributed.
+/// `tensor`, replicated over the mesh of `other` if `other` is distributed.
 at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);
 
-/// Cases on a line of 4, and on grids of 2 x 2 and 3 x 2. Several files instantiate it.
+/// Runs each case on meshes of 4, 2 x 2 and 3 x 2. Several files instantiate this suite.
 class Operators : public ::testing::TestWithParam<OperatorCase> {};
 
 }  // namespace tessera::testing

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// Operators that libtorch builds of many others, where it writes to views, reads expanded tensors
-// or meets shards without a position.
+// Operators that libtorch composes of many others, where those write to views, read expanded
+// tensors or run on empty shards.
 
 namespace {
 
@@ -79,9 +79,9 @@ TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {
   EXPECT_ERROR(at::nanquantile_out(out, x, 0.3), "would resize a distributed tensor");
 }
 
-// Composite operators with out=: what they write must arrive in the distributed tensor.
+// Composite operators with out=: their writes must reach the distributed tensor.
 
-/// Of an argument out= and inputs.
+/// A composite operator with an argument out=.
 struct OutCase {
   const char* name;
   std::vector<std::vector<std::int64_t>> inputs;
@@ -90,7 +90,7 @@ struct OutCase {
 };
 
 TEST_ON_MESH(OutVariant, WritesToATensorHoweverItLies, {4}, {"x"}) {
-  // The first lies on one rank if it is split; the operators of the others would resize theirs.
+  // Sharded, the first `out` lies on one rank. Its operators would resize empty shards.
   const std::vector<OutCase> all{
       {"maximum_of_all",
        {{4}},
@@ -149,7 +149,7 @@ TEST_ON_MESH(OutVariantOfAnotherSize, KeepsTheSizesOfWhatItRefusedAndResizesAnEm
   }
 }
 
-// aten::embedding whose vocabulary is split.
+// aten::embedding with a weight that is sharded along the vocabulary.
 
 at::Tensor table(std::int64_t rows) {
   return at::arange(rows * 3, at::kDouble).view({rows, 3}).cos();

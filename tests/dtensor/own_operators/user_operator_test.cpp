@@ -34,7 +34,7 @@ at::Tensor sin_of_product(const at::Tensor& x, const at::Tensor& w) {
   return (x * w).sin();
 }
 
-/// Its gradient is written out. As an autograd kernel, and called as it is.
+/// An operator with an explicit gradient: used as its autograd kernel, and called directly.
 struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   static at::Tensor call(const at::Tensor& x, const at::Tensor& w) { return apply(x, w); }
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w) {
@@ -49,7 +49,7 @@ struct SinOfProduct : torch::autograd::Function<SinOfProduct> {
   }
 };
 
-/// A Function without an operator: its forward is libtorch's operators.
+/// A Function that calls no operator of its own: its forward runs libtorch's operators.
 struct CubeByHand : torch::autograd::Function<CubeByHand> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -61,7 +61,8 @@ struct CubeByHand : torch::autograd::Function<CubeByHand> {
   }
 };
 
-/// Element by element; a `w` of fewer dimensions is broadcast over the first ones of `x`.
+/// The rule of elementwise operators: a `w` of fewer dimensions is broadcast over the first ones of
+/// `x`.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   ShardingRule rule;
   ShardingRule::TensorFactors dims;
@@ -100,7 +101,7 @@ TORCH_LIBRARY(own_gradients, library) {
 
 }  // namespace own_operators
 
-// A user's own operators on distributed tensors: with a rule of theirs, and without one.
+// A user's own operators on distributed tensors, with a sharding rule and without one.
 
 at::Tensor halve(const at::Tensor& x) {
   return x / 2;
@@ -133,14 +134,14 @@ TORCH_LIBRARY(tessera_test, library) {
   library.def("never_called(Tensor x) -> Tensor");
 }
 
-/// One factor for each dimension, in the input and the output alike; linear.
+/// The rule of a linear elementwise operator: one factor for each dimension of input and output.
 std::optional<ShardingRule> elementwise(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0}, ReduceOp::kSum}};
   return rule;
 }
 
-/// The rule of add_into. The output is the tensor written to: nothing is returned.
+/// The rule of add_into, whose output is the tensor that it writes to: it returns nothing.
 std::optional<ShardingRule> adding(const OpCall& call) {
   auto rule = own_operators::elementwise(call);
   rule->linear = {{{0, 1}, ReduceOp::kSum}};
@@ -221,7 +222,7 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
     unary("tessera_test::halve_unruled", distribute_tensor(at::ones({2}), mesh, {Shard{0}}));
   });
   EXPECT_ERROR(register_rule("tessera_test::halve_unruled", &elementwise), "first use");
-  static const bool registered = [] {  // once, also where the test is repeated
+  static const bool registered = [] {  // once, also if the test is repeated
     register_rule("tessera_test::never_called", &elementwise);
     return true;
   }();
@@ -229,8 +230,8 @@ TEST(UserOperator, TakesOneRuleBeforeItsFirstUse) {
   EXPECT_ERROR(register_rule("tessera_test::never_called", &elementwise), "for the second time");
 }
 
-/// The messages of two calls in a process that has registered a rule of `name`: rules are the
-/// process's, so the others are spared it. A whole message is one line.
+/// Prints the messages of two calls after a rule was registered for `name`. Rules are global to a
+/// process, so this runs in one of its own. A message is one line.
 void call_with_rule_of(const std::string& name) {
   const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   register_rule(name, &elementwise);
@@ -260,18 +261,16 @@ TEST(UserOperatorDeathTest, FirstCallsFailAfterARuleOfNoOperatorOrACompositeOne)
 TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
   const auto whole = at::arange(6, at::kFloat);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard{0}});
-  // The library's rule would keep it split; the one above declines every call.
+  // The library's rule would keep the result sharded; the rule above declines every call.
   const DistributedTensor result(at::hypot(x, x));
   EXPECT_EQ(result.placements(), Placements{Replicate{}});
   EXPECT_EQUAL(result, at::hypot(whole, whole));
 }
 
-// Gradients of operators that are not libtorch's: those of one rank, or an error.
+// Gradients of operators that are not libtorch's equal those of one rank, or are an error.
 
 using own_operators::call_binary;
 using testing::values;
-
-// One rank's result and gradients.
 
 using Function = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
@@ -300,7 +299,7 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected) {
   }
 }
 
-/// On every rank of a mesh of 2 × 2 the same as on one rank.
+/// Expects, on every rank of a 2 × 2 mesh, the result and the gradients of one rank.
 void expect_gradients_of_one_rank(const Function& function, const std::vector<at::Tensor>& inputs,
                                   const std::vector<std::vector<Placements>>& rows) {
   const Outcome expected = differentiate(function, inputs);
@@ -331,7 +330,7 @@ TEST(OwnOperatorGradients, AreThoseOfOneRankHoweverTheOperatorIsImplemented) {
     const auto call = [name](const std::vector<at::Tensor>& inputs) {
       return call_binary(name, inputs[0], inputs[1]);
     };
-    // Sizes that do not divide, and a weight that is broadcast over the rows.
+    // Sizes that the mesh does not divide, and a weight that is broadcast over the rows.
     expect_gradients_of_one_rank(call, {values({5, 3}), values({3})},
                                  {{{kRows, kAll}, {kAll, kAll}},
                                   {{kAll, kRows}, {kAll, kAll}},

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// at::'s random operators on distributed tensors: the same seed gives the same global tensor on
-// every mesh.
+// Random operators of at:: on distributed tensors: a seed gives the same global tensor on every
+// mesh.
 
 namespace {
 
@@ -71,7 +71,7 @@ TEST(RandomOperators, DrawTheSameOnEveryMesh) {
   });
 }
 
-/// What docs/operators/operators.md lists as random.
+/// These operators are those that docs/operators/operators.md lists as random.
 TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   const testing::DebugChecks none("0");
   RunRanks(4, [](Rank& rank) {
@@ -93,14 +93,14 @@ TEST(RandomOperators, RunInAStrictScopeWithoutTraffic) {
   });
 }
 
-/// Backward draws nothing, nor do kernels of other devices.
+/// Backward operators draw no numbers, and kernels of other devices do not run here.
 bool draws_nothing(const std::string& name) {
   return name.ends_with("_backward") || name == "_fused_sdp_choice" ||
          name == "_scaled_dot_product_flash_attention_for_cpu" ||
          name.find("_triton_") != std::string::npos;
 }
 
-// Every random operator of libtorch is composed of others, or one of ours within a region.
+// Every random operator of libtorch is composed of others, or has a kernel on our dispatch key.
 TEST(RandomOperators, AreAllKnownWithinARegion) {
   std::vector<std::string> unknown;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -197,18 +197,18 @@ TEST_ON_MESH(RandomOperators, DrawFromTheGeneratorThatIsPassed, {2}, {"x"}) {
   const at::Tensor bits = at::bernoulli(half, generator());
   EXPECT_EQUAL(at::bernoulli(x, generator()), bits);
   EXPECT_EQUAL(x.clone().bernoulli_(x, generator()), bits);
-  x.uniform_();  // its own plan, and not this one's
+  x.uniform_();  // a call with a plan of its own, unlike the next one's
   EXPECT_EQUAL(x.uniform_(0, 1, generator()), at::empty(kSizes).uniform_(0, 1, generator()));
 }
 
-// Dropout inside attention: the same mask on every mesh, in both directions.
+// Dropout inside attention: the mask is the same on every mesh, in the forward and the backward.
 
 using testing::values;
 
-// 3 and 5 divide by neither 2 nor 4.
+// The batch size 3 and the sequence length 5 are divisible by neither 2 nor 4.
 const std::vector<std::int64_t> kHeads{3, 4, 5, 8};
 
-/// The result and the gradients of query, key and value.
+/// The result, and the gradients of query, key and value.
 using Results = std::array<at::Tensor, 4>;
 
 Results attend(const DeviceMesh& mesh, const Placements& placements, bool causal) {

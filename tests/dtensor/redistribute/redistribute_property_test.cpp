@@ -1,7 +1,7 @@
-// Random redistributions, executed: the value that arrives, the way back, the gradient, and the
-// bytes, against index arithmetic on the whole tensor. A failure names its mesh and seed.
+// Random redistributions, executed: the result, the redistribution back, the gradient and the bytes
+// sent are compared with index arithmetic on the whole tensor. Failures name mesh and seed.
 //
-// TESSERA_PROPERTY_CASES: how many on each mesh (default 50).
+// TESSERA_PROPERTY_CASES: the number of redistributions on each mesh (default 50).
 
 #include <ATen/ATen.h>
 #include <ATen/core/Tensor.h>
@@ -38,7 +38,7 @@ at::Tensor combine(const at::Tensor& terms, ReduceOp op) {
   }
 }
 
-/// The part of `whole` at a coordinate, as if nothing were partial: by nested chunks of indices.
+/// The shard of `whole` at a mesh coordinate (Partial is ignored), by index arithmetic.
 at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordinate) {
   for (int dim = 0; dim < layout.tensor_ndim(); ++dim) {
     const auto indices = layout_indices(layout, dim, whole.size(dim), coordinate);
@@ -47,7 +47,7 @@ at::Tensor piece(at::Tensor whole, const Layout& layout, const Indices& coordina
   return whole;
 }
 
-/// The local tensor at a coordinate: terms of its part of `whole`. Replicas hold the same.
+/// The local tensor at a mesh coordinate: a Partial's term of the shard. Replicas hold the same.
 at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices& coordinate) {
   auto local = piece(whole, layout, coordinate);
   for (const auto& partial : layout.partial()) {
@@ -57,7 +57,7 @@ at::Tensor local_of(const at::Tensor& whole, const Layout& layout, const Indices
   return local;
 }
 
-/// For each rank: the reduction of its terms and its peers'. Inner mesh dimensions first.
+/// For each rank: its term reduced with its peers' terms, inner mesh dimensions first.
 std::vector<at::Tensor> reduced(std::vector<at::Tensor> locals, const Layout& layout) {
   const auto all = coordinates(layout.mesh_sizes());
   for (auto partial = layout.partial().rbegin(); partial != layout.partial().rend(); ++partial) {
@@ -87,7 +87,7 @@ namespace {
 
 using testing::Indices;
 using testing::pos;
-using Tensors = std::vector<at::Tensor>;  // of each rank
+using Tensors = std::vector<at::Tensor>;  // one of each rank
 
 struct Case {
   Indices sizes;
@@ -110,7 +110,7 @@ std::string describe(const Case& c, unsigned seed) {
          " of " + ::testing::PrintToString(c.sizes);
 }
 
-/// Integers, so that what is added up in any order is exact.
+/// Integers, so that sums are exact in any order.
 at::Tensor whole_of(const Indices& sizes) {
   return testing::counting_values(sizes).sub(5);
 }
@@ -124,7 +124,7 @@ bool averages(const Layout& layout) {
                      [](const auto& partial) { return partial.op == ReduceOp::kAvg; });
 }
 
-/// Every rank's local tensor is its part of `whole`, bit for bit unless something was averaged.
+/// Expects the ranks' reduced local tensors to be shards of `whole`, bit for bit if `exact`.
 void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& layout,
                   bool exact) {
   const auto all = testing::coordinates(layout.mesh_sizes());
@@ -139,7 +139,7 @@ void expect_parts(const Tensors& locals, const at::Tensor& whole, const Layout& 
   }
 }
 
-/// Bytes that a rank keeps of what it puts in the plan's all-to-alls: what it held and will hold.
+/// Bytes of the plan's all-to-alls that a rank keeps: elements in its shards before and after.
 std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const Indices& coordinate) {
   std::int64_t bytes = 0;
   for (const auto& step : plan.steps) {
@@ -160,7 +160,7 @@ std::int64_t kept(const RedistributionPlan& plan, const Indices& sizes, const In
   return bytes;
 }
 
-/// What a rank sends for the bytes that it puts in collectives. A group's name is its dimensions'.
+/// Bytes that a rank sends, from those it passes to collectives. Group names list mesh dimensions.
 double sent(const comm::TrafficTable& table, const Indices& mesh) {
   double bytes = 0;
   for (const auto& [key, traffic] : table) {
@@ -191,7 +191,7 @@ double sent(const comm::TrafficTable& table, const Indices& mesh) {
 struct Outcome {
   Tensors moved, back, gradient;
   LayoutPtr gradient_layout = nullptr;
-  std::vector<comm::TrafficTable> there, home;  // of each rank
+  std::vector<comm::TrafficTable> there, home;  // of each rank: redistribution and way back
 };
 
 void execute(const Case& c, const DeviceMesh& mesh, std::size_t rank, Outcome& outcome) {

@@ -59,7 +59,7 @@ TEST(Redistribute, MovesNothingOnTheMetaDevice) {
   EXPECT_EQ(t.full_tensor().sizes(), (std::vector<std::int64_t>{7, 5}));
 }
 
-// Shards of 8 and 4 of 12 positions: no list of placements says that.
+// Shards of 8 and 4 of 12 elements: placements cannot express such a layout.
 TEST_ON_MESH(Redistribute, ErrorsNameALayoutThatHasNoPlacements, {2}, {"x"}) {
   const auto layout = Layout::intern({2}, {{{3, {0}}, {4, {}}}});
   const auto whole = at::arange(12, at::kFloat);
@@ -105,8 +105,8 @@ TEST_ON_MESH(Scatter, SpreadsTheValuesOfOneRank, {2, 2}, {"dp", "tp"}) {
                "distribute_tensor from 4 of");
 }
 
-// Reductions that a type does not have: tensors are not made partial with them, neither on request
-// nor by operators.
+// Reductions that a dtype does not support: no tensor becomes partial with them, neither by
+// distribute_tensor or redistribute nor as an operator's result.
 
 using testing::full_tensor;
 
@@ -162,7 +162,7 @@ TEST_ON_MESH(PartialTensor, NeverHoldsSumsOfBooleans, {3}, {"x"}) {
   }
 }
 
-// Redistributions that are waited for at the first use of their values.
+// Asynchronous redistributions: they are waited for when their values are first used.
 
 using comm::CommunicatorPtr;
 using comm::WorkPtr;
@@ -183,7 +183,7 @@ class LoggedWork final : public comm::Work {
   Log& log_;
 };
 
-/// Notes when collectives of a group start and when they are waited for.
+/// Logs when collectives of a group start and when they are waited for.
 class LoggedCommunicator final : public testing::ForwardingCommunicator {
  public:
   LoggedCommunicator(CommunicatorPtr inner, std::string name, Log& log, bool on_device)
@@ -210,7 +210,7 @@ class LoggedCommunicator final : public testing::ForwardingCommunicator {
   bool on_device_;
 };
 
-/// A mesh of 2 x 2 whose groups write to `log`. `on_device`: as if a device kept their order.
+/// A 2 x 2 mesh whose groups write to `log`. `on_device`: as if a device ordered their calls.
 DeviceMesh logged_mesh(Rank& rank, Log& log, bool on_device = false) {
   const int row = rank.rank() / 2, column = rank.rank() % 2;
   const auto dp = rank.world()->group({column, column + 2}, "logged dp");
@@ -249,7 +249,7 @@ TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
   EXPECT_EQ(log, (Log{"start dp", "start tp", "wait dp", "wait tp"}));
 }
 
-// The group decides, not where the tensors are: those of a GPU may go through the host's memory.
+// The order depends on the group, not on the tensors' device: Gloo copies GPU tensors to the host.
 TEST_ON_RANKS(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls, 4) {
   Log log;
   const auto mesh = logged_mesh(rank, log, /*on_device=*/true);
@@ -262,7 +262,7 @@ TEST_ON_RANKS(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls,
   EXPECT_EQ(log, (Log{"start dp", "start tp", "wait tp", "wait dp"}));
 }
 
-// A collective of more rounds than one needs its peers to continue while they use something else.
+// A collective of several rounds needs its peers to progress while they use another result.
 TEST_ON_MESH(Async, RanksMayUseResultsInUnlikeOrders, {2, 2}, {"dp", "tp"}) {
   constexpr std::int64_t kLarge = 3 << 20;
   const auto x = distribute_tensor(at::arange(kLarge), mesh, {Shard{0}, Replicate{}});
@@ -322,7 +322,7 @@ TEST(Async, AFailureOfAPeerIsThrownWhereTheValuesAreUsed) {
   const auto errors = testing::ErrorsOfRanks(2, [](Rank& rank) {
     const auto mesh = rank.mesh({2}, {"x"});
     const auto x = distribute_tensor(counting_values({4}), mesh, {Shard{0}});
-    x.full_tensor();  // the group is there
+    x.full_tensor();  // creates the group
     if (rank.rank() == 1) {
       fail("this rank ends early");
     }

@@ -94,15 +94,15 @@ TEST(SetData, TakesAnotherDistributedTensorAndItsType) {
   EXPECT_TRUE(local_tensor(leaf.grad()).equal(counting_values({2, 3}).to(at::kDouble).mul(2)));
 }
 
-// What is written may be brought to another layout without being moved on some ranks, or on all:
-// the same memory with other strides, or nothing to move.
+// Redistributing a written tensor may move nothing on some ranks, or on all: then the result is the
+// same memory, maybe with other strides.
 
 using testing::values;
 
 const std::vector<ReduceOp> kEveryReduction{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                             ReduceOp::kMin, ReduceOp::kProduct};
 
-/// Replicated, split along each of the first `dims` dimensions, and each pending reduction.
+/// Replicate, Shard of each of the first `dims` dimensions, and Partial with each reduction.
 std::vector<Placement> placements_of(std::int64_t dims) {
   std::vector<Placement> all{Replicate{}};
   for (std::int64_t dim = 0; dim < dims; ++dim) {
@@ -129,14 +129,14 @@ TEST_ON_RANKS(AliasedWrite, ToATransposedViewOnAMeshDimensionOfSizeOneArrives, 3
   }
 }
 
-// Numbers that Python wraps in tensors (x + 1e-6) don't widen the result, and pending sums meet
-// infinite ones as their values do.
+// Numbers that Python wraps in tensors (x + 1e-6) do not promote the result's type, and partial
+// sums combine with infinities as the summed values do.
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using WithNumber = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& number)>;
 
-/// Every type of `x` with every type of number; both of 0 and of 2 dimensions.
+/// Compares the result's type for every dtype of `x` and of number, with 0 and with 2 dimensions.
 void expect_types_of_libtorch(const DeviceMesh& mesh, const WithNumber& run, const at::Tensor& x,
                               const at::Scalar& number) {
   const auto expected = run(x.clone(), at::native::wrapped_scalar_tensor(number));
@@ -183,7 +183,7 @@ at::Tensor wrapped(double number) {
   return at::native::wrapped_scalar_tensor(number);
 }
 
-/// Terms of both signs, whose sum is of one.
+/// The ranks' terms have both signs; their sums have one.
 TEST_ON_MESH(PendingSums, CombineWithInfinityAsTheirValuesDo, {3}, {"x"}) {
   const std::vector<testing::Named<at::Tensor(at::Tensor)>> all{
       {"mul", [](auto x) { return at::mul(x, kInfinity); }},
@@ -222,10 +222,10 @@ TEST_ON_MESH(PendingSums, StayPendingWhereTheNumberIsFinite, {3}, {"x"}) {
   EXPECT_EQ(DistributedTensor(at::div(x, 3.0)).placements(), Placements{Partial{}});
 }
 
-// What from_local and its kin take: the global sizes of a tensor that each rank has a part of,
-// where they were not given, and what must be given.
+// from_local and related functions: global sizes that are not given are found from the ranks' local
+// tensors, and missing or unfit arguments are named.
 
-/// This rank's part of `whole`, made anew from its local tensor alone.
+/// A distributed tensor made by from_local of this rank's part of `whole`, without global sizes.
 DistributedTensor from_part(const at::Tensor& whole, const DeviceMesh& mesh,
                             const Placements& placements) {
   const at::Tensor part = distribute_tensor(whole, mesh, placements).to_local();
@@ -293,7 +293,7 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissing, {2}, {"x"}) {
                "out_sizes has 1 items for 2 lists of out_placements");
 }
 
-// Where a program crosses between plain and distributed tensors it says how gradients lie.
+// Conversions between plain and distributed tensors take the placements of the gradients.
 
 TEST_ON_MESH(GradientPlacements, AFullTensorsGradientMayBePartial, {3}, {"x"}) {
   const auto leaf = distribute_tensor(values({4, 2}), mesh, {Shard{0}}).tensor().detach();
@@ -326,7 +326,7 @@ TEST(GradientPlacements, MustSplitTheTensorAsThePartsDo) {
   });
 }
 
-// The gradients of local_map's arguments that are replicated.
+// The gradients of replicated arguments of local_map.
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -334,7 +334,7 @@ Tensors multiplied(const Tensors& t) {
   return {at::mm(t[0], t[1])};
 }
 
-/// x, of 7 rows, times a replicated weight.
+/// A product of x, which has 7 rows, and a replicated weight.
 struct Product {
   explicit Product(const DeviceMesh& on, const Placements& of_x = {Shard{0}})
       : mesh(on),
@@ -387,11 +387,11 @@ TEST_ON_RANKS(LocalMapGradients, ArePlainAndWholeForPlainArguments, 4) {
   product(plain, {}).sum().backward();
   EXPECT_FALSE(tessera::is_distributed(plain.grad()));
   EXPECT_TRUE(at::allclose(plain.grad(), gradient_alone()));
-  // A function may reduce one itself.
+  // With in_grad_placements of Replicate, the function itself must reduce the gradient.
   plain.mutable_grad().reset();
   product(plain, {.in_grad_placements = {std::nullopt, Placements{Replicate{}}}}).sum().backward();
   EXPECT_FALSE(at::allclose(plain.grad(), gradient_alone()));
-  // A local tensor brings its gradient to the distributed one.
+  // The gradient of a local tensor reaches its distributed tensor.
   product(DistributedTensor(p.weight).to_local(), {}).sum().backward();
   EXPECT_CLOSE(p.weight.grad(), gradient_alone());
 }
@@ -413,7 +413,7 @@ TEST_ON_RANKS(LocalMapGradients, AreToBeSaidWhereResultsDisagree, 4) {
   EXPECT_EQ(both({.out_sizes = {{7, 2}, {3, 2}}}).size(), 2);
 }
 
-// A function that adds up its terms itself: no placement says so.
+// This function sums its terms over the ranks itself, which its out_placements cannot express.
 TEST(LocalMapGradients, AreComparedInDebugMode) {
   const testing::DebugChecks checks("1");
   const auto errors = testing::ErrorsOfRanks(4, [](Rank& rank) {

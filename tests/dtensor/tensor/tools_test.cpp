@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// What helps to write and to look at distributed programs.
+// Functions that help to write and to inspect distributed programs.
 
 namespace {
 
@@ -150,22 +150,22 @@ TEST(Printing, AnErrorForAPlainHandleNamesToString) {
   }
 }
 
-// from_local and distribute_tensor compare the ranks' tensors where TESSERA_DEBUG asks for it: all
-// ranks throw, also where only one finds an error.
+// With TESSERA_DEBUG=1 from_local and distribute_tensor compare the ranks' tensors: all ranks
+// throw, even if only one finds an error.
 
-/// The error that each of two ranks catches: the other rank must not wait for it.
+/// The errors that two ranks catch in `body`. No rank may wait for a rank that has thrown.
 std::vector<std::string> errors_of(const testing::Body& body) {
   std::vector<std::string> errors(2);
   RunRanks(2, [&](Rank& rank) {
     errors[static_cast<std::size_t>(rank.rank())] = testing::message_of([&] { body(rank); });
-    // Both are still in step.
+    // The collectives of both ranks still match.
     const auto x = distribute_tensor(at::ones({4}), rank.mesh({2}, {"x"}), {Shard{0}});
     EXPECT_EQUAL(x, at::ones({4}));
   });
   return errors;
 }
 
-/// What two ranks do differently, and a word of the error of each.
+/// A call that differs between two ranks, and a word of each rank's error.
 struct Disagreement {
   const char* what;
   testing::Body act;
@@ -199,7 +199,7 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
          distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
        },
        "Shard(0)", "Shard(1)"},
-      // As many elements, but of tensors of other sizes: nothing else would tell them apart.
+      // The ranks' tensors have as many elements, but other sizes: only the comparison notices.
       {"sizes of a redistribution",
        [](Rank& rank) {
          const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
@@ -231,7 +231,7 @@ TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
   }
 }
 
-// Optimizers on distributed parameters against the same on plain ones.
+// Compares libtorch's optimizers on distributed parameters with those on plain parameters.
 
 std::vector<at::Tensor> parameters(const DeviceMesh* mesh) {
   std::vector<at::Tensor> result;

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Views of distributed tensors: what is written through them arrives, under autograd too, or
-// raises.
+// Writes through views of distributed tensors, also under autograd: they reach the viewed tensor,
+// or an error is thrown.
 
 namespace {
 
@@ -17,13 +17,13 @@ using testing::values;
 struct Case {
   const char* name;
   std::function<void(at::Tensor&)> write;
-  /// Whether a Shard of dimension 0 (then 1) can be written through without moving data: then a
-  /// strict scope allows it.
+  /// Whether a tensor with Shard(0) (`columns`: Shard(1)) can be written through the view without
+  /// communication, so that a strict scope allows it.
   bool rows = true;
   bool columns = true;
 };
 
-/// y = 2 x, written through a view, then the sum of cubes: value and gradient.
+/// The value of y = 2 x after a write through a view, and the gradient of y's sum of cubes.
 std::pair<at::Tensor, at::Tensor> run(const Case& c, const at::Tensor& x) {
   auto y = x.mul(2);
   c.write(y);
@@ -108,9 +108,9 @@ TEST_ON_MESH(InferredSize, IsThatOfTheWholeForAnEmptyShard, {4}, {"dp"}) {
   EXPECT_EQUAL(z, values({2, 6, 2, 4}));
 }
 
-// In-place operators on expanded tensors, where several positions share memory: what
-// libtorch accepts of a plain one works, in every placement of the tensor that is expanded, and
-// what it refuses is refused on all ranks.
+// In-place operators on expanded tensors, where several elements share memory: what libtorch
+// accepts for a plain tensor works for every placement of the expanded one, and what libtorch
+// refuses is refused on all ranks.
 
 TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
   const std::vector<testing::Named<void(at::Tensor)>> writes{
@@ -136,18 +136,18 @@ TEST_ON_MESH(Expanded, IsWrittenAsOnOneRank, {3}, {"x"}) {
 }
 
 TEST_ON_MESH(ExpandedTensor, IsRefusedOnAllRanksWhereLibtorchRefusesIt, {3}, {"x"}) {
-  const auto value = at::arange(4.0).view({1, 4});  // the third rank has no column
+  const auto value = at::arange(4.0).view({1, 4});  // the third rank's shard is empty
   const auto row = distribute_tensor(value, mesh, {Shard{1}}).tensor().detach();
   EXPECT_THROWN(std::exception, row.expand({4, 4}).mul_(2), "refers to a single memory location");
   EXPECT_EQUAL(row, value);
 }
 
-// as_strided indexes memory: a distributed tensor's begins at its own first element, also for a
-// view.
+// as_strided indexes memory: for distributed tensors, views too, offset 0 is the tensor's own first
+// element.
 
 using Change = std::function<at::Tensor(at::Tensor x)>;
 
-/// The result and what it leaves of x equal one rank's, for every placement.
+/// Expects the result of `change`, and what it makes of x, to be one rank's for every placement.
 void expect_as_one_rank(const Change& change) {
   auto plain = at::arange(42, at::kDouble).view({6, 7});
   const auto expected = change(plain);
@@ -180,8 +180,8 @@ TEST(AsStrided, CountsFromTheBeginningOfTheView) {
   });
 }
 
-// Views of a dimension that is split: they hold a copy of what they view, which no reader and no
-// writer may mistake for the viewed tensor itself.
+// Views along a sharded dimension hold a copy of the viewed elements. No read and no write may
+// treat that copy as the viewed tensor itself.
 
 using testing::full_tensor;
 using testing::values;
@@ -203,7 +203,7 @@ TEST_ON_RANKS(DetachedView, RefusesReadsAfterAWriteToItsBase, 4) {
   EXPECT_EQUAL(x.slice(0, 0, 3), values({5, 3}).slice(0, 0, 3).add(1));
 }
 
-// The first view that a thread makes, or that is made under a guard of libtorch's.
+// Views that are the first of their thread, or made under a guard of libtorch's.
 TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   const auto loss = [](const at::Tensor& h) { return h.pow(2).mul(h).sum(); };
   auto plain = values({7, 3}).requires_grad_();
@@ -226,7 +226,7 @@ TEST(DetachedView, IsDifferentiatedWhereverItIsMade) {
   });
 }
 
-/// x of ones, three of its rows filled by `fill`.
+/// A tensor of ones after `fill` filled three of its rows.
 template <class Fill>
 at::Tensor filled(Rank& rank, const Placement& placement, const Fill& fill) {
   manual_seed(1);
@@ -250,7 +250,7 @@ TEST_ON_RANKS(DetachedView, IsFilledWithTheNumbersOfItsElements, 4) {
 
 TEST_ON_RANKS(DetachedView, Refusals, 4) {
   {
-    // Inference tensors count no versions, so that a later read of the view could not tell.
+    // Inference tensors have no version counters, so that later reads could not notice the write.
     const c10::InferenceMode inference;
     auto x = split(rank, at::ones(4));
     EXPECT_ERROR(x.slice(0, 0, 3).zero_(), "of an inference tensor");
@@ -280,7 +280,7 @@ TEST_ON_RANKS(DetachedView, Refusals, 4) {
 }
 
 TEST(DetachedView, WritesToSeveralPiecesAllArrive) {
-  // Each writes to the pieces of x, of 7 x 4, one after the other.
+  // Each function writes to several views of x, which is 7 x 4, one after the other.
   const std::vector<testing::Named<void(const at::Tensor&)>> all{
       {"chunk",
        [](auto& x) {

@@ -19,7 +19,7 @@ constexpr std::int64_t kBlock = 4 * (2 * kWide * kInner + kInner + kWide);
 constexpr std::int64_t kOutside = 4 * (kWide * kOut + kOut);
 constexpr std::int64_t kAll = kDepth * kBlock + kOutside;
 constexpr std::int64_t kShards = kAll / kRanks;
-/// Activations and small tensors.
+/// The bytes that tests allow for activations and small tensors.
 constexpr std::int64_t kSlack = kBlock / 4;
 
 struct Peaks {
@@ -69,7 +69,7 @@ void prefetch_next_block(SmallModel& model) {
   }
 }
 
-/// With lanes, as on CUDA, memory that another lane has used is reused only after an event.
+/// Uses several streams (lanes), as on CUDA: another stream's memory is reused after an event.
 void with_lanes(SmallModel& model) {
   testing::record(model);
 }
@@ -87,7 +87,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
                         Case{"packed groups with lanes", columns, with_lanes}}) {
     SCOPED_TRACE(c.name);
     const Peaks p = peaks(c.options, c.prepare);
-    // With lanes the reduced gradients stay allocated while the next unit's backward runs.
+    // With several streams, reduced gradients stay allocated while the next unit's backward runs.
     const std::int64_t blocks = c.prepare == with_lanes ? 4 : 3;
     EXPECT_LE(p.init, kShards + kBlock);
     EXPECT_LE(p.forward, 3 * kShards + 3 * kBlock + kOutside + kSlack);
@@ -97,7 +97,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
   }
 }
 
-// With lanes no gather reuses the memory that backward releases: it is freed.
+// With several streams no gather reuses the memory that backward releases: it is freed.
 TEST(Memory, Zero2StaysWithinItsBound) {
   for (const auto prepare : {+[](SmallModel&) {}, with_lanes}) {
     const Peaks p = peaks({.reshard_after_forward = false}, prepare);
@@ -118,7 +118,7 @@ TEST(Memory, Bfloat16HalvesWhatIsGathered) {
   EXPECT_LE(p.forward, 3 * kShards + (3 * kBlock + kOutside) / 2 + kSlack);
 }
 
-// Offload: shards, gradients and the optimizer's state in the host's memory.
+// Offload keeps shards, gradients and the optimizer's state in the host's memory.
 
 const Options kOffload{.offload_policy = OffloadPolicy{}};
 
@@ -137,7 +137,7 @@ TEST(Offload, KeepsShardsAndGradientsOnTheHostInTheirOwnType) {
   }
 }
 
-/// Lanes that call a function when the host waits for one.
+/// Streams that call a function when the host waits for one of them.
 class HostWaits final : public comm::Streams {
  public:
   explicit HostWaits(std::function<void()> waits) : waits_(std::move(waits)) {}

@@ -31,7 +31,7 @@ inline at::Tensor keep(const at::Tensor& x) {
   return x;
 }
 
-/// The random functions of a model, by place.
+/// The random functions that a model applies to its tensors.
 struct Draws {
   Draw residual = keep;      ///< (tokens, dim)
   Draw features = keep;      ///< (tokens, inner): some of the features on each tp rank
@@ -98,7 +98,7 @@ class DrawingBlock : public nn::Module<DrawingBlock> {
   int forwards_ = 0;
 };
 
-/// Token ids (batch, sequence) -> (tokens, vocabulary).
+/// A model that maps token ids (batch, sequence) to logits (tokens, vocabulary).
 class DrawingModel : public nn::Module<DrawingModel> {
  public:
   explicit DrawingModel(const Draws& draws) {

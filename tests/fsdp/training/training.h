@@ -32,7 +32,7 @@ constexpr std::int64_t packed_numel(std::initializer_list<std::int64_t> shards) 
   return numel;
 }
 
-/// x + down(silu(up(x))).
+/// A block that computes x + down(silu(up(x))).
 class Block : public nn::Module<Block> {
  public:
   Block(std::int64_t dim, std::int64_t hidden) {
@@ -43,7 +43,7 @@ class Block : public nn::Module<Block> {
   std::shared_ptr<nn::Linear> up, down;
 };
 
-/// Blocks and a head: (rows, dim) -> (rows, classes).
+/// Blocks and a head, which map (rows, dim) to (rows, classes).
 class SmallModel : public nn::Module<SmallModel> {
  public:
   SmallModel(std::int64_t dim, std::int64_t hidden, std::int64_t classes, int depth = 3) {
@@ -84,7 +84,7 @@ inline void descend(nn::ModuleBase& module, double lr) {
   }
 }
 
-/// Mean of squares of the outputs for rows [first, first + rows) of the batch.
+/// The mean of the squared outputs for rows [first, first + rows) of the batch.
 inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64_t first,
                           std::int64_t rows) {
   return model(batch.narrow(0, first, rows)).square().mean();
@@ -198,7 +198,7 @@ inline void RunSharded(int ranks, const ShardedBody& body) {
   RunSharded(ranks, fsdp::Options{}, body);
 }
 
-/// Four ranks: two replicas of two shards.
+/// Runs `body` on four ranks, with a model in two replicas of two shards.
 inline void RunHybrid(const fsdp::Options& options, const ShardedBody& body) {
   RunArranged({"", {2, 2}, {"replicate", "shard"}, options}, body);
 }
@@ -212,7 +212,7 @@ struct Training {
   std::vector<at::Tensor> parameters;
 };
 
-/// Gradient descent on one rank.
+/// Trains on one rank by gradient descent.
 inline Training train_alone(const Sizes& sizes, int steps) {
   Filled<SmallModel> model(sizes.dim, sizes.hidden, sizes.classes);
   Training training;
