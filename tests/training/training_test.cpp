@@ -1,6 +1,6 @@
-// Compares training steps on meshes with one rank that uses only libtorch's calls; tests evaluation,
-// the meter, recordings, and what a Checkpointer refuses. Runs of programs test the Checkpointer's
-// other properties, stops and the metrics file (tests/examples/checkpoint).
+// Compares training steps on meshes with one rank that uses only libtorch's calls; tests
+// evaluation, the meter, recordings, and what a Checkpointer refuses. Runs of programs test the
+// Checkpointer's other properties, stops and the metrics file (tests/examples/checkpoint).
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
