@@ -1,5 +1,5 @@
-// Several tensors in one collective: in place if the back end can, else packed. And the purposes of
-// calls.
+// Tests collectives of several tensors (sent in place if the back end can do so, otherwise packed
+// into one buffer), and the purposes of calls.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

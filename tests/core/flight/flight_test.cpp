@@ -1,4 +1,4 @@
-// What `tessera-run --explain` says about the flight records of several ranks.
+// Tests the text that `tessera-run --explain` prints for the flight records of several ranks.
 #include "tessera/core/detail/flight_record.h"
 
 #include <gtest/gtest.h>
