@@ -40,7 +40,7 @@ struct SearchOptions {
   int processes = 2;
   double seconds = 0;       ///< after this many seconds no chunk of cases is begun; 0: no limit
   Choices::Labels fixed{};  ///< decisions that are set instead of drawn
-  /// Seconds after which a rank hangs. No step of a case takes one second.
+  /// The time-out of a rank's waits, in seconds. No step of a case takes one second.
   int timeout = 20;
 };
 
