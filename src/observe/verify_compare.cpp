@@ -404,8 +404,8 @@ struct Finding {
   bool is_input = false;
   std::string layout;  ///< layout of the tensor on the mesh, or why nothing can be compared
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
-  std::string value{}, expected{};  ///< value of that element on the mesh and on one rank
-  double distance = 0;  ///< distance of that element; infinity: the tensors can't be compared
+  std::string value{}, expected{};  ///< values that differ most: on the mesh and on one rank
+  double distance = 0;  ///< the largest difference; infinity: the tensors can't be compared
   double largest = 0;   ///< largest value of the one-rank tensor
   double epsilon = 0;   ///< rounding unit of the less precise type
   double noise = 0;     ///< by how much rounding changes the one-rank tensor

@@ -477,7 +477,7 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
       EXPECT_EQ(third, ending == Ending::kDone) << fault;
     }
     expect_whole_steps(dir.path(), fault);
-    save_alone(dir.path(), third ? 4 : 3, 5);  // as a restarted run would
+    save_alone(dir.path(), third ? 4 : 3, 5);  // a restarted run saves the next step
     ExpectLoads(dir.path(), 5);
   }
   std::printf("%zu of %zu faults\n", count, faults.size());

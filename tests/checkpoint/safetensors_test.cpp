@@ -435,7 +435,7 @@ TEST(SafetensorsFile, ReadsRunsThatAreNearAndFarAndMoreThanASpanOfThem) {
     EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w", begin, block),
                           whole.narrow(0, begin[0], block[0]).narrow(1, begin[1], block[1])));
   };
-  // Parts that are 64 KiB (16384 values) apart are read separately.
+  // Rows of a block are read together if the gaps are at most 64 KiB (16384 values).
   for (const std::int64_t count : {1, 1000, 13615, 13616, 13617, 29999}) {
     expect_block({7, 30000}, {1, 1}, {5, count});
   }

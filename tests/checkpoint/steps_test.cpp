@@ -189,7 +189,7 @@ TEST(ShardedCheckpoint, RefusesAStepThatExistsAsAStepAFileOrAnUnfinishedSaveOfAn
   EXPECT_EQ(ExpectLoads(dir / "step-00000002", 4), 2);
 }
 
-/// Opens files one after another: the limit of open files is below the number of files.
+/// Loads a step that has more files than may be open at the same time.
 TEST(StoredStep, IsLoadedAFileAfterAnother) {
   const TemporaryFolder dir;
   RunRanks(10, [&](Rank& rank) {

@@ -178,7 +178,7 @@ FileFingerprint fingerprint(const std::string& path) {
 TEST(Fingerprint, HasTheNameTheSizeAndASumOfBytesOfTheWholeFile) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.bin";
-  // The sum depends on every byte of a small file, and on the first and last byte of a large file.
+  // A fingerprint depends on each byte of a small file, and on the first and last of a large file.
   for (const auto& [size, places] : std::vector<std::pair<std::size_t, std::vector<std::size_t>>>{
            {0, {}}, {10'000, {0, 4095, 4096, 9'999}}, {3'000'001, {0, 3'000'000}}}) {
     const std::string bytes(size, 'x');

@@ -55,7 +55,7 @@ class SlotOptimizer : public Optimizer {
   std::vector<StateTensor> state() final;
 
  protected:
-  /// `groups`: the parameters of each group. `state_names`: names of state tensors, each of the
+  /// `groups`: the parameters of each group. `state_names`: names of state tensors, which have the
   /// shard's sizes. `counts_steps`: whether the state also has a counter "step". Throws Error for a
   /// parameter in two groups, for a null pointer, and if there are no parameters. Parameters that a
   /// group has twice (tied weights) count once.

@@ -55,7 +55,7 @@ struct StepOptions {
 
 /// The result of step().
 struct StepResult {
-  double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
+  double loss = 0;       ///< the step's loss, averaged over the ranks of data_mesh
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
   double lr_factor = 1;  ///< the schedule's factor of the learning rate
   std::optional<double> loss_scale = std::nullopt;  ///< loss scale of this step; nullopt without
