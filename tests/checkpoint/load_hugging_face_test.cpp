@@ -134,7 +134,7 @@ TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
                             values.at("embed.weight")));
     });
   };
-  // Some programs save a tied parameter under both names.
+  // Some programs save a tied parameter twice, under both of its names.
   values["head.weight"] = values.at("embed.weight").to(at::kDouble);
   load();
   values["head.weight"][10][4] += 1;

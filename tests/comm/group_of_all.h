@@ -34,7 +34,7 @@ inline testing::RanksOptions on_hosts(const std::string& letters) {
   }};
 }
 
-/// RunRanks() with one rank for each letter.
+/// Calls RunRanks() with one rank for each letter, which names the rank's host.
 inline void run_on_hosts(const std::string& letters, const testing::Body& body) {
   testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }

@@ -24,7 +24,7 @@ using testing::ErrorsOfRanks;
 
 class Groups : public OnBackend {};
 
-// The last count is larger than one round of shared memory.
+// The last tensor needs several rounds of transfers through shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {

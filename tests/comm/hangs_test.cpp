@@ -89,8 +89,8 @@ struct Fault {
   const char* name;
   void (*act)(World& world);
   enum { kAtOnce, kAtTheTimeOut } when;
-  std::vector<const char*> report;  ///< words of the watchdog's report
-  std::vector<const char*> errors;  ///< words of the errors of ranks 0 and 2
+  std::vector<const char*> report;  ///< expected words of the watchdog's report
+  std::vector<const char*> errors;  ///< expected words of errors on ranks 0 and 2
 };
 
 const std::vector<Fault>& faults() {
@@ -108,7 +108,7 @@ const std::vector<Fault>& faults() {
       {"Throws",
        [](World& world) {
          world.abort();
-         std::this_thread::sleep_for(seconds(2));  // the world has ended, the process continues
+         std::this_thread::sleep_for(seconds(2));  // continues after the world has ended
        },
        Fault::kAtOnce,
        {},
@@ -213,7 +213,7 @@ void for_each_backend(const std::string& body, Expect&& expect) {
   std::vector<std::thread> threads;
   for (const char* backend : {"shm", "gloo", "nccl"}) {
     if (backend == std::string("nccl") && !std::filesystem::exists(fake_cuda())) {
-      continue;  // built without CUDA's headers
+      continue;  // the build has no CUDA headers
     }
     Job& job = jobs.emplace_back();
     job.backend = backend;

@@ -277,7 +277,7 @@ class PlanDraft {
  public:
   PlanDraft(const Case& c, Choices& choices)
       : model_(c.model), train_(c.train), ranks_(c.mesh.tensor), choices_(choices) {
-    // "plain" is named after PyTorch's styles, which by default return whole plain tensors.
+    // "plain" is the default of PyTorch's styles, which return whole results as plain tensors.
     between_ =
         choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
     local_ = between_ == Between::kWhole && choices.chance("plan.local", 40);

@@ -266,7 +266,7 @@ std::string report(const SearchOptions& options, const std::vector<Result>& resu
   return text + "\n" + faults;
 }
 
-// The program and its tests.
+// The command-line program and the GoogleTests.
 
 struct Arguments {
   SearchOptions search;

@@ -127,7 +127,7 @@ class Adapted : public nn::Module<Adapted> {
   Layer base_, a_, b_;
 };
 
-/// A Linear, with or without an adapter.
+/// Makes a Linear, with or without an adapter.
 Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter) {
   return adapter ? layer(std::make_shared<Adapted>(kind, in, out, bias))
                  : linear_layer(kind, in, out, bias);

@@ -39,7 +39,7 @@
 namespace tessera::fuzz {
 namespace {
 
-// Translates the options of a case to options of the library.
+// The functions below translate a case's options to options of the library.
 
 /// Shards the stacked weights of experts. Adds no hooks: operators propagate the shards.
 class ExpertsParallel final : public tensor_parallel::ParallelStyle {

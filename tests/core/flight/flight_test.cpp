@@ -13,7 +13,7 @@
 namespace tessera::flight {
 namespace {
 
-/// The record of a rank of a job of three ranks, with one group.
+/// A rank's flight record, in a job with three ranks and one process group.
 class RankRecord {
  public:
   explicit RankRecord(int rank) {

@@ -65,7 +65,7 @@ std::vector<testing::Indices> owned(const testing::Indices& mesh,
   return out;
 }
 
-/// All pairs of digits with extents up to 6 on a 2 x 3 mesh.
+/// Returns all pairs of digits with extents up to 6 on a 2 x 3 mesh.
 std::vector<std::vector<Digit>> digit_pairs() {
   const std::vector<std::vector<int>> orders{{}, {0}, {1}, {0, 1}, {1, 0}};
   std::vector<std::vector<Digit>> out;
@@ -98,7 +98,7 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
   }
 }
 
-/// Two neighbouring digits that own the same indices as one digit are interned as this one digit
+/// If two neighbouring digits own the indices of one digit, they are interned as this one digit
 /// (extents >= 2).
 TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   const testing::Indices mesh{2, 3};

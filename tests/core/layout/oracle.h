@@ -29,13 +29,13 @@ Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, i
 /// which each digit is in the nested chunk of the coordinate.
 Indices layout_indices(const Layout& layout, int dim, std::int64_t size, const Indices& coordinate);
 
-/// All coordinates of a mesh, row-major.
+/// Returns all coordinates of a mesh, in row-major order.
 std::vector<Indices> coordinates(const Indices& mesh_sizes);
 
-/// Every list of `length` values in [0, base), in lexicographic order.
+/// Returns every list of `length` values in [0, base), in lexicographic order.
 std::vector<std::vector<int>> all_lists(int length, int base);
 
-/// The numbers among the words of a text.
+/// Returns those words of a text that are numbers.
 Indices numbers_in(const std::string& text);
 
 /// Parses placements in PyTorch's notation: "[Shard(0), _StridedShard(dim=1, sf=2)]".

@@ -266,7 +266,7 @@ struct Expectation {
   std::vector<Sizes> tensors;  ///< the sizes of the first arguments
   std::vector<Argument> args;  ///< the arguments after the tensors
   const char* before;   ///< layouts of the tensors: "S0 R"; on two mesh dimensions: "S0,R R,P"
-  const char* decided;  ///< the layouts of the inputs and of the results: "S0 R -> S0"
+  const char* decided;  ///< layouts of the inputs and of the results: "S0 R -> S0"
   Mesh mesh = {2};
 };
 

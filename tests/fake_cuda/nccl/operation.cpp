@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Transfers of bytes between ranks.
+// The code below transfers bytes between ranks.
 
 /// The properties of a transfer that must be equal on the sender and the receiver.
 struct Header {
@@ -525,7 +525,7 @@ bool run_on_host(const Operation& operation) {
   return run({operation}, turns, Clock::now() + kPatience);
 }
 
-// ncclAllGather and the other collectives.
+// The NCCL functions for collectives, sends and receives.
 namespace {
 
 ncclResult_t call(Collective collective, const void* send, void* receive, std::size_t count,

@@ -106,7 +106,7 @@ using Faults = std::map<std::string, std::int64_t>;
 struct Settings {
   int rank;            ///< value of RANK; 0 if not set
   std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: path prefix of reports; "": none
-  int devices;         ///< TESSERA_FAKE_CUDA_DEVICES
+  int devices;         ///< TESSERA_FAKE_CUDA_DEVICES: number of devices
   Faults faults;
 
   /// Returns the number of the call that fails by this kind of fault; nullopt if there is none.

@@ -78,7 +78,7 @@ HostForm host_form_of(const std::string& kernel) {
 }
 
 // Kernels are registered when libraries are loaded. Every launch is counted; kernels that have a
-// host form are also computed.
+// HostForm are also computed.
 
 struct Kernel {
   const char* name;

@@ -173,7 +173,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 
 }  // extern "C"
 
-// cudaStream* and cudaEvent*.
+// The functions cudaStream* and cudaEvent*.
 
 namespace fake_cuda {
 namespace {
