@@ -107,7 +107,7 @@ namespace {
 /// The length of a measurement: much longer than a scheduler's time slice, because there may be
 /// more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
-/// The shortest time of a matrix product. Shorter ones do not use all cores of a large machine.
+/// The shortest time of a matrix product. Shorter products do not use all cores of large machines.
 constexpr double kProductSeconds = 5e-3;
 
 /// Measures the time of matrix products of two square matrices.

@@ -116,7 +116,7 @@ void MemoryLog::update_phase() {
   phase_ = now;
 }
 
-/// Updates the current moment, which is usually the same as for the previous allocation.
+/// Updates the current moment (MomentMemory), usually that of the previous allocation.
 void MemoryLog::update_moment() {
   std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
   if (name.empty()) {
@@ -266,8 +266,8 @@ std::atomic<std::uint64_t> allocations = 0;
 /// What must be known about a block when the block is freed.
 struct Counted {
   TensorBlock block;
-  c10::DataPtr memory;             ///< the block's memory, if from libtorch's allocator
-  std::size_t reserved_bytes = 0;  ///< size of the block, if from the system instead
+  c10::DataPtr memory;             ///< the block's memory, if libtorch's allocator allocated it
+  std::size_t reserved_bytes = 0;  ///< size of the block, if mmap() allocated it instead
 };
 
 /// The counted blocks by address, because libtorch's raw deallocation passes only the address.

@@ -413,9 +413,9 @@ class SavedState : tessera::detail::NoCopy {
   std::int64_t batch_ranks_;
 };
 
-/// Offset between the random-operator counts of the verification runs and of the program. FSDP
-/// assumes that a model draws no random numbers if the counts do not change between two forwards,
-/// so the runs must not repeat the program's counts.
+/// Offset between the random-operator counts of the verification runs and those of the program.
+/// FSDP assumes that a model draws no random numbers if the counts do not change between two
+/// forwards, so the verification runs must not repeat the program's counts.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
 /// Number of runs with perturbed weights. A single perturbation may by chance change a value very

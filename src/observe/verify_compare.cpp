@@ -117,8 +117,8 @@ std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
   return found;
 }
 
-/// If `whole` has several copies of each head, returns the copy that differs most from `one_rank`;
-/// otherwise returns `whole`.
+/// If `whole` has several copies of each head, returns the copy that differs most from `one_rank`.
+/// Otherwise returns `whole`.
 at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::Tensor& one_rank) {
   if (!one_rank.defined() || shard.size() != static_cast<std::size_t>(one_rank.dim())) {
     return whole;
@@ -217,7 +217,7 @@ std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank
   return pairs;
 }
 
-/// Describes the tensor of a pair on the mesh in one line.
+/// Describes a pair's tensor on the mesh in one line.
 std::string kind_of(const Pair& pair) {
   if (!pair.on_mesh.defined()) {
     return "no " + pair.of.name;
@@ -226,7 +226,7 @@ std::string kind_of(const Pair& pair) {
                      tessera::is_distributed(pair.on_mesh) ? pair.layout : "plain");
 }
 
-/// The first line in which two texts differ, from each text.
+/// Returns, from each of two texts, the first line in which they differ.
 std::pair<std::string, std::string> first_lines_apart(const std::string& a, const std::string& b) {
   const auto end = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
   const std::size_t before = end == 0 ? std::string::npos : a.rfind('\n', end - 1);
@@ -404,8 +404,8 @@ struct Finding {
   bool is_input = false;
   std::string layout;  ///< layout of the tensor on the mesh, or why nothing can be compared
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
-  std::string value{}, expected{};  ///< value of that element on the mesh and on one rank
-  double distance = 0;  ///< distance of that element; infinity: the tensors can't be compared
+  std::string value{}, expected{};  ///< values that differ most: on the mesh and on one rank
+  double distance = 0;  ///< the largest difference; infinity: the tensors can't be compared
   double largest = 0;   ///< largest value of the one-rank tensor
   double epsilon = 0;   ///< rounding unit of the less precise type
   double noise = 0;     ///< by how much rounding changes the one-rank tensor
@@ -418,8 +418,8 @@ struct Together {
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
-/// A difference may be this many times the measured rounding noise: a mesh sums in a different
-/// order than one rank, so its rounding moves a tensor differently, but at most a few times as far.
+/// A difference may be this many times the measured rounding noise. A mesh sums in another order
+/// than one rank, so its rounding changes a tensor differently, but at most a few times as much.
 constexpr double kNoises = 8;
 /// A difference may in addition be this many rounding units of the largest value, for sums that do
 /// not depend on perturbed weights.

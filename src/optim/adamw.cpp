@@ -47,8 +47,8 @@ bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
 }
 
-/// The random stream for rounding the moments (running means) of a parameter. A parameter without
-/// an FQN is identified by its index in the optimizer.
+/// The random stream that rounds a parameter's moments (running means). A parameter without an FQN
+/// is identified by its index in the optimizer.
 std::uint64_t moment_stream(const nn::ParameterSlot& slot, std::size_t index) {
   const std::string name = slot.fqn().empty() ? std::to_string(index) : slot.fqn();
   return stream_of(("optim::AdamW " + name).c_str());

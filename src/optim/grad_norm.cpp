@@ -38,7 +38,7 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
 
 /// Decides which rank includes a local gradient in the norm. A parameter on a submesh may have
 /// copies on parallel submeshes (data parallelism over a TP submesh), which must not be counted
-/// again. Or those submeshes have different parameters (experts, pipeline stages), which must be
+/// again; or parallel submeshes have different parameters (experts, pipeline stages), which must be
 /// counted.
 class Counting {
  public:
@@ -47,7 +47,7 @@ class Counting {
   /// the submeshes with copies.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
-    // A rank without a coordinate has no part of the tensor.
+    // A rank that is not in the mesh of the tensor has no part of the tensor.
     if (coordinate.empty()) {
       return false;
     }
@@ -82,8 +82,8 @@ class Counting {
       // coordinate.
       skipped[d] = skipped[d] && !own[d];
     }
-    // The second condition is for dimensions of `base` along which `mesh` has only some of the
-    // coordinates.
+    // The second condition is for a `mesh` that contains only some of the coordinates along a
+    // dimension of `base`.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
@@ -273,9 +273,8 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
 
 namespace {
 
-// These functions write the error message for non-finite gradients. A reduction spreads the NaN of
-// one rank to all ranks, so FSDP records for each rank whether its gradient was finite before the
-// reduction.
+// The code below makes the error message for non-finite gradients. A reduction spreads a NaN of one
+// rank to all ranks, so FSDP records on each rank whether its gradient was finite before it.
 
 class Names {
  public:
@@ -318,7 +317,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// A text that lists the names of each rank; "" if no rank has names.
+/// Returns a text that lists the names of each rank; "" if no rank has names.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;

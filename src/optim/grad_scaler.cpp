@@ -1,6 +1,6 @@
-// Loss scaling. Gradients stay scaled until the step, which divides the gradients in fp32 while it
-// reads them. The norm, which clipping needs anyway, shows whether a gradient overflowed. Therefore
-// a step costs one all-reduce and one wait of the host.
+// Loss scaling. Gradients stay scaled until the step, which divides them in fp32 while it reads
+// them. The norm, which clipping needs anyway, shows whether a gradient overflowed. Therefore a
+// step needs only one all-reduce and one wait of the host.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -166,8 +166,8 @@ std::pair<at::Tensor, bool> GradScaler::clip_and_step(
   return {clip.norm, !known || std::isfinite(clip.factor.item<double>())};
 }
 
-/// Sets the next scale. All ranks have the same norm, so their scales stay equal without
-/// communication.
+/// Sets the next scale. `finite` is computed from the all-reduced gradient norm and thus equal on
+/// all ranks, so the scales stay equal without further communication.
 void GradScaler::adjust(bool finite) {
   if (finite) {
     const double grown = state_.scale * options_.growth_factor;

@@ -22,11 +22,11 @@ namespace tessera::optim {
 /// and stored back, which is collective.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 
-/// Throws Error, on all ranks of a root mesh, if gradients that must be copies differ: see
-/// nn::detail::check_copies(). Plain parameters count as copies on the largest root mesh. Each list
-/// of parameters is compared once; with TESSERA_DEBUG=1, at each call. Does nothing if all
-/// parameters are plain. With options.over, compares nothing, because other ranks may have other
-/// parameters. Collective over the root meshes of the distributed parameters.
+/// Throws Error, on all ranks of a root mesh, if gradients that must be equal on several ranks
+/// differ: see nn::detail::check_copies(). A plain parameter must be equal on all ranks of the
+/// largest root mesh. Each list of parameters is compared once; with TESSERA_DEBUG=1, at each call.
+/// Does nothing if all parameters are plain, or if options.over is set, because other ranks may
+/// then have other parameters. Collective over the root meshes of the distributed parameters.
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});
 
@@ -92,7 +92,7 @@ struct GradTerms {
 
 /// Collects the gradients of `parameters`. Reduces gradients that are pending sums, which is
 /// collective over their meshes. The joint mesh (GradTerms::joint) is options.over, by default the
-/// largest root mesh. Throws Error if it does not contain the other meshes.
+/// largest root mesh. Throws Error if the joint mesh does not contain the other meshes.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
 /// Returns the p-norm of all gradients, the same on every rank of the joint mesh, and the factor

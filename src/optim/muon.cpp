@@ -242,8 +242,8 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // offsets[r] is the position in the received data of the next matrix of owner r. It starts at the
-  // beginning of the data of r.
+  // offsets[r] is the position in `received` of the next matrix from owner r, at first the position
+  // of r's first matrix.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -412,8 +412,8 @@ Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
 
 Muon::~Muon() = default;
 
-/// True for parameters that are exchanged, because a rank without a gradient still takes part in
-/// the exchange.
+/// True for matrices that are exchanged, because a rank without a gradient still takes part in the
+/// exchange.
 bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }

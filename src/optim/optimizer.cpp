@@ -25,8 +25,8 @@
 namespace tessera::optim {
 namespace {
 
-/// Records for which parameter lists the copies of gradients were compared between ranks, by list
-/// length. The record is attached to the module that owns the lists' first parameter.
+/// The lengths of the parameter lists whose gradients were already compared between ranks. The
+/// record is attached to the module that owns the lists' first parameter.
 struct Compared {
   std::set<std::size_t> lengths;
 };
@@ -113,7 +113,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// Compares copies of gradients between ranks, at the first step only, unless TESSERA_DEBUG=1.
+/// Compares gradients that must be equal on ranks: at the first step; with TESSERA_DEBUG=1, always.
 void Optimizer::check_copies() {
   if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -390,8 +390,8 @@ double LrSchedule::factor(std::int64_t step) const {
   if (o.schedule == Schedule::kConstant) {
     return 1.0;
   }
-  // If the warm-up is as long as the run, falling() would divide by zero; step >= o.steps prevents
-  // that.
+  // If the warm-up is as long as the run, falling() would divide by zero. step >= o.steps excludes
+  // this case.
   const double factor = step >= o.steps ? 0.0 : falling(step);
   return o.min_factor + (1 - o.min_factor) * factor;
 }

@@ -33,8 +33,8 @@ std::string renumbered(const std::string& name, const std::string& container,
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// The bytes of each moment of a plan with `layers` layers. In the keys, layers of the second half
-/// are counted from the end: -1 is the last layer.
+/// The bytes of each moment (MomentMemory) in a plan with `layers` layers. In the keys, layers of
+/// the second half are counted from the end: -1 is the last layer.
 std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const std::string& container,
                                               std::int64_t layers) {
   std::map<std::string, double> bytes;

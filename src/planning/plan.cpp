@@ -63,8 +63,8 @@ class Submesh {
   }
 
  private:
-  /// For each root dimension, the coordinate in the submesh of the rank after its first along this
-  /// dimension; empty if the submesh has no such rank.
+  /// For each root dimension: the submesh coordinate of the second rank along this dimension,
+  /// counted from the submesh's first rank; empty if the submesh does not contain the second rank.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };
@@ -125,7 +125,7 @@ std::vector<RankKind> kinds_of(const Run& run, const PlanOptions& options) {
 /// libtorch's allocation granularity on a GPU, in bytes.
 constexpr std::int64_t kGpuGranularity = 512;
 
-/// The result of plan_one(): the plan of one rank, and the kinds of all ranks.
+/// The result of plan_one(): the plan of one rank, and all kinds of ranks.
 struct PlannedRank {
   RankPlan plan;
   std::vector<RankKind> kinds;

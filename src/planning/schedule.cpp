@@ -24,7 +24,7 @@ double size_of(const at::Tensor& tensor, std::int64_t dim) {
   return static_cast<double>(tensor.size(dim));
 }
 
-/// FLOPs of attention's two matrix products. Any mask is assumed to leave half of the scores.
+/// FLOPs of attention's two matrix products. A mask is assumed to remove half of the scores.
 double attention_flops(const at::Tensor& query, const at::Tensor& key, bool masked) {
   return (masked ? 2.0 : 4.0) * size_of(query, 0) * size_of(query, 1) * size_of(query, 2) *
          size_of(key, 2) * size_of(query, 3);
@@ -199,11 +199,11 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   now += seconds;
 }
 
-/// The seconds by which an operator is slower because collectives run at the same time. Collectives
-/// that ended before `begin` are erased, because later operators begin later.
+/// The seconds by which an operator is slower because collectives run at the same time. Erases the
+/// collectives that ended before `begin`, because later operators begin later.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
-  if (machine_->multiprocessors <= taken) {  // the number of multiprocessors is unknown
+  if (machine_->multiprocessors <= taken) {  // too few, or unknown (0)
     return 0;
   }
   std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
@@ -243,7 +243,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   }
   const Moment end{network, call.group};
   if (!has_lanes_) {
-    wait(current_, end);  // On a CPU, the caller transfers the bytes itself.
+    wait(current_, end);  // on a CPU, the caller transfers the bytes itself
   }
   return std::make_shared<Transfer>(*this, end);
 }

@@ -47,7 +47,7 @@ class Schedule final : public comm::Streams {
   }
 
  private:
-  /// A point in time, and the mesh dimension of the last collective that was waited for before.
+  /// A point in time, and the mesh dimension of the collective that was waited for last.
   struct Moment {
     double time = 0;
     std::string cause;
@@ -69,7 +69,7 @@ class Schedule final : public comm::Streams {
   bool has_lanes_;
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
-  std::map<std::string, double> networks_;  ///< when the network of each process group becomes free
+  std::map<std::string, double> networks_;  ///< when each process group's network becomes free
   /// Begin and end of collectives that may overlap with later operators, sorted by begin.
   std::multimap<double, double> transfers_;
   double began_ = 0;

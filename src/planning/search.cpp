@@ -110,8 +110,8 @@ class MeshSearch {
     }
   }
 
-  /// Whether a layout without checkpointing is needed for the estimate of a layout that checkpoints
-  /// some blocks.
+  /// Whether to estimate a layout without checkpointing only as a basis for the estimates of
+  /// layouts that checkpoint some blocks.
   bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
     const auto fits = [&](const FoundLayout& all) {
       return all.fits && all.layout.zero == kZero[zero];
@@ -120,8 +120,8 @@ class MeshSearch {
            std::any_of(search_.found.begin() + first_, search_.found.end(), fits);
   }
 
-  /// Adds layouts that checkpoint only some blocks, where all blocks checkpointed fit and none
-  /// checkpointed does not fit.
+  /// Adds layouts that checkpoint only some blocks, if a layout fits with all blocks checkpointed
+  /// but does not fit without checkpointing.
   void add_partial() {
     const std::vector<FoundLayout> own(search_.found.begin() + first_, search_.found.end());
     for (const FoundLayout& none : own) {
@@ -243,7 +243,7 @@ class LayoutSearch {
     }
   }
 
-  /// Doubles the number of micro-batches while no layout fits, but a layout may still fit later.
+  /// Doubles the number of micro-batches until a layout fits or further doubling cannot help.
   void try_micro_batches() {
     const SearchSpace& s = search_.space;
     std::int64_t floor = 0;

@@ -1,4 +1,4 @@
-// Saves in the background, and buffers of an adopted model.
+// Tests saves in the background, and buffers of adopted libtorch models.
 
 #include <csignal>
 #include <cstdlib>
@@ -22,7 +22,7 @@ using testing::SystemCallFault;
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// Writes other values everywhere, as a training step does.
+/// Overwrites all parameters and optimizer state, as a training step does.
 void change(const SavedState& state) {
   const at::NoGradGuard no_grad;
   for (const auto& [name, slot] : state.net.named_slots()) {
@@ -40,7 +40,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     SaveFuture pending = async_save(*rank.world(), dir.path(), 1, state.dict());
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
-    for (int step = 0; step < 20; ++step) {  // collectives of the program between those of the save
+    for (int step = 0; step < 20; ++step) {  // runs collectives during the save
       EXPECT_EQ(testing::full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();
@@ -116,7 +116,7 @@ TEST(AsyncSave, ContinuesOnceEveryRankHasSeenTheError) {
 TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 1);
-  for (const int begun : {0, 3}) {  // before the files are made, and while they are written
+  for (const int begun : {0, 3}) {  // the number of writes before the world ends
     std::vector<std::string> at_wait(2);
     const SystemCallFault fault(dir.path().string() + "/step-00000002/.shard", "pwrite:3:stall");
     RunRanks(2, [&](Rank& rank) {
@@ -138,7 +138,7 @@ TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   }
 }
 
-/// Runs a disabled test on ranks that are processes, with `dir` and this fault of rank 1.
+/// Runs a disabled test on ranks that are processes. Rank 1 has the fault `fault` below `under`.
 std::vector<testing::Ended> run_with(const TemporaryFolder& dir, int ranks, const std::string& test,
                                      const std::string& fault = "", const std::string& under = "") {
   std::map<std::string, std::string> environment = {{"TEST_DIR", dir.path()}};
@@ -163,7 +163,7 @@ TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   EXPECT_CONTAINS(warnings.texts[0], "a checkpoint was not saved: ", "/file/step-00000001'");
 }
 
-/// Saves with one rank and no other thread, so that a process made by fork() can do it.
+/// Saves with one rank and no other thread, so that a process made by fork() can save.
 void save_in_background(const std::filesystem::path& dir, std::int64_t step, int add) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
@@ -190,7 +190,7 @@ TEST(AsyncSave, KilledAtAnyCallLeavesTheNewestCommittedStep) {
   EXPECT_GT(calls, 15);
 }
 
-/// A rank of a world of processes, and the folder of the test.
+/// A rank that is a process, with the folder of the test.
 struct Process {
   comm::WorldPtr world = comm::world_from_environment();
   Rank rank{world};
@@ -223,7 +223,7 @@ TEST(SlowDisk, IsWrittenToInPieces) {
   EXPECT_GE(SystemCallFault::calls("fsync"), 3);
 }
 
-/// The statistics of a norm in an adopted model, and a buffer of the adopted class.
+/// The running statistics of a norm in an adopted model, and a buffer of the model itself.
 TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
   const auto make = [](Rank& rank) {
     auto model = nn::adopt(std::make_shared<testing::TorchWithBuffers>());

@@ -1,5 +1,5 @@
-// Copies of a parameter over a mesh dimension that no call reduces. The first step, the first
-// clipping and every save throw if the copies differ.
+// Tests parameters that are replicated along a mesh dimension over which no call reduces gradients.
+// The first step, the first clipping and every save throw if the replicas differ.
 
 #include <functional>
 
@@ -36,12 +36,12 @@ void plan(Mlp& model, const DeviceMesh& mesh) {
       {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
 }
 
-/// A user's program: how it distributes the model, and the mesh dimensions that split its batch.
+/// A user's program: how the model is distributed, and which mesh dimensions split the batch.
 struct Program {
   std::string name;
   std::function<void(Mlp&, const DeviceMesh&)> apply;
   std::vector<std::string> batch_dims;
-  std::vector<std::string_view> error;  ///< words of the message; empty for a correct program
+  std::vector<std::string_view> error;  ///< words of the error; empty for a correct program
 };
 
 std::vector<Program> programs() {
@@ -83,7 +83,7 @@ std::vector<Program> programs() {
   };
 }
 
-/// This rank's rows of a batch of 4.
+/// Returns this rank's rows of a batch of 4 rows, split over the mesh dimensions `dims`.
 at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
   const at::Tensor all = at::sin(at::arange(24, at::kFloat)).view({4, 6});
   if (dims.empty()) {
@@ -96,8 +96,7 @@ at::Tensor batch_of(const DeviceMesh& mesh, const std::vector<std::string>& dims
 
 using Use = std::function<void(Rank&, Mlp&, optim::Optimizer&, const DeviceMesh&)>;
 
-/// Runs forward and backward of each program, then `use`, and compares the error with the expected
-/// one.
+/// Runs forward, backward and `use` for each program, and checks the error.
 void expect_of_programs(const Use& use) {
   for (const Program& program : programs()) {
     SCOPED_TRACE(program.name);
@@ -145,8 +144,8 @@ TEST(Copies, AreComparedByEverySave) {
   });
 }
 
-// Gradients of zero are equal on all ranks at the first step; with TESSERA_DEBUG=1 each later step
-// compares too.
+// The gradients of the first step are zero, so equal on all ranks. With TESSERA_DEBUG=1, the second
+// step compares the gradients, too.
 TEST(Copies, AreComparedByEachStepIfAskedTo) {
   const testing::DebugChecks debug("1");
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -164,8 +163,8 @@ TEST(Copies, AreComparedByEachStepIfAskedTo) {
   EXPECT_CONTAINS(errors, "along dp");
 }
 
-// Parameters that are declared distinct, buffers, frozen parameters and parameters of other FSDP
-// roots may differ.
+// These may differ between ranks: parameters that are declared distinct, buffers, frozen
+// parameters, and parameters that other FSDP roots manage.
 TEST(Copies, MayDifferWhereTheyAreNone) {
   const TemporaryFolder dir;
   RunRanks(4, [&](Rank& rank) {
@@ -195,7 +194,7 @@ TEST(Copies, MayDifferWhereTheyAreNone) {
   });
 }
 
-// The step counts of an expert differ if one rank had no rows for the expert.
+// The step counts of an expert's parameter differ if one rank had no rows for the expert.
 TEST(Copies, OfStepCountsAreComparedByASave) {
   const TemporaryFolder dir;
   const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {

@@ -1,4 +1,4 @@
-// Damaged files of steps, interrupted saves, and the report of tessera-ckpt about a step.
+// Tests damaged files of checkpoints, interrupted saves, and the output of tessera-ckpt.
 
 #include <signal.h>
 
@@ -45,14 +45,14 @@ TEST(DamagedStep, EveryByteOfTheManifestCounts) {
   EXPECT_ERROR(parse_manifest(text.substr(0, text.size() - 1), path), "is not valid");
 }
 
-/// Flips one bit of the byte at `at`, or of the last byte if `at` is -1.
+/// Flips a bit of the byte at position `at`, or of the last byte if `at` is -1.
 void damage(const std::filesystem::path& path, std::int64_t at = -1) {
   std::string bytes = ReadFile(path);
   bytes[at < 0 ? bytes.size() - 1 : static_cast<std::size_t>(at)] ^= 1;
   WriteFile(path, bytes);
 }
 
-/// A Linear of `columns` × `rows` that is full of ones.
+/// Returns a Linear from `columns` to `rows` features with all parameters 1.
 std::shared_ptr<nn::Linear> ones(std::int64_t columns, std::int64_t rows, bool bias = true) {
   auto net = std::make_shared<nn::Linear>(columns, rows, nn::LinearOptions{bias});
   for (const auto& [name, slot] : net->named_slots()) {
@@ -111,7 +111,7 @@ TEST(DamagedStep, IsRefusedOnAllRanksBeforeAnythingChanges) {
   expect("are not those that were written");
 }
 
-/// Whether all ranks get a DamagedStep if the second rank throws `error` while it reads.
+/// Returns whether the ranks get a DamagedStep if rank 1 throws `error` while reading.
 template <class Failure>
 bool IsDamage(const Failure& error) {
   std::atomic<int> ranks = 0;
@@ -125,7 +125,7 @@ bool IsDamage(const Failure& error) {
       ADD_FAILURE() << "nothing was thrown";
     } catch (const checkpoint::DamagedStep&) {
       ++ranks;
-    } catch (const Error&) {  // all ranks must get this error too
+    } catch (const Error&) {  // other errors must also reach all ranks
     }
   });
   EXPECT_TRUE(ranks == 0 || ranks == 2) << ranks;
@@ -143,7 +143,7 @@ TEST(DamagedStep, IsOneWithWrongContentNotOneThatCannotBeOpened) {
   SaveStep(dir.path(), 1);
   const auto path = dir / "step-00000001/shard-00002-model-00001-of-00002.safetensors";
   std::filesystem::remove(path);
-  std::filesystem::create_symlink(path, path);  // the link exists, but can't be opened
+  std::filesystem::create_symlink(path, path);  // the link to itself exists, but can't be opened
   for (const std::string& error : ErrorsOfRanks(1, [&](Rank& rank) {
          SavedState state(rank, {1, 1});
          try {
@@ -251,7 +251,7 @@ TEST(InspectedStep, HasAManifestThatIsNoLink) {
   EXPECT_ERROR(ExpectLoads(dir / "step-00000001", 0), "manifest.json' is a symbolic link");
 }
 
-/// A model with one buffer, of any type.
+/// A model whose only tensor is a buffer, of any type.
 class Counted : public nn::Module<Counted> {
  public:
   explicit Counted(const at::Tensor& count) { register_buffer("count", count.clone()); }
@@ -315,13 +315,13 @@ TEST(ComparedSteps, DifferByLargeIntegersAndImaginaryParts) {
   };
   using Lines = std::vector<std::string>;
   EXPECT_EQ(line(at::tensor({kLarge}), at::tensor({kLarge + 3})),
-            Lines{"count: largest difference 0, relative 0"});  // of the doubles
+            Lines{"count: largest difference 0, relative 0"});  // equal as doubles
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers * 3)),
             Lines{"count: largest difference 2, relative 0.632456"});
   EXPECT_EQ(line(at::complex(numbers, numbers), at::complex(numbers, numbers)), Lines{});
 }
 
-/// Gives the shards of a step without a manifest the header of PyTorch's writer.
+/// Adds the header field of PyTorch's writer to the shards of a step without a manifest.
 void make_shards_of_others(const std::filesystem::path& step) {
   for (const auto& entry : std::filesystem::directory_iterator(step)) {
     const std::string bytes = ReadFile(entry.path());
@@ -334,7 +334,7 @@ void make_shards_of_others(const std::filesystem::path& step) {
   }
 }
 
-/// A folder as PyTorch's writer leaves it can be loaded without a manifest; a folder of ours can't.
+/// Without a manifest, PyTorch's shards can be loaded, but this library's shards can't.
 TEST(TorchHfShards, AreLoadedWithoutAManifestUnlikeOurs) {
   const TemporaryFolder dir;
   const auto step = dir / "step-00000001";
@@ -369,14 +369,14 @@ bool every_fault() {
   return std::getenv("TESSERA_EVERY_FAULT") != nullptr;
 }
 
-/// Saves in this thread, so that a process made by fork() can do it.
+/// Saves with one rank in this thread, so that a process made by fork() can save.
 void save_alone(const fs::path& dir, std::int64_t step, int add, int keep = 0) {
   Rank rank(comm::thread_worlds(1)[0]);
   SavedState state(rank, {1, 1}, add);
   save(*rank.world(), dir, step, state.dict(), {.keep = keep});
 }
 
-/// The save that is interrupted. It has all phases; one is the removal of older steps.
+/// Makes the save that the tests interrupt. It has all phases, including the removal of step 1.
 void save_third(const fs::path& dir) {
   save_alone(dir, 3, 3, 2);
 }
@@ -386,7 +386,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// The invariant at any time during save_third(): the newest step and those before it are whole.
+/// Checks that the newest step and older steps are complete, as at any time during save_third().
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;
@@ -397,7 +397,7 @@ void expect_whole_steps(const fs::path& dir, const std::string& when) {
   }
 }
 
-/// The end of a process that saved.
+/// How a process that saves ended.
 enum class Ending { kDone, kError, kKilled, kModelChanged, kOther };
 
 template <class Work>
@@ -430,7 +430,7 @@ Ending save_third_with(const fs::path& dir, const std::string& fault) {
   });
 }
 
-/// All faults, like "pwrite:3:EIO": each action at each call that save_third() makes.
+/// Returns all faults, like "pwrite:3:EIO": each action at each system call of save_third().
 std::vector<std::string> all_faults() {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -453,7 +453,7 @@ std::vector<std::string> all_faults() {
   return faults;
 }
 
-/// `count` of the indices below `size`, spread evenly.
+/// Returns `count` indices below `size`, evenly spaced.
 std::vector<std::size_t> spread(std::size_t count, std::size_t size) {
   std::vector<std::size_t> indices;
   for (std::size_t i = 0; i < count; ++i) {
@@ -477,14 +477,14 @@ TEST(InterruptedSave, LeavesWholeStepsWhateverASystemCallDoes) {
       EXPECT_EQ(third, ending == Ending::kDone) << fault;
     }
     expect_whole_steps(dir.path(), fault);
-    save_alone(dir.path(), third ? 4 : 3, 5);  // the run is started again
+    save_alone(dir.path(), third ? 4 : 3, 5);  // a restarted run saves the next step
     ExpectLoads(dir.path(), 5);
   }
   std::printf("%zu of %zu faults\n", count, faults.size());
 }
 
-/// After a kill, all bytes that were written are on the disk; after a power cut, only synced bytes
-/// are.
+/// Simulates a power failure after each system call. Unlike a kill, a power failure loses data that
+/// was not synced.
 TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   const TemporaryFolder dir;
   save_two(dir.path());
@@ -501,7 +501,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
   for (const Change& change : list) {
     disk.apply(change);
     if (change.kind == Change::kWrite) {
-      continue;  // a write alone leaves nothing on the disk
+      continue;  // the disk keeps nothing of a write alone
     }
     for (const Lost lost : {Lost::kAll, Lost::kBytes}) {
       disk.write_after_power_cut(out, lost);
@@ -509,7 +509,7 @@ TEST(InterruptedSave, LeavesWholeStepsAfterAPowerCutAtAnyCall) {
       committed += fs::exists(out / kManifestOf3) ? 1 : 0;
     }
   }
-  // The save has returned, so that the step must exist.
+  // The save has returned, so step 3 must exist.
   EXPECT_EQ(ExpectLoads(out, 3), 3);
   EXPECT_GT(committed, 10);
   EXPECT_GT(list.size(), 30U);
@@ -537,7 +537,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
       for (const std::string& error : errors) {
         EXPECT_EQ(error, errors.front()) << name << " " << fault;
       }
-      // The step exists if this fault was not reached.
+      // If the save did not reach the fault, step 2 exists.
       std::filesystem::remove_all(dir / "step-00000002");
       EXPECT_EQ(ExpectLoads(dir.path(), 1), 1) << name << " " << fault;
     }
@@ -547,7 +547,7 @@ TEST(InterruptedSave, AFailureOfOneRankIsThatOfAll) {
 
 constexpr const char* kDirVariable = "TESSERA_TEST_DIR";
 
-/// Run by processes of the test below.
+/// Processes of the next test run this test.
 TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
   const comm::WorldScope scope(comm::world_from_environment({.timeout = std::chrono::seconds(20)}));
   Rank rank(scope.world());
@@ -557,8 +557,8 @@ TEST(InterruptedSave, DISABLED_SaveAsOneOfFour) {
 
 TEST(InterruptedSave, EndsOnAllRanksWhenOneIsLost) {
   std::vector<std::pair<std::string, std::string>> phases = {
-      {"3", "pwrite:2:kill"},   // while it writes shards
-      {"0", "rename:3:kill"}};  // while it publishes the manifest
+      {"3", "pwrite:2:kill"},   // while rank 3 writes its shards
+      {"0", "rename:3:kill"}};  // while rank 0 publishes the manifest
   if (every_fault()) {
     phases.insert(phases.end(), {{"0", "openat:1:kill"},
                                  {"0", "link:1:kill"},

@@ -1,6 +1,6 @@
 #pragma once
 
-// A model and an optimizer state with known values, for the tests of loading and saving.
+// A model and optimizer state with known values, for tests of saving and loading.
 
 #include <c10/util/Exception.h>
 
@@ -19,7 +19,7 @@ namespace tessera::checkpoint {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// Sizes that neither 2 nor 4 divide.
+/// A model with sizes that are not divisible by 2 or 4.
 struct Net : nn::Module<Net> {
   explicit Net(bool tied = false) {
     if (tied) {
@@ -31,7 +31,7 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> head{*this, "head", 5, 11, nn::LinearOptions{false}};
 };
 
-/// Different numbers for each parameter of a Net.
+/// Returns the known values: different numbers for each parameter of a Net.
 inline Tensors Values() {
   return {{"embed.weight", at::arange(55, at::kFloat).view({11, 5})},
           {"middle.weight", at::arange(100, 135, at::kFloat).view({7, 5})},
@@ -68,7 +68,7 @@ inline void ExpectEqual(const Tensors& found, const Tensors& expected) {
   }
 }
 
-/// The local values of a module's parameters on this rank.
+/// Returns copies of this rank's local tensors of a module's parameters.
 inline Tensors LocalValues(const nn::ModuleBase& module) {
   Tensors values;
   for (const auto& [name, slot] : module.named_slots()) {
@@ -77,7 +77,7 @@ inline Tensors LocalValues(const nn::ModuleBase& module) {
   return values;
 }
 
-/// Distributes the parameters over the mesh, each with other placements.
+/// Distributes the parameters over the mesh, each parameter with different placements.
 inline void Distribute(Net& net, const DeviceMesh& mesh, const Tensors& values) {
   const std::map<std::string, Placements> placements = {{"embed.weight", {Shard{0}, Shard{0}}},
                                                         {"middle.weight", {Shard{0}, Shard{1}}},
@@ -99,8 +99,8 @@ inline Tensors Zeros() {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// A Net on a mesh of dp × tp with AdamW state. Parameters have Values() + `add`; exp_avg is 1000
-/// times the parameter.
+/// A Net on a mesh (dp, tp), with AdamW state. Parameters have the values Values() + `add`, and
+/// exp_avg is 1000 times the parameter.
 struct SavedState {
   SavedState(Rank& rank, const std::vector<std::int64_t>& mesh_sizes, int add = 0,
              bool tied = false)
@@ -120,7 +120,7 @@ struct SavedState {
     }
   }
   StateDict dict() { return {net, optimizer, {{"samples", 640}}}; }
-  /// All parameters and optimizer tensors of this rank, by name.
+  /// Returns this rank's local parameters and optimizer tensors, by name.
   Tensors local() const {
     Tensors values = LocalValues(net);
     for (const auto& [name, tensor] : optimizer) {
@@ -133,7 +133,7 @@ struct SavedState {
   NamedTensors optimizer;
 };
 
-/// Saves a step from a 2 × 2 mesh.
+/// Saves a step on a 2 × 2 mesh. The values are Values() + `add`.
 inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int add = 0,
                      const SaveOptions& options = {}) {
   RunRanks(4, [&](Rank& rank) {
@@ -142,7 +142,7 @@ inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int ad
   });
 }
 
-/// Loads the newest step on one rank and expects the values of `add`. Returns the step's number.
+/// Loads the newest step on one rank and expects Values() + `add`. Returns the step number.
 inline std::int64_t ExpectLoads(const std::filesystem::path& dir, int add) {
   std::int64_t step = -1;
   RunRanks(1, [&](Rank& rank) {
@@ -154,7 +154,7 @@ inline std::int64_t ExpectLoads(const std::filesystem::path& dir, int add) {
   return step;
 }
 
-/// Collects the warnings of a scope. Install it with a c10::WarningUtils::WarningHandlerGuard.
+/// Collects warnings. Install it with a c10::WarningUtils::WarningHandlerGuard.
 class HeardWarnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }

@@ -1,4 +1,4 @@
-// Loading Hugging Face folders: values, other names, indices and links.
+// Tests loading of Hugging Face folders: values, foreign names, indices and symbolic links.
 
 #include <ATen/ATen.h>
 
@@ -48,7 +48,7 @@ TEST(LoadHuggingFace, FillsEachRanksSlices) {
       load_hugging_face(loaded, folder.path());
       ExpectEqual(LocalValues(loaded), LocalValues(expected));
     }
-    // FSDP over tensor parallelism: tp splits first.
+    // For FSDP over tensor parallelism, tp splits the weight first.
     Net net;
     const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
     const auto whole = distribute_tensor(at::zeros({11, 5}), rank.mesh({2, 2}, {"dp", "tp"}),
@@ -82,7 +82,7 @@ TEST(LoadHuggingFace, FailsOnAllRanksWhereOneCannotRead) {
     return errors;
   };
   EXPECT_EQ(load(""), (std::vector<std::string>{"", ""}));
-  // The last read is long after the headers.
+  // The headers are read first, so the fault at the last read is not in a header.
   for (const auto& error : load("pread:" + std::to_string(reads) + ":EIO")) {
     EXPECT_CONTAINS(error, "model.safetensors", "Input/output error");
   }
@@ -96,7 +96,7 @@ TEST(LoadHuggingFace, ConvertsFloatingPointTypes) {
       tensor = (tensor / 3).to(type);
     }
     auto in_file = stored;
-    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // of old exports
+    in_file["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::ones({4});  // as in old files
     WriteModel(folder / "model.safetensors", in_file);
     Net net;
     load_hugging_face(net, folder.path());
@@ -134,7 +134,7 @@ TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
                             values.at("embed.weight")));
     });
   };
-  // Some programs save a tied parameter under both names.
+  // Some programs save a tied parameter twice, under both of its names.
   values["head.weight"] = values.at("embed.weight").to(at::kDouble);
   load();
   values["head.weight"][10][4] += 1;
@@ -142,7 +142,7 @@ TEST(LoadHuggingFace, RefusesTwoValuesOfTiedParameters) {
                "but are one parameter of the model", "\"tie_word_embeddings\": false");
 }
 
-/// Expects that the folder is refused with `part` in the message, and that the model is unchanged.
+/// Expects an error with `part` in the message, and that the model is unchanged.
 void ExpectRefused(const std::filesystem::path& folder, const std::string& part) {
   Net net;
   for (const auto& [name, slot] : net.named_slots()) {
@@ -171,7 +171,7 @@ TEST(LoadHuggingFace, ListsTensorsThatAreMissingUnexpectedOrDifferent) {
   }
 }
 
-/// The values of a Net under the names of timm's ViT, and one tensor that the model lacks.
+/// Returns the values of a Net under names of timm's ViT, and one tensor that the model lacks.
 Tensors ForeignValues() {
   Tensors foreign;
   foreign["visual.patch_embed.proj.weight"] = Values().at("embed.weight");
@@ -182,7 +182,7 @@ Tensors ForeignValues() {
   return foreign;
 }
 
-/// The name in a Net of a tensor of ForeignValues().
+/// Maps the name of a tensor of ForeignValues() to the name in a Net.
 std::string name_in_net(const std::string& tensor) {
   for (const auto& [from, to] : {std::pair{"visual.patch_embed.proj.", "embed."},
                                  {"visual.blocks.0.mlp.fc1.", "middle."},
@@ -208,7 +208,7 @@ TEST(LoadNames, FillsAModelFromFilesWithOtherNames) {
   load_hugging_face(tied, folder.path(), name_in_net);
   EXPECT_TRUE(tied.head->weight->equal(Values().at("embed.weight")));
   WriteModel(folder / "model.safetensors", Values());
-  load_hugging_face(same, folder.path(), name_in_net);  // leaves other names unchanged
+  load_hugging_face(same, folder.path(), name_in_net);  // name_in_net() keeps these names
   ExpectEqual(LocalValues(same), Values());
 }
 
@@ -241,7 +241,7 @@ using testing::SafetensorsBytes;
 
 class ModelFilesTest : public ::testing::Test {
  protected:
-  /// A file with one tensor of four bytes.
+  /// Writes a file with one tensor of four bytes.
   void Shard(const std::string& file, const std::string& tensor) {
     WriteFile(folder_ / file,
               SafetensorsBytes("{" + Entry("\"U8\"", "[4]", "[0,4]", tensor) + "}", "abcd"));
@@ -269,7 +269,7 @@ TEST_F(ModelFilesTest, OpensASingleFileOrTheShardsOfAnIndex) {
   EXPECT_EQ(files.tensors().at("b")->path().filename(), "2.safetensors");
 }
 
-// An incomplete download leaves such links in the cache of Hugging Face.
+// Incomplete downloads leave links to missing files in the cache of Hugging Face.
 TEST_F(ModelFilesTest, NamesALinkWhoseTargetIsMissing) {
   for (const std::string name : {kSingleFile, kIndexFile, "1.safetensors"}) {
     const TemporaryFolder folder;

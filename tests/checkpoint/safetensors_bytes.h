@@ -6,8 +6,8 @@
 
 namespace tessera::testing {
 
-/// The bytes of a safetensors file: the header's length (by default the true one), the header, the
-/// data.
+/// Returns a safetensors file: the length of the header (by default the correct length), the
+/// header, the data.
 inline std::string SafetensorsBytes(const std::string& header, const std::string& data = "",
                                     std::int64_t claimed = -1) {
   const std::uint64_t length =
@@ -17,7 +17,7 @@ inline std::string SafetensorsBytes(const std::string& header, const std::string
   return bytes + header + data;
 }
 
-/// A header with one tensor "w" with these fields, without the braces around it.
+/// Returns the header entry, without outer braces, of a tensor "w" with the given fields.
 inline std::string Entry(const std::string& dtype, const std::string& shape,
                          const std::string& offsets, const std::string& name = "w") {
   return "\"" + name + "\":{\"dtype\":" + dtype + ",\"shape\":" + shape +

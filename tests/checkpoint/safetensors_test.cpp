@@ -1,4 +1,4 @@
-// Safetensors files: what the writer writes, what the reader refuses and reads.
+// Tests safetensors files: what the writer writes, and what the reader reads or refuses.
 
 #include <ATen/ATen.h>
 
@@ -31,7 +31,7 @@ TEST(SafetensorsWriter, WritesTheBytesOfTheReference) {
   writer.write("b", at::tensor({3}, at::kByte));
   writer.write("z", at::tensor({0.0, 1.0}).to(at::kHalf));
   writer.finish();
-  // safetensors.numpy.save of the same tensors, with metadata {"format": "pt"}.
+  // The expected bytes are those of safetensors.numpy.save with metadata {"format": "pt"}.
   std::string header = R"({"__metadata__":{"format":"pt"},)"
                        R"("z":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},)"
                        R"("a":{"dtype":"U8","shape":[2],"data_offsets":[4,6]},)"
@@ -121,7 +121,7 @@ TEST(SafetensorsWriter, RefusesUnfitItemsAMissingFolderAndAFullDisk) {
 
 class SafetensorsReject : public ::testing::Test {
  protected:
-  /// Writes `bytes` and expects that opening them fails with a message that holds `part`.
+  /// Expects that opening a file with `bytes` throws an Error whose message contains `part`.
   void Refuses(const std::string& bytes, const std::string& part) {
     WriteFile(folder_ / "m.safetensors", bytes);
     EXPECT_ERROR(SafetensorsFile(folder_ / "m.safetensors"), part);
@@ -306,12 +306,12 @@ TEST_F(SafetensorsReject, BoolsOfOtherValuesAndBlocksOutsideTheTensor) {
        {"name", [&] { file.read("v"); }, {"no tensor 'v'"}}});
 }
 
-/// The bytes of a contiguous tensor.
+/// Returns the bytes of a contiguous tensor.
 std::string BytesOf(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-/// A file with one F32 tensor "w" holding 0, 1, 2, ... in `sizes`.
+/// Returns a file with an F32 tensor "w" of the given sizes with values 0, 1, 2, ...
 std::string RangeBytes(const Sizes& sizes) {
   const auto values = at::arange(c10::multiply_integers(sizes), at::kFloat);
   std::string shape;
@@ -387,7 +387,7 @@ TEST(SafetensorsFile, ReadsEveryBlock) {
   }
 }
 
-/// The CRC-32C of each MiB of a file's bytes.
+/// Returns the CRC-32C of each MiB of `bytes`.
 std::vector<std::uint32_t> SumsOf(const std::string& bytes) {
   GranuleSums sums;
   sums.add(0, std::as_bytes(std::span(bytes)));
@@ -415,7 +415,7 @@ TEST(SafetensorsFile, RefusesAPartOfAMibOfWhichAByteIsDamaged) {
   TemporaryFolder folder;
   const std::string bytes = RangeBytes({600000});
   const auto sums = SumsOf(bytes);
-  // Bytes of the second MiB: before the part that is read, in it and behind it.
+  // Damages a byte of the second MiB: before, in or after the part that is read.
   for (const std::size_t damaged : {1048576, 1202000, 2097151}) {
     std::string other = bytes;
     other[damaged] ^= 1;
@@ -435,14 +435,14 @@ TEST(SafetensorsFile, ReadsRunsThatAreNearAndFarAndMoreThanASpanOfThem) {
     EXPECT_TRUE(at::equal(SafetensorsFile(folder / "m").read("w", begin, block),
                           whole.narrow(0, begin[0], block[0]).narrow(1, begin[1], block[1])));
   };
-  // Gaps of 64 KiB are 16384 values.
+  // Rows of a block are read together if the gaps are at most 64 KiB (16384 values).
   for (const std::int64_t count : {1, 1000, 13615, 13616, 13617, 29999}) {
     expect_block({7, 30000}, {1, 1}, {5, count});
   }
   expect_block({3000, 300}, {1, 7}, {2999, 150});
 }
 
-/// Bytes that this thread has read so far.
+/// Returns the number of bytes that this thread has read.
 std::int64_t BytesRead() {
   std::ifstream in("/proc/thread-self/io");
   std::string key;
@@ -465,7 +465,7 @@ TEST(SafetensorsFile, FillsBlocksOfAnyTypeAndStrides) {
     file.read_into("w", Sizes{1, 2}, block);
     EXPECT_TRUE(block.to(at::kFloat).equal(expected)) << block;
   }
-  EXPECT_GT(same._version(), version);  // autograd hears of it
+  EXPECT_GT(same._version(), version);  // autograd must detect the change
   EXPECT_ERROR(file.read_into("w", Sizes{3, 0}, same),
                "positions [3, 3 + 2) are outside of dimension 0, which has 4");
 }
@@ -474,7 +474,7 @@ TEST(SafetensorsFile, ReadsTheBytesOfABlockOnly) {
   TemporaryFolder folder;
   WriteFile(folder / "m", RangeBytes({16, 1 << 16}));
   const SafetensorsFile file(folder / "m");
-  constexpr std::int64_t kOwnReads = 1024;  // of /proc/thread-self/io itself
+  constexpr std::int64_t kOwnReads = 1024;  // bytes for reading /proc/thread-self/io itself
   const auto before = BytesRead();
   file.read("w", Sizes{4, 0}, Sizes{4, 1 << 16});
   const auto between = BytesRead();

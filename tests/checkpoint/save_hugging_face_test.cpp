@@ -1,4 +1,4 @@
-// Exports of models and of adapters, and folders that have a model already.
+// Tests exports of models and LoRA adapters, also to folders that already contain a model.
 
 #include <nlohmann/json.hpp>
 
@@ -26,7 +26,7 @@ using testing::ReadFile;
 using testing::TemporaryFolder;
 using testing::WriteFile;
 
-/// Exports a Net with these values from a mesh of dp × tp.
+/// Exports a Net with the given values from a mesh (dp, tp).
 void export_from(const std::vector<std::int64_t>& mesh_sizes, const std::filesystem::path& folder,
                  const Tensors& values = Values(), const std::string& config = "{}",
                  std::optional<c10::ScalarType> dtype = {}, std::int64_t limit = 1 << 20) {
@@ -37,7 +37,7 @@ void export_from(const std::vector<std::int64_t>& mesh_sizes, const std::filesys
   });
 }
 
-/// The known values in another type, with `add` added.
+/// Returns the known values in another type, plus `add`.
 Tensors values_as(c10::ScalarType type, double add = 0) {
   Tensors values = Values();
   for (auto& [name, tensor] : values) {
@@ -117,7 +117,7 @@ TEST(SaveHuggingFace, RefusesParametersThatDifferBetweenRanks) {
   EXPECT_TRUE(folder.files().empty());
 }
 
-/// A process group on which all_to_all() throws.
+/// A process group whose all_to_all() throws.
 class FailingGather final : public testing::ForwardingCommunicator {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
@@ -135,7 +135,7 @@ TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
       return rank.rank() == 1 ? std::make_shared<FailingGather>(std::move(group)) : group;
     });
-    // The program continues, so that the peers can't learn the failure from its end.
+    // The failing rank continues, so that its peers cannot notice the failure by the rank's end.
     EXPECT_THROWN(std::exception, save_hugging_face(net, world, folder.path(), "{}"),
                   rank.rank() == 1 ? "out of memory" : "rank 1");
   });
@@ -231,8 +231,8 @@ TEST(SaveLora, RefusesWhatPeftCannotHold) {
   });
 }
 
-// PEFT has no fused linear layers: the adapter of a fused layer is written as adapters of its
-// parts.
+// PEFT has no fused linear layers, so the adapter of a fused layer is saved as one adapter for each
+// of its parts.
 TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
   TemporaryFolder folder;
   RunRanks(3, [&](Rank& rank) {
@@ -248,7 +248,7 @@ TEST(SaveLora, WritesThoseOfAFusedLinearForItsParts) {
     save_lora(model, *rank.world(), folder / "out", "base");
     const auto saved = ReadModel(folder / "out/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 4u);
-    // FusedLinear::split() splits columns; these are the rows of the weights.
+    // FusedLinear::split() splits columns, so the product is transposed.
     const std::vector<at::Tensor> parts = qkv->split(b.matmul(a).t());
     for (const auto& [name, part] : {std::pair("q", parts[0]), std::pair("k", parts[1])}) {
       const std::string prefix = std::string("base_model.model.") + name;
@@ -281,7 +281,7 @@ constexpr std::int64_t kThreeShards = 250;
 constexpr std::int64_t kTwoShards = 400;
 constexpr std::int64_t kOneFile = 1 << 20;
 
-/// Exports the known model with `add` added to every value.
+/// Exports the known values plus `add`.
 void export_model(const std::filesystem::path& folder, std::int64_t max_shard_bytes, int add) {
   std::vector<SafetensorsWriter::Item> items;
   for (const auto& [name, tensor] : Values()) {
@@ -295,7 +295,7 @@ void export_model(const std::filesystem::path& folder, std::int64_t max_shard_by
   files.publish();
 }
 
-/// The number that was added to all values; nullopt if it differs between values.
+/// Returns the number that was added to all values; nullopt if values have different additions.
 std::optional<int> added(const ModelFiles& files) {
   std::optional<int> all;
   for (const auto& [name, tensor] : Values()) {
@@ -309,7 +309,7 @@ std::optional<int> added(const ModelFiles& files) {
   return all;
 }
 
-/// Kills the export of `newer` over `older` at each of its system calls. Both are shard sizes.
+/// Kills an export over an older export at each of its system calls. The arguments are shard sizes.
 void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
   int calls = 0;
   int found_new = 0;
@@ -323,7 +323,7 @@ void expect_older_or_newer(std::int64_t older, std::int64_t newer) {
     const auto found = added(ModelFiles(folder.path()));
     ASSERT_TRUE(found == 1 || found == 2) << "a mixture, killed at call " << calls + 1;
     found_new += *found == 2 ? 1 : 0;
-    // The next export removes all that the killed export has left.
+    // The next export removes all files that the killed export has left.
     export_model(folder.path(), kOneFile, 3);
     EXPECT_EQ(folder.files(), (Names{"config.json", "model.safetensors"}));
   }
@@ -342,7 +342,7 @@ TEST(ExportFolder, NeverTakesTheNameOfAnOlderShard) {
   export_model(folder.path(), kThreeShards, 1);
   const ModelFiles older(folder.path());
   export_model(folder.path(), kThreeShards, 2);
-  // An index that was read before still leads to its own shards, although their names are removed.
+  // An index that was opened before can still read its shards, although their names are removed.
   EXPECT_EQ(added(older), 1);
   EXPECT_EQ(added(ModelFiles(folder.path())), 2);
 }

@@ -1,4 +1,4 @@
-// Sharded checkpoints on any mesh: values, buffers, dropout counts, refusals.
+// Tests sharded checkpoints on any mesh: values, buffers, dropout counts and errors.
 
 #include <fmt/format.h>
 
@@ -45,7 +45,7 @@ TEST(ShardedCheckpoint, NamesFilesByRankAndWritesNoEmptyOnes) {
   const TemporaryFolder dir;
   SaveStep(dir / "four", 1);
   RunRanks(4, [&](Rank& rank) {
-    // Each rank gets two rows, so that the last rank gets none.
+    // Three ranks get two rows each, and the last rank gets none.
     nn::Linear net(2, 6, nn::LinearOptions{false});
     net.slot("weight")->set(
         distribute_tensor(at::ones({6, 2}), rank.mesh({4}, {"dp"}), {Shard{0}}));
@@ -87,7 +87,7 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
     SavedState loaded(rank, {2, 1}, -1, /*tied=*/true);
     load(*rank.world(), dir.path(), loaded.dict());
     ExpectEqual(loaded.local(), tied.local());
-    // The saved values of a tied parameter go to both of two untied parameters.
+    // Saved values of a tied parameter are loaded into both of two untied parameters.
     Net apart;
     Distribute(apart, rank.mesh({2, 1}, {"dp", "tp"}), Zeros());
     load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
@@ -119,7 +119,7 @@ TEST(ShardedCheckpoint, RefusesTwoTensorsOfOtherValuesForATiedParameter) {
     load(*rank.world(), dir.path(), tied.dict(),
          {.exclude = {"head.weight", "optimizer.state.head.weight.*"}});
     ExpectEqual(tied.local(), expected.local());
-    // As PyTorch saves a tied parameter: twice, with equal values.
+    // PyTorch saves a tied parameter twice, with equal values.
     Net twice, once(/*tied=*/true);
     Tensors values = Values();
     values["head.weight"] = values["embed.weight"];
@@ -154,7 +154,7 @@ TEST(ShardedCheckpoint, RefusesOptionsAndEntriesThatCannotBeSavedOrMatched) {
     save(*rank.world(), dir.path(), 1, {state.net});
     EXPECT_ERROR(load(*rank.world(), dir.path(), {state.net}, {.exclude = {"heads.**"}}), "exclude",
                  "'heads.**'", "4 names");
-    // A step without an optimizer's state is not a mistake.
+    // "optimizer.**" may match nothing, because a step need not have optimizer state.
     load(*rank.world(), dir.path(), {state.net}, {.exclude = {"optimizer.**", "head.**"}});
   });
 }
@@ -179,7 +179,7 @@ TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
       std::filesystem::exists(dir / "step-00000001/shard-00000-model-00003-of-00003.safetensors"));
 }
 
-/// Eight tensors of different sizes.
+/// A model with eight tensors of different sizes.
 class EightTensors : public nn::Module<EightTensors> {
  public:
   EightTensors() {
@@ -226,8 +226,7 @@ TEST(ShardedCheckpoint, ReportsWhatAPartialLoadLeftOut) {
   });
 }
 
-// A run continues with a part of the model frozen, so that the optimizer lacks the state of this
-// part.
+// The run continues with a frozen parameter, so that the optimizer has no state for this parameter.
 TEST(ShardedCheckpoint, LoadsNamesThatMayDifferPartially) {
   const TemporaryFolder dir;
   SaveStep(dir.path(), 1, 3);
@@ -339,7 +338,7 @@ TEST(ShardedCheckpoint, RefusesASaveThatDiffersBetweenRanks) {
   EXPECT_EQ(ExpectLoads(dir.path(), 9), 2);
 }
 
-/// A module of libtorch with a buffer, like the running mean of batch norm.
+/// A libtorch module with a buffer, like the running mean of batch norm.
 class Stock : public torch::nn::Module {
  public:
   Stock() { mean = register_buffer("mean", at::zeros({3})); }
@@ -368,7 +367,7 @@ void count(WithBuffers& model) {
   model.stock->mean.fill_(0.5);
 }
 
-/// Persistent buffers have the values of count(); the other buffers have their initial values.
+/// Expects the values of count() in persistent buffers, and the initial values in other buffers.
 void expect_counted(const WithBuffers& model) {
   EXPECT_TRUE(at::equal(model.counts, at::full({5}, 7.0)));
   EXPECT_TRUE(at::equal(model.table, at::arange(4, at::kFloat)));
@@ -382,8 +381,8 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
     nn::init_weights(model, 1);
     fsdp::fully_shard(model, rank.mesh({2}, {"dp"}));
     count(model);
-    // Buffers may differ between ranks, for example the statistics of a batch norm. Rank 0's are
-    // saved.
+    // Buffers may differ between ranks, like the statistics of batch norm. The buffers of rank 0
+    // are saved.
     model.counts.slot()->set(at::full({5}, 7.0 + rank.rank()));
     model.stock->mean.fill_(0.5 + rank.rank());
     save(*rank.world(), dir.path(), 1, {model});
@@ -396,7 +395,7 @@ TEST(Buffers, AreSavedAndLoadedWhenPersistent) {
   RunRanks(3, [&](Rank& rank) {
     WithBuffers model;
     load(*rank.world(), dir.path(), {model});
-    nn::init_buffers(model);  // fills the buffers that were not saved
+    nn::init_buffers(model);  // initializes the buffers that were not saved
     expect_counted(model);
     nn::check_initialized(model);
   });
@@ -417,7 +416,7 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
     load_hugging_face(model, *rank.world(), dir / "saved");
     expect_counted(model);
   });
-  // Older programs wrote folders without buffers, which then stay as they are.
+  // If a folder lacks buffers, as those of older programs, the buffers keep their values.
   WriteModel(dir / "model.safetensors",
              {{"linear.weight", at::ones({3, 2})}, {"linear.bias", at::ones({3})}});
   WithBuffers model;
@@ -446,7 +445,7 @@ TEST(Buffers, AreInStateDictsAlsoWithoutFrozenParameters) {
 
 using fsdp::drawing::DrawingModel;
 
-/// A model whose dropouts are modules, with its optimizer.
+/// A model with dropout modules, and its optimizer.
 struct DroppingRun {
   explicit DroppingRun(const DeviceMesh& over) : mesh(over) {
     tensor_parallel::parallelize_module(model, mesh["tp"], fsdp::drawing::plan());
@@ -458,7 +457,7 @@ struct DroppingRun {
     optimizer.emplace(model, optim::AdamWOptions{.lr = 1e-2});
   }
   StateDict dict() { return {model, optim::named_state(*optimizer, model)}; }
-  /// Trains the steps [begin, end) with 4 rows each.
+  /// Trains steps [begin, end), each with 4 rows.
   void train(int begin, int end) {
     for (int step = begin; step < end; ++step) {
       const at::Tensor rows = fsdp::drawing::token_ids(4, step).chunk(
@@ -484,7 +483,7 @@ TEST(DropoutCalls, ContinueFromACheckpoint) {
       whole.train(2, 4);
       DroppingRun resumed(mesh);
       load(*rank.world(), dir.path(), resumed.dict());
-      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // two calls in a forward
+      EXPECT_EQ(resumed.model.blocks[1]->drop_residual->calls(), 4U);  // two calls per forward
       resumed.train(2, 4);
       ExpectEqual(LocalValues(resumed.model), LocalValues(whole.model));
     });

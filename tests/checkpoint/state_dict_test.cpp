@@ -1,4 +1,4 @@
-// State dicts in memory, fused parameters in files, and blocks that are sent to rank 0.
+// Tests state dicts in memory, fused parameters in files, and blocks that are sent to rank 0.
 
 #include <numeric>
 
@@ -108,13 +108,13 @@ TEST(StateDicts, LeaveFrozenParametersOut) {
     EXPECT_EQ(trained.size(), 2U);
     EXPECT_TRUE(trained.contains("middle.bias"));
     zero(net);
-    set_model_state_dict(*rank.world(), net, all, options);  // ignores frozen parameters
+    set_model_state_dict(*rank.world(), net, all, options);  // does not load frozen parameters
     ExpectEqual(get_model_state_dict(*rank.world(), net, options), trained);
     EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
   });
 }
 
-/// The error of all ranks if rank 1 has `state`; the model must not change.
+/// Returns the error, equal on all ranks, if rank 1 has `state`. The model must not change.
 std::string error_of(const TensorDict& state, const StateDictOptions& options = kFull) {
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
@@ -145,7 +145,7 @@ TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   EXPECT_CONTAINS(error_of(with_bias(at::zeros({7}, at::kLong))), "'middle.bias'", "Long", "Float");
   EXPECT_CONTAINS(error_of(Values(), {}), "set full_state_dict");
   EXPECT_CONTAINS(error_of(Values(), {.broadcast_from_rank0 = true}), "set full_state_dict too");
-  // The state dict of rank 1 is not read.
+  // Only rank 0's state dict is read, so the wrong one of rank 1 is no error.
   EXPECT_EQ(error_of(other, kFromRank0), "");
   RunRanks(1, [&](Rank& rank) {
     Net net;
@@ -217,7 +217,7 @@ TEST(StateDicts, CarryAnOptimizerFromOneMeshToAnotherBeforeItsFirstStep) {
 using testing::full_tensor;
 using testing::TemporaryFolder;
 
-/// The projections of an attention layer in one parameter.
+/// A model with the query, key and value projections of attention in one parameter.
 class FusedNet : public nn::Module<FusedNet> {
  public:
   explicit FusedNet(std::int64_t groups, bool bias = true) {
@@ -228,7 +228,7 @@ class FusedNet : public nn::Module<FusedNet> {
   std::shared_ptr<nn::FusedLinear> qkv;
 };
 
-/// Values that differ for each element.
+/// Returns separate projections whose elements all differ.
 Tensors separate_values() {
   return {{"q.weight", at::arange(0, 24, at::kFloat).view({8, 3})},
           {"k.weight", at::arange(100, 112, at::kFloat).view({4, 3})},
@@ -238,7 +238,7 @@ Tensors separate_values() {
           {"v.bias", at::arange(500, 504, at::kFloat)}};
 }
 
-/// The fused value: for each group, the rows of q, k and v.
+/// Returns the expected fused tensor: for each group, the rows of q, k and v.
 at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   const Tensors values = separate_values();
   std::vector<at::Tensor> rows;
@@ -250,7 +250,7 @@ at::Tensor fused_value(const std::string& leaf, std::int64_t groups) {
   return at::cat(rows);
 }
 
-/// Layouts of the rows on 2 × 2: split by both dimensions, by one, and with two digits.
+/// Layouts of the rows on a 2 × 2 mesh: split by both mesh dimensions, by one, and strided.
 std::vector<LayoutPtr> row_layouts() {
   return {Layout::intern({2, 2}, {{Digit{0, {0, 1}}}}), Layout::intern({2, 2}, {{Digit{0, {1}}}}),
           Layout::intern({2, 2}, {{Digit{2, {}}, Digit{8, {1, 0}}}})};
@@ -301,7 +301,7 @@ TEST(FusedWeights, AreRefusedWhereAPartIsMissingOrOfAnotherSize) {
                "different: v.bias (file [5], model [4])");
 }
 
-/// Separate projections without biases.
+/// A model with separate projections, without biases.
 class Apart : public nn::Module<Apart> {
  public:
   Apart() {
@@ -366,12 +366,12 @@ comm::CommunicatorPtr AllRanks(const Rank& rank) {
   return rank.world()->group(ranks, "world");
 }
 
-/// The values 0, 1, 2, ... in `sizes`.
+/// Returns the values 0, 1, 2, ... in a tensor of the given sizes.
 at::Tensor Range(const Sizes& sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes);
 }
 
-/// Gathers on all ranks. On rank 0, checks that each element arrives once and at its place.
+/// Gathers on all ranks. Checks that rank 0 gets each element once, at the correct index.
 void ExpectGathered(const Rank& rank, const at::Tensor& tensor, const at::Tensor& expected,
                     std::int64_t round_elements = 1 << 20) {
   const at::Tensor found = at::full(expected.sizes(), -1, at::kFloat);
@@ -411,7 +411,7 @@ TEST(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRounds) {
 TEST(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes) {
   RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     const auto full = Range({9, 3});
-    // tp splits first, dp splits each part of tp.
+    // tp splits the tensor first, and dp then splits each shard.
     const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
     const auto tensor = DistributedTensor(distribute_tensor(full, mesh, {Replicate{}, Replicate{}}))
                             .redistribute(layout);
@@ -424,8 +424,8 @@ TEST(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes
   });
 }
 
-/// for_each_piece() visits each element of a block once, in order, in pieces of at most `most`
-/// elements.
+/// Tests that for_each_piece() visits each element of a block once, in order, in pieces of at most
+/// `most` elements.
 TEST(Pieces, CoverABlockInOrder) {
   const std::vector<std::vector<std::int64_t>> blocks = {{},     {7},       {5, 3},   {2, 11},
                                                          {0, 4}, {3, 0, 2}, {2, 3, 5}};

@@ -1,4 +1,4 @@
-// Comparisons between ranks, and errors of one rank that all ranks report.
+// Tests comparisons of values between ranks, and errors of one rank that all ranks throw.
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
 

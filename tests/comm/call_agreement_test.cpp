@@ -1,4 +1,4 @@
-// agree_on_calls(): ranks compare the calls that they have made.
+// Tests agree_on_calls(), which compares the collective calls that the ranks of a group have made.
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@ using testing::RanksOptions;
 
 constexpr auto kDiffer = "the ranks' calls since the last agreement differ: ";
 
-/// An all-gather with this purpose, on all ranks.
+/// Calls an all-gather with the given purpose. Collective.
 void gather(Communicator& group, const std::string& purpose) {
   const PurposeScope scope(group, purpose);
   group.all_gather(at::zeros({2 * group.size()}), at::zeros({2}))->wait();
 }
 
-/// A gather of empty tensors, which does not wait for other ranks.
+/// Calls an all-gather of empty tensors, which does not wait for other ranks.
 void gather_nothing(Communicator& group, const std::string& purpose) {
   const PurposeScope scope(group, purpose);
   group.all_gather(at::zeros({0}), at::zeros({0}))->wait();
@@ -56,11 +56,11 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// The purposes of rank 1's gathers, and its error. Ranks 0 and 2 gather for "b", "c" and "e".
+/// The purposes of rank 1's all-gathers, and its error. Ranks 0 and 2 gather for "b", "c" and "e".
 struct Difference {
   std::vector<std::string> purposes;
   std::string error;
-  std::string on_rank_0, on_rank_1;  ///< the end of the messages
+  std::string on_rank_0, on_rank_1;  ///< the expected end of each rank's message
 };
 
 TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
@@ -136,7 +136,7 @@ TEST_F(CallAgreement, LeavesOutCallsWithoutAPurposeAndIsEachGroupsOwn) {
   });
 }
 
-// More calls than one message can list.
+// There are more calls than one message can list.
 TEST_F(CallAgreement, ComparesAnyNumberOfCalls) {
   for (const int different : {4000, 5000}) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
@@ -173,7 +173,7 @@ TEST_F(CallAgreement, EndsAtTheTimeOutWhereARankNeverComes) {
   }
 }
 
-// The time-out is long: that the test ends shows that no rank waits for it.
+// The time-out is long. The test can end in time only if no rank waits until the time-out.
 TEST_F(CallAgreement, EndsSoonAfterARankHasFailed) {
   for (const bool met : {false, true}) {
     const auto errors = ErrorsOfRanks(3,

@@ -1,4 +1,4 @@
-// Every collective, on every backend that runs on CPU. The oracle is index arithmetic.
+// Tests every collective on every backend for CPUs. Expected values are computed from indices.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -108,7 +108,7 @@ TEST_P(Collectives, MaximumAndMinimumOfBoolsAndNegativeIntegers) {
 
 TEST_P(Collectives, AllReduceOfManySizes) {
   run([](Rank& rank) {
-    // Empty, fewer elements than ranks, one round, two, and several with a remainder.
+    // 0, fewer elements than ranks, and 1, 2 and more rounds of transfers, also with a remainder.
     for (const std::int64_t count : {0, 1, 3, 8192, 8193, 100'003, 3'000'017}) {
       const at::Tensor tensor = at::arange(count, at::kFloat) + rank.rank();
       group_of_all(*rank.world())->all_reduce(tensor, ReduceOp::kMax)->wait();
@@ -151,8 +151,8 @@ TEST_P(Collectives, ReduceScatterGivesThisRanksPart) {
 
 TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
   run([](Rank& rank) {
-    // In bf16, 256 + 1 rounds to 256 each time; the exact sum of three is 258. The large term may
-    // be on another host than the small ones.
+    // In bf16, 256 + 1 is rounded to 256 at each addition, but the exact sum 256 + 1 + 1 = 258 is
+    // representable. The rank with 256 may be on another host than the ranks with 1.
     for (int large = 0; large < rank.size(); ++large) {
       const at::Tensor input =
           at::full({2 * rank.size()}, rank.rank() == large ? 256 : 1, at::kBFloat16);
@@ -166,7 +166,7 @@ TEST_P(Collectives, SixteenBitSumsAreRoundedOnce) {
   });
 }
 
-/// How many elements `from` sends to `to`: uneven, some of them none, all shifted by `scale`.
+/// The number of elements that `from` sends to `to`: 0, `scale` or 2 * `scale`.
 std::int64_t count_between(int from, int to, std::int64_t scale) {
   return scale * ((from + 2 * to) % 3);
 }
@@ -223,7 +223,7 @@ TEST_P(Collectives, SeveralRunAtOnceAndADroppedWorkDoesNotBlockThem) {
 TEST_P(Collectives, ManyInARowStayInStep) {
   run([](Rank& rank) {
     const CommunicatorPtr group = group_of_all(*rank.world());
-    std::mt19937 random(7);  // The same sequence on every rank.
+    std::mt19937 random(7);  // gives the same numbers on every rank
     for (int i = 0; i < 300; ++i) {
       const auto count = static_cast<std::int64_t>(random() % 20'000);
       const at::Tensor sum = at::full({count}, i + rank.rank(), at::kLong);

@@ -1,4 +1,4 @@
-// The example in tessera/comm/communicator.h: a user's own back end.
+// Tests the example in tessera/comm/communicator.h: a communication back end written by a user.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

@@ -1,5 +1,5 @@
-// The parts of the CUDA half that run without a GPU: versions, loading of the library, staging,
-// lanes.
+// Tests the parts of the CUDA support that run without a GPU: versions, loading the CUDA library,
+// copies through host memory (StagedCommunicator), and LaneScope.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -49,7 +49,7 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
                   "make the world of device cuda first");
 }
 
-// Tests on one card run FSDP's in-place path with one GPU for several ranks.
+// Tests with several ranks on one GPU use a StagedCommunicator, and need FSDP's in-place path.
 TEST(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes) {
   RunRanks(2, [](Rank& rank) {
     const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));

@@ -1,5 +1,5 @@
-// Collectives of a device, like NCCL's: the host does not wait for them, so the watchdog ends a
-// process whose device hangs.
+// Tests collectives that run on a device, as with NCCL: the host does not wait for them, so the
+// watchdog must end a process whose device hangs.
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -20,12 +20,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Returns whether the device has finished a call.
+/// Returns whether the device has finished a collective.
 using Progress = std::function<bool()>;
-/// Begins a call of the device.
+/// Begins a collective on the device.
 using Begin = std::function<Progress()>;
 
-/// A call whose wait() returns while the device still works.
+/// A collective whose wait() returns while the device still works.
 class DeviceCall final : public Work {
  public:
   explicit DeviceCall(Progress progress) : progress_(std::move(progress)) {}
@@ -49,7 +49,7 @@ class Device final : public Communicator {
   Begin begin_;
 };
 
-/// Rank 0 of two ranks, with a group on its device; rank 1 is only a flight record.
+/// Rank 0 of two ranks, with a process group on rank 0's device. Rank 1 has only a flight record.
 struct TwoRanks {
   explicit TwoRanks(Begin begin, milliseconds limit = milliseconds(500),
                     milliseconds timeout = milliseconds(2500)) {
@@ -88,7 +88,7 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsStuck) {
   TwoRanks(never).call_and_wait();
 }
 
-/// Four calls in a row take twice the time-out; each takes half of it.
+/// Each of the four calls takes half of the time-out, so together they take twice the time-out.
 TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kOneCall{600};
@@ -104,8 +104,8 @@ TEST(DISABLED_DeviceHangs, TheDeviceIsBusy) {
   std::this_thread::sleep_for(5 * kOneCall);
 }
 
-/// An object that the calls own takes the watchdog's lock when it is destroyed, like the end of a
-/// world. When the world ends, one call has ended and one is still running.
+/// The calls own an object whose destructor takes the watchdog's lock, like the end of a world.
+/// When the world ends, one call has ended and the other is still running.
 TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   Watchdog* watchdog = nullptr;
   bool done = true;
@@ -126,7 +126,7 @@ TEST(DISABLED_DeviceHangs, TheCallsHoldWhatAsksTheWatchdog) {
   EXPECT_EQ(released, 2);
 }
 
-/// Calls after a blocking call have their own time-out.
+/// Tests that calls after a blocking call have their own time-out.
 TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   constexpr milliseconds kTimeout{600};
   const TwoRanks ranks(never, milliseconds(0), kTimeout);
@@ -139,19 +139,19 @@ TEST(DISABLED_DeviceHangs, ACallReturnsToItsThread) {
   std::this_thread::sleep_for(2 * kTimeout);
 }
 
-/// What a process does with the calls of its device.
+/// A test body that a process runs, and the process's expected end.
 struct Case {
   const char* body;
   int exit_code;
-  std::vector<const char*> words;  ///< in the output
+  std::vector<const char*> words;  ///< expected in the output
 
-  // For names of tests.
+  // GoogleTest prints the case in test names.
   friend void PrintTo(const Case& one, std::ostream* out) { *out << one.body; }
 };
 
 class DeviceHangs : public ::testing::TestWithParam<Case> {};
 
-// A lost collective, errors of NCCL and a set-up that hangs: tests/examples/cuda.
+// tests/examples/cuda tests a lost collective, NCCL errors and a hanging set-up.
 TEST_P(DeviceHangs, EndOnlyAProcessWhoseDeviceHangs) {
   const testing::TemporaryFolder folder;
   const testing::Ended ended =

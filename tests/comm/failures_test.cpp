@@ -1,4 +1,4 @@
-// One rank fails: the others must soon end with an error that names it.
+// Tests that the other ranks soon end with an error that names a failed rank.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -29,7 +29,7 @@ void sum(Rank& rank, std::int64_t elements = 4) {
 
 class Failures : public OnBackend {
  protected:
-  /// A long time-out, which no test of prompt detection reaches.
+  /// Ranks with the default time-out, which is longer than any of these tests.
   static RanksOptions patient() { return on_hosts(GetParam().hosts); }
   static RanksOptions hasty() {
     RanksOptions options = patient();
@@ -48,7 +48,7 @@ TEST_P(Failures, AnErrorOnOneRankEndsTheOthers) {
   };
   const auto failed = HasSubstr("all_reduce in group 'all'");
   EXPECT_THAT(ErrorsOfRanks(3, body, patient()), ElementsAre(failed, "the cause", failed));
-  // The fixture throws the cause again, and not its echo.
+  // RunRanks() throws the exception of the failed rank, not the PeerErrors that follow from it.
   EXPECT_THROWN(std::out_of_range, RunRanks(3, body, patient()), "the cause");
 }
 
@@ -83,8 +83,8 @@ INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
                          ::testing::Values(BackendCase{"shm", "aaa"}, BackendCase{"gloo", "aba"}),
                          [](const auto& info) { return std::string(info.param.backend); });
 
-/// The errors if rank 1 of 3 makes another call. Afterwards all ranks make a call, which must
-/// succeed.
+/// Returns the errors of three ranks if rank 1 calls `other` while the others call sum().
+/// Afterwards all ranks call sum(), which must succeed.
 std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
   return ErrorsOfRanks(3, [&](Rank& rank) {
     sum(rank);

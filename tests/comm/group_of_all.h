@@ -15,15 +15,15 @@
 
 namespace tessera::comm {
 
-/// The group "all" of the world's ranks, in order.
+/// Returns the process group "all" of all ranks of the world, in order.
 inline CommunicatorPtr group_of_all(World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return world.group(ranks, "all");
 }
 
-/// Ranks with simulated hosts: a letter for each rank's host. A smaller world uses the first
-/// letters.
+/// Ranks on simulated hosts: `letters` has one letter for each rank, which names the rank's host. A
+/// world with fewer ranks uses the first letters.
 inline testing::RanksOptions on_hosts(const std::string& letters) {
   return {.make_worlds = [letters](int size, const WorldOptions& options) {
     std::vector<std::string> hosts;
@@ -34,20 +34,20 @@ inline testing::RanksOptions on_hosts(const std::string& letters) {
   }};
 }
 
-/// RunRanks() with one rank for each letter.
+/// Calls RunRanks() with one rank for each letter, which names the rank's host.
 inline void run_on_hosts(const std::string& letters, const testing::Body& body) {
   testing::RunRanks(static_cast<int>(letters.size()), body, on_hosts(letters));
 }
 
-/// A back end, and simulated hosts.
+/// A communication back end and the simulated hosts of the ranks.
 struct BackendCase {
   const char* backend;
-  std::string hosts;  ///< a letter for each rank's
+  std::string hosts;  ///< one letter for each rank, as in on_hosts()
 
   std::string name() const { return backend + ("_" + hosts); }
 };
 
-/// Tests that run on each back end of the CPU.
+/// Tests that run on each communication back end for CPUs.
 class OnBackend : public ::testing::TestWithParam<BackendCase> {
  protected:
   const testing::SharedMemory shared_memory_{std::string(GetParam().backend) != "gloo"};
@@ -55,7 +55,7 @@ class OnBackend : public ::testing::TestWithParam<BackendCase> {
   static void run(const testing::Body& body) { run_on_hosts(GetParam().hosts, body); }
 };
 
-/// 1000 sender + 0, 1, 2, ...: shows who sent an element, and which one it is.
+/// The values 1000 * sender + 0, 1, 2, ..., which show an element's sender and index.
 inline at::Tensor numbers_from(std::int64_t sender, std::int64_t count) {
   return at::arange(count, at::kLong).add(1000 * sender).to(at::kFloat);
 }

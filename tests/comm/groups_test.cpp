@@ -1,5 +1,5 @@
-// Several tensors in one collective: in place if the back end can, else packed. And the purposes of
-// calls.
+// Tests collectives of several tensors (sent in place if the back end can do so, otherwise packed
+// into one buffer), and the purposes of calls.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -24,7 +24,7 @@ using testing::ErrorsOfRanks;
 
 class Groups : public OnBackend {};
 
-// The last count is larger than one round of shared memory.
+// The last tensor needs several rounds of transfers through shared memory.
 const std::vector<std::int64_t> kCounts{3, 0, 1, 64, 700000};
 
 TEST_P(Groups, GatherEachTensor) {

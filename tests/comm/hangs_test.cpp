@@ -1,4 +1,4 @@
-// Planted hangs of ranks that are processes: the report must soon name who waits for whom.
+// Tests hangs of ranks that are processes: reports must soon name the waiting and missing ranks.
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -37,7 +37,7 @@ using std::chrono::steady_clock;
 using testing::Ended;
 using testing::RunProcesses;
 
-/// A world on NCCL if the job asks for NCCL, else on the host.
+/// Makes a world on NCCL if HANGS_ON_NCCL is set, otherwise on the CPU.
 WorldPtr make_world() {
   WorldOptions options;
   if (std::getenv("HANGS_ON_NCCL") != nullptr) {
@@ -59,7 +59,7 @@ void sum(const World& world, Communicator& group) {
   tensor.cpu();  // waits for the device
 }
 
-/// Three steps that all ranks take.
+/// All ranks make three steps.
 CommunicatorPtr take_steps(World& world) {
   CommunicatorPtr group = group_of_all(world);
   for (int step = 1; step <= 3; ++step) {
@@ -69,8 +69,8 @@ CommunicatorPtr take_steps(World& world) {
   return group;
 }
 
-/// Expects that `call` throws a PeerError, and prints the message and the time until then. If the
-/// call waits for a device, the watchdog ends the process instead.
+/// Expects that `call` throws a PeerError; prints the error and the time that `call` took. If
+/// `call` waits for a device, the watchdog ends the process instead.
 template <class Call>
 void expect_peer_error(Call&& call) {
   const auto begun = steady_clock::now();
@@ -84,13 +84,13 @@ void expect_peer_error(Call&& call) {
   }
 }
 
-/// A fault of rank 1 while the others make a fourth step, and the expected output of the others.
+/// A fault of rank 1 while the other ranks make a fourth step, and their expected output.
 struct Fault {
   const char* name;
   void (*act)(World& world);
   enum { kAtOnce, kAtTheTimeOut } when;
-  std::vector<const char*> report;  ///< words of the watchdog's report
-  std::vector<const char*> errors;  ///< words of the errors of ranks 0 and 2
+  std::vector<const char*> report;  ///< expected words of the watchdog's report
+  std::vector<const char*> errors;  ///< expected words of errors on ranks 0 and 2
 };
 
 const std::vector<Fault>& faults() {
@@ -108,7 +108,7 @@ const std::vector<Fault>& faults() {
       {"Throws",
        [](World& world) {
          world.abort();
-         std::this_thread::sleep_for(seconds(2));  // the world has ended, the process continues
+         std::this_thread::sleep_for(seconds(2));  // continues after the world has ended
        },
        Fault::kAtOnce,
        {},
@@ -174,15 +174,15 @@ TEST(DISABLED_Hangs, Rank0SavesAlone) {
   }
 }
 
-/// A job of three ranks that hangs, on one of the back ends.
+/// A job of three ranks that hangs, on one communication back end.
 struct Job {
   std::string backend;
   testing::TemporaryFolder folder;
   std::vector<Ended> ranks;
 
   bool on_device() const { return backend == "nccl"; }
-  /// On NCCL the time-out must be longer than CUDA's start, and than a rank's wait for peers at its
-  /// own end.
+  /// On NCCL, the time-out must be longer than CUDA's start, and longer than a rank that ends waits
+  /// for its peers.
   milliseconds timeout() const { return milliseconds(on_device() ? 5000 : 3200); }
   std::vector<std::string> explanation() const { return flight::explain_records(folder.path()); }
 };
@@ -205,15 +205,15 @@ std::map<std::string, std::string> variables_of(const Job& job) {
   return variables;
 }
 
-/// Runs the body on each back end and calls `expect` for each job. Jobs run at the same time, since
-/// they mostly wait. The watchdog's limit is 1 s.
+/// Runs `body` on each back end and calls `expect` for each job. The jobs run at the same time,
+/// because they mostly wait. The watchdog reports after 1 s.
 template <class Expect>
 void for_each_backend(const std::string& body, Expect&& expect) {
   std::list<Job> jobs;
   std::vector<std::thread> threads;
   for (const char* backend : {"shm", "gloo", "nccl"}) {
     if (backend == std::string("nccl") && !std::filesystem::exists(fake_cuda())) {
-      continue;  // built without CUDA's headers
+      continue;  // the build has no CUDA headers
     }
     Job& job = jobs.emplace_back();
     job.backend = backend;
@@ -231,7 +231,7 @@ void for_each_backend(const std::string& body, Expect&& expect) {
   }
 }
 
-/// How long the rank waited until its error, and the error's text.
+/// Returns how long the rank waited until its error, and the error's text.
 std::pair<milliseconds, std::string> error_of(const Ended& ended) {
   std::smatch found;
   if (std::regex_search(ended.output, found, std::regex("error after (\\d+) ms: (.*)"))) {
@@ -247,7 +247,7 @@ std::pair<milliseconds, std::string> error_of(const Ended& ended) {
           found[1]};
 }
 
-/// The watchdog's report, which must come within its limit and two seconds.
+/// Returns the watchdog's report, which must come within 3 s.
 std::string report_of(const Ended& ended) {
   std::smatch found;
   const std::regex line("tessera watchdog: .* did not (?:arrive|end) for ([0-9.]+) s.*");
@@ -259,18 +259,18 @@ std::string report_of(const Ended& ended) {
   return found[0];
 }
 
-/// The watchdog's limit and two seconds.
+/// The watchdog reports after 1 s; two more seconds are allowed.
 constexpr milliseconds kAfterTheLimit{3000};
 
-/// Well before the time-out. With sanitizers, processes take twice as long to start and end.
+/// A time well below the time-out. With sanitizers, processes need twice the time to start and end.
 #ifdef TESSERA_SANITIZED
 constexpr milliseconds kSoon{2000};
 #else
 constexpr milliseconds kSoon{1000};
 #endif
 
-/// How soon a lost rank is named. A rank that leaves an NCCL group alone first waits for its peers,
-/// which the watchdog reports.
+/// The time within which a lost rank is named. A rank that leaves an NCCL group alone first waits
+/// for its peers, and the watchdog reports this wait.
 milliseconds soon(const Job& job) {
   return job.on_device() ? job.timeout() : kSoon;
 }
@@ -288,7 +288,7 @@ TEST_P(HangsOfRank1, NamesRank1) {
     for (const char* word : fault.report) {
       EXPECT_CONTAINS(report_of(job.ranks[0]), word);
     }
-    // If two ranks give up at the same time, each may report the other.
+    // If two ranks fail at the same time, the error of each may name the other.
     for (const char* word : fault.errors) {
       EXPECT_CONTAINS(error + error_2, word);
     }
@@ -327,8 +327,8 @@ TEST(Hangs, AGroupThatOneRankAloneMakesIsNamed) {
   });
 }
 
-// The worlds of threads of a job's processes share TESSERA_RUN_DIR and have the same numbers, so
-// that files would collide.
+// Ranks that are threads write no files: the worlds of threads in several processes of a job share
+// TESSERA_RUN_DIR and have equal numbers, so that file names would collide.
 TEST(FlightRecords, AreNoFilesWhereRanksAreThreads) {
   const testing::TemporaryFolder folder;
   const testing::ScopedVariable variable("TESSERA_RUN_DIR", folder.path());

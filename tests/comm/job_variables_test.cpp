@@ -33,7 +33,7 @@ const Map kTorchrun = {{"RANK", "3"},
                        {"MASTER_ADDR", "a"},
                        {"MASTER_PORT", "1234"}};
 
-/// Rank, size, local rank, address and port.
+/// A job's rank, size, local rank, address and port.
 using Place = std::tuple<int, int, int, std::string, int>;
 
 Place place_of(const Map& map) {
@@ -68,7 +68,7 @@ TEST(JobVariables, AreReadFromTorchrunSlurmAndOpenMpi) {
 
 TEST(JobVariables, ASlurmAllocationWithoutATaskIsAWorldOfOne) {
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1);
-  // A batch script has these variables too; only a step of srun has ranks.
+  // A batch script has these variables, too. Only the tasks of srun are ranks.
   EXPECT_EQ(read({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}).size, 1);
 }
 
@@ -87,7 +87,7 @@ TEST(JobVariables, TimeoutsAreInSeconds) {
   EXPECT_EQ(read({{"TESSERA_WATCHDOG", "0"}}).watchdog->count(), 0);
   EXPECT_FALSE(read({}).watchdog);
   EXPECT_ERROR(read({{"TESSERA_WATCHDOG", "-1"}}), "TESSERA_WATCHDOG=-1", "1000000");
-  // A short time-out is reported after half of it.
+  // The watchdog reports after half of a short time-out.
   EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}}).watchdog->count(), 10'000);
   EXPECT_EQ(read({{"TESSERA_TIMEOUT", "20"}, {"TESSERA_WATCHDOG", "3"}}).watchdog->count(), 3000);
   EXPECT_FALSE(read({{"TESSERA_TIMEOUT", "600"}}).watchdog);

@@ -1,4 +1,4 @@
-// Worlds of ranks that another library has started: a c10d process group, and any broadcast.
+// Tests worlds of ranks that another library has started: from a c10d process group or a broadcast.
 #include "tessera/comm/process_group_world.h"
 
 #include <ATen/ops/full.h>

@@ -1,4 +1,4 @@
-// Ranks that are processes: the rendezvous, and the errors of the others when one dies.
+// Tests ranks that are processes: the rendezvous, and the errors of other ranks when a rank dies.
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ TEST(DISABLED_Processes, SumRanksInTwoWorldsInTurn) {
   }
 }
 
-/// Kills this process.
+/// Kills this process after `delay`.
 void kill_after(std::chrono::microseconds delay) {
   std::thread([delay] {
     std::this_thread::sleep_for(delay);
@@ -44,8 +44,8 @@ void kill_after(std::chrono::microseconds delay) {
   }).detach();
 }
 
-/// Rank 1 dies KILL_AFTER_US after it has made the group, while others may still be making it. The
-/// error names the group, its ranks, and a collective or the set-up.
+/// Rank 1 dies KILL_AFTER_US after it has made the group, when other ranks may still be making the
+/// group. The error names the group, its ranks, and the collective or the set-up of the group.
 TEST(DISABLED_Processes, Rank1IsKilledAnywhere) {
   const WorldPtr world = world_from_environment();
   const auto communicate = [&] {
@@ -116,7 +116,7 @@ void expect_only_rank_1_killed(const std::vector<Ended>& processes) {
 }
 
 TEST(Processes, PeersOfARankKilledAnywhereFail) {
-  // The time-out is ten minutes: that the test ends shows that the loss was detected.
+  // The time-out is ten minutes. The test can end sooner only if the ranks detect the lost rank.
   for (ProcessesOptions options : {kShm, kGloo}) {
     for (const char* delay : {"100", "1000", "3000", "10000", "40000"}) {
       options.environment["KILL_AFTER_US"] = delay;
@@ -139,7 +139,7 @@ std::vector<std::string> lines_with(const Ended& ended, const std::string& part)
 }
 
 TEST(Processes, AMissingPeerIsNamed) {
-  // Long enough for rank 1 to start on a busy machine with a sanitizer.
+  // The time-out is long enough for rank 1 to start on a busy machine with a sanitizer.
   const auto processes = RunProcesses(
       2, "DISABLED_Processes.Rendezvous",
       {.environment = {{"WORLD_SIZE", "3"}, {"LOCAL_WORLD_SIZE", "3"}, {"TESSERA_TIMEOUT", "5"}}});

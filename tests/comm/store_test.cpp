@@ -1,5 +1,5 @@
-// What ranks learn from the job's store: who has come to the rendezvous and to a group, and what
-// ranks on other hosts do.
+// Tests what ranks learn from the job's store: which ranks have come to the rendezvous or to a
+// group, and what ranks on other hosts are doing.
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -28,7 +28,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A store that is lost before its first answer.
+/// A store whose connection is lost before the first answer.
 class LostStore final : public c10d::HashStore {
  public:
   bool check(const std::vector<std::string>& /*keys*/) override {
@@ -54,7 +54,7 @@ TEST(Arrivals, BelongToNoRankWhenTheStoreIsLost) {
                "come: the connection is closed");
 }
 
-// A node that was started with another number of ranks has numbers that others have, too.
+// The nodes were started with different numbers of ranks, so a rank number may occur twice.
 TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto arrive = [&](int rank, int size) {
@@ -62,7 +62,7 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
     WatchSettings settings;
     settings.rank = rank;
     const RecordPtr own = make_record(settings, size, "");
-    // Either of them may be the first to see the other.
+    // Either rank may be the first to detect the other.
     EXPECT_ERROR(await_all_ranks(*store, job, {.timeout = std::chrono::seconds(20)}, own),
                  " at host:7; start all nodes with the same number of nodes and of ranks on each");
   };
@@ -76,7 +76,7 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// What a rank of a world writes down, without a watchdog and without peers that it sees.
+/// The watch of a rank that has no watchdog and cannot read the records of other ranks.
 WorldWatchPtr watch_of(int rank, int world_size) {
   WatchSettings settings;
   settings.rank = rank;
@@ -86,7 +86,7 @@ WorldWatchPtr watch_of(int rank, int world_size) {
   return std::make_shared<WorldWatch>(settings, std::move(records), nullptr);
 }
 
-/// The call of a rank that makes the group `ranks` after `earlier` groups of the same name.
+/// Calls all_come_at_once() for `ranks`; the rank has made `earlier` groups of this name before.
 bool comes_with_all(const StorePtr& store, int rank, int world_size, const std::vector<int>& ranks,
                     int earlier) {
   const int index = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
@@ -106,7 +106,7 @@ TEST(AllComeAtOnce, HoldsWhereTheGroupsTogetherHoldAllRanks) {
   });
 }
 
-// Rank 2 is in its first group of the name when rank 1 is in its second.
+// Rank 2 makes its first group of this name while rank 1 makes its second.
 TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   RunRanks(3, [&](Rank& rank) {
@@ -120,7 +120,7 @@ TEST(AllComeAtOnce, RanksOfAGroupMayHaveMadeDifferentNumbersOfGroups) {
   });
 }
 
-/// As that of a process that is stopped: no call ends, and each waits for the one before.
+/// A store like that of a stopped process: no call returns until `end`.
 class SilentStore final : public c10d::HashStore {
  public:
   explicit SilentStore(std::shared_future<void> end) : end_(std::move(end)) {}
@@ -160,7 +160,7 @@ TEST(Meet, ASilentStoreIsWaitedForUntilTheTimeOut) {
   end.set_value();
 }
 
-/// The watch of one of three ranks that cannot read each other's records.
+/// The watch of a rank of a world of three ranks, which cannot read each other's records.
 WorldWatchPtr watch_on_own_host(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
   WatchSettings settings;
   settings.rank = rank;
@@ -177,7 +177,7 @@ GroupInfo group_of_all(int rank, const WorldWatchPtr& world) {
   return {"all", all, rank, milliseconds(600), watch};
 }
 
-/// Waits until a PeerError, and returns its message.
+/// Waits until an exception is thrown, and returns its message.
 std::string error_of_wait(const GroupInfo& group) {
   PeerWait wait(group, "barrier");
   try {

@@ -1,4 +1,4 @@
-// The end of a world, the errors of objects that outlive it, and the end of a program.
+// Tests the end of a world, the errors of objects that outlive their world, and a program's end.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
@@ -30,7 +30,7 @@ TEST(WorldEnd, ShutdownEndsTheGroups) {
     const CommunicatorPtr group = group_of_all(*rank.world());
     const at::Tensor value = at::zeros({4});
     group->all_reduce(value, ReduceOp::kSum)->wait();
-    group->barrier();  // else another rank may find that this one has ended
+    group->barrier();  // else another rank's barrier may find that this world has ended
     rank.world()->shutdown();
     const char* const said = "its world has ended; keep the world, and make this call before";
     EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);
@@ -38,7 +38,7 @@ TEST(WorldEnd, ShutdownEndsTheGroups) {
     EXPECT_ERROR(group->allocate(4, value.options()), "allocate in group 'all'", said);
     EXPECT_ERROR(rank.world()->group({rank.rank()}, "late"),
                  "group 'late': this rank's world has ended");
-    rank.world()->shutdown();  // the second time
+    rank.world()->shutdown();  // a second call does nothing
   });
 }
 
@@ -72,7 +72,7 @@ TEST(WorldEnd, AScopeThatAnExceptionLeavesAbortsTheWorld) {
   EXPECT_CONTAINS(errors[0], "all_reduce in group 'all'", "rank 1 gave up");
 }
 
-/// A world of one that cannot be aborted.
+/// A world of one rank whose abort() throws.
 class Stubborn final : public World {
  public:
   int rank() const override { return inner_->rank(); }
@@ -111,7 +111,7 @@ TEST(WorldEnd, AScopeInTheCleanUpAfterAnExceptionEndsWell) {
   EXPECT_ERROR(world->group({0}, "late"), "has ended");
 }
 
-// libtorch's flight recorder.
+// Tests how the library sets the buffer size of libtorch's flight recorder.
 TEST(DISABLED_WorldEnd, RunsAProcessToItsEnd) {
   const WorldPtr world = world_from_environment();
   group_of_all(*world)->barrier();

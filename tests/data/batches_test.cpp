@@ -15,14 +15,14 @@
 namespace tessera::data {
 namespace {
 
-/// Tokens 0, 1, 2, ..., so that a token is its position.
+/// Makes a source of tokens 0, 1, 2, ..., so that each token is its position.
 TokenSourcePtr Positions(std::int64_t count) {
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
   std::iota(tokens.begin(), tokens.end(), 0);
   return make_token_source(tokens);
 }
 
-/// Batches of windows of `sequence` tokens.
+/// Makes a loader of batches of samples with `sequence` consecutive tokens.
 BatchLoader Loader(TokenSourcePtr tokens, std::int64_t batch, std::int64_t sequence,
                    std::int64_t vocabulary, std::optional<std::uint64_t> shuffle = std::nullopt) {
   return BatchLoader({{token_windows(std::move(tokens), sequence, vocabulary)}},
@@ -37,18 +37,18 @@ TEST(BatchLoader, TargetsAreInputsOneTokenLater) {
   EXPECT_FALSE(batch.positions.defined());
   EXPECT_FALSE(loader.ignores_targets());
   EXPECT_EQ(loader.load(0, {{1, 1}}).inputs.sizes(), (std::vector<std::int64_t>{0, 3}));
-  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // the 4th lacks its last target
+  EXPECT_EQ(Loader(Positions(12), 1, 3, 100).samples(), 3);  // a 4th would lack its last target
   EXPECT_EQ(Loader(Positions(13), 1, 3, 100).samples(), 4);
 }
 
 TEST(BatchLoader, WrapsAroundInTheMiddleOfABatch) {
   const BatchLoader loader = Loader(Positions(11), 2, 2, 100);  // there are 5 samples
-  const auto batch = loader.load(2, {{0, 2}});                  // samples 4 and 5 = 0
+  const auto batch = loader.load(2, {{0, 2}});                  // the samples 4 and 0
   EXPECT_TRUE(at::equal(batch.inputs[0], at::arange(8, 10)));
   EXPECT_TRUE(at::equal(batch.inputs[1], at::arange(0, 2)));
 }
 
-/// The first tokens of the inputs of rows [first, last), one batch after another.
+/// Returns the first input token of each row with a number in [first, last), counted over batches.
 std::vector<std::int64_t> FirstTokens(const BatchLoader& loader, std::int64_t batch,
                                       std::int64_t first, std::int64_t last) {
   std::vector<std::int64_t> tokens;
@@ -76,7 +76,7 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
     }
     EXPECT_NE(passes[0], passes[1]);
     EXPECT_NE(passes[1], passes[2]);
-    // The batch size changes only where the order is cut.
+    // The order of samples does not depend on the batch size.
     const BatchLoader other = Loader(Positions(samples * 2 + 1), 3, 2, 3000, /*shuffle=*/7);
     EXPECT_EQ(FirstTokens(other, 3, samples, 2 * samples), passes[1]);
     const BatchLoader seed = Loader(Positions(samples * 2 + 1), 5, 2, 3000, /*shuffle=*/8);
@@ -84,7 +84,7 @@ TEST(BatchLoader, ShufflesEachPassAnewAndHasEachSampleOnce) {
   }
 }
 
-/// Sources of samples of one token: number i of source k is token 1000 k + i.
+/// Makes sources of samples of one token. Sample i of source k is the token 1000 k + i.
 std::vector<WeightedSamples> Sources(const std::vector<std::int64_t>& sizes,
                                      const std::vector<double>& weights) {
   std::vector<WeightedSamples> sources;
@@ -107,7 +107,7 @@ TEST(BatchLoader, EveryPrefixOfAMixtureHasItsWeights) {
     const double bound = 0.5 * std::ceil(std::log2(weights.size())) + 1e-9;
     const auto tokens = FirstTokens(loader, 4, 0, 900);
     for (std::size_t n = 0; n < tokens.size(); ++n) {
-      // Each source gives its samples in their order.
+      // The samples of each source come in their order.
       const auto source = static_cast<std::size_t>(tokens[n] / 1000);
       EXPECT_EQ(tokens[n] % 1000, taken[source]++);
       for (std::size_t k = 0; k < weights.size(); ++k) {
@@ -169,7 +169,7 @@ TEST(BatchLoader, RefusesStepsRowsSizesAndTokensThatDoNotFit) {
        {"weight", [] { BatchLoader(Sources({3, 3}, {1, -1}), {.batch = 1}); }, {"-1"}}});
 }
 
-/// Micro-batch i of one rank has the same rows as part i of all ranks, concatenated.
+/// Micro-batch i on one rank has the rows of micro-batch i on all ranks, concatenated.
 TEST(BatchLoader, AMicroBatchHasTheSameRowsOnAnyNumberOfRanks) {
   const BatchLoader loader = Loader(Positions(100), 12, 4, 100);
   const at::Tensor whole = loader.load(1, {{0, 12}}).inputs;
@@ -202,13 +202,13 @@ TEST(BatchLoader, PositionsBeginAnewBehindTheEndOfADocument) {
   EXPECT_TRUE(at::equal(batch.positions, rows({0, 1, 2, 0, 0, 0, 0, 1})));
   EXPECT_TRUE(at::equal(batch.targets, rows({6, 0, -100, 0, -100, -100, 9, 1})));
   EXPECT_TRUE(at::equal(batch.rows(1, 1).positions, batch.positions.narrow(0, 1, 1)));
-  // A batch on a device keeps a copy of the positions on the host.
+  // A batch on a device keeps a copy of the positions in CPU memory.
   const auto row = batch.to(c10::Device(c10::kMeta)).rows(1, 1);
   EXPECT_TRUE(row.positions.is_meta());
   EXPECT_TRUE(at::equal(row.host_positions, batch.positions.narrow(0, 1, 1)));
 }
 
-/// A source of 2^26 valid tokens and then invalid ones, without memory for them.
+/// A source of 2^26 valid tokens followed by invalid tokens, which are not stored in memory.
 class LateFault : public TokenSource {
  public:
   std::int64_t size() const override { return kGood + 9; }
@@ -237,7 +237,7 @@ TEST(PrefetchLoader, AnErrorComesOutAtItsStep) {
   EXPECT_TRUE(prefetch.load(0).inputs.eq(1).all().item<bool>());
 }
 
-/// Records the reads and their threads.
+/// Records each read and the thread that reads.
 class WatchedTokens : public TokenSource {
  public:
   std::int64_t size() const override { return 9; }
@@ -258,7 +258,7 @@ TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
       EXPECT_EQ(prefetch.load(0).inputs[0][0].item<std::int64_t>(), 0);
       EXPECT_EQ(prefetch.load(1).inputs[0][0].item<std::int64_t>(), 2);
     }
-    ASSERT_EQ(tokens->reads.size(), 3U);  // step 2 is read ahead
+    ASSERT_EQ(tokens->reads.size(), 3U);  // includes the prefetch of step 2
     for (std::size_t i = 0; i < 3; ++i) {
       const auto& [begin, thread] = tokens->reads[i];
       EXPECT_EQ(begin, static_cast<std::int64_t>(2 * i));
@@ -269,7 +269,7 @@ TEST(PrefetchLoader, LoadsTheNextStepAheadOnAnotherThreadOrOnTheCallersThread) {
 
 using Tokens = std::vector<std::int64_t>;
 
-/// A tokenizer of bytes, in which two equal letters are one token.
+/// A tokenizer with a token for each byte, and a token for each pair of equal letters.
 class PairTokenizer final : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return 512; }
@@ -285,7 +285,7 @@ class PairTokenizer final : public Tokenizer {
   std::string decode(const Tokens& /*tokens*/) const override { return ""; }
 };
 
-/// The inputs and targets of a sample of 6 tokens, with the end token 0.
+/// Returns the inputs and targets of a sample of 6 tokens. The end token is 0.
 std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions options = {}) {
   bool given = false;
   const JsonLines lines = [&]() -> std::optional<std::pair<std::string, std::string>> {
@@ -308,12 +308,12 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
             {},
             {'a', 'b', 'c', 'd', 0, 0},
             {-100, 'c', 'd', 0, -100, -100}},
-           // The two "d" are one token, which covers a border: it belongs to the part behind it.
+           // The token "dd" covers the end of "cd" and the start of "du". It belongs to "du".
            {R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
             {.begin = {1}, .truncate = true},
             {'u', 'a', 'b', 'A', 'c', 'd' + 256},
             {-100, -100, -100, 'c', -100, -100}},
-           // A conversation is neither begun nor ended.
+           // A conversation gets no begin token and no end token.
            {R"({"prompt": ["a", "c"], "completion": ["b", "d"]})",
             {.begin = {9}, .end = {8}},
             {'a', 'b', 'c', 8, 8, 8},
@@ -335,7 +335,7 @@ TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
             {},
             {'b', 'b', 0, 0, 0, 0},
             {'b', 0, -100, -100, -100, -100}},
-           // An empty prompt leaves the first token out of the targets.
+           // If the prompt is empty, the first token of the completion is no target.
            {R"({"prompt": "", "completion": "xy"})",
             {},
             {'x', 'y', 0, 0, 0, 0},
@@ -371,7 +371,7 @@ TEST(PromptCompletions, AreRefusedAsAConversationByTheirLine) {
 TEST(PromptCompletions, CutAPromptThatLeavesNoRoom) {
   const char* line = R"({"prompt": "abcdefgh", "completion": "xy"})";
   EXPECT_ERROR(SampleOf(line), "p.jsonl:1: the sample has 11");
-  // The completion, its end and the begin token must fit.
+  // There must be room for the begin token, the completion and the end token.
   const auto [inputs, targets] = SampleOf(line, {.begin = {9}, .truncate = true});
   EXPECT_EQ(inputs, (Tokens{9, 'f', 'g', 'h', 'x', 'y'}));
   EXPECT_EQ(targets, (Tokens{-100, -100, -100, 'x', 'y', 0}));

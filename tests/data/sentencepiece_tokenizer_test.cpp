@@ -4,13 +4,13 @@
 #include "data/small_tokenizers.h"
 #include "testing/errors.h"
 
-// libc10's flag; SentencePiece has another flag of the same name.
+// A flag of libc10. The SentencePiece library has another flag with the same name.
 C10_DECLARE_bool(caffe2_use_fatal_for_enforce);
 
 namespace tessera::data {
 namespace {
 
-/// A folder with SmallModel().
+/// Tests in a folder with the tokenizer SmallModel().
 class SentencePieceTokenizer : public ::testing::Test {
  protected:
   SentencePieceTokenizer() { write(SmallModel()); }
@@ -25,15 +25,15 @@ class SentencePieceTokenizer : public ::testing::Test {
 
 TEST_F(SentencePieceTokenizer, NamesAMissingFileAndRefusesOtherFiles) {
   EXPECT_ERROR(sentencepiece_tokenizer("/nowhere/tokenizer.model"), "tokenizer.model");
-  // For an empty piece the SentencePiece library throws.
+  // The SentencePiece library throws for a piece without text.
   for (const std::string& bytes : {std::string("not a model"), SmallModel() + Piece("", -4, 1)}) {
     write(bytes);
     EXPECT_ERROR(sentencepiece_tokenizer(model_), "tokenizer.model' is not a SentencePiece model");
   }
 }
 
-/// The library's constructors would overwrite libc10's flag of the same name, so that a
-/// libtorch error would end the process.
+/// The constructors of the SentencePiece library must not overwrite libc10's flag of the same name:
+/// a libtorch error would then end the process.
 TEST_F(SentencePieceTokenizer, LeavesLibtorchsMemoryAlone) {
   if (dlsym(RTLD_DEFAULT, "__asan_init") != nullptr) {
     GTEST_SKIP() << "AddressSanitizer refuses libraries with a scope of their own";
@@ -63,7 +63,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_EQ(open_tokenizer(model_)->begins_texts(), std::nullopt);
   configure(R"({"tokenizer_class": "LlamaTokenizer", "legacy": false,
                          "add_bos_token": false, "pad_token": "<pad>"})");
-  // Only the first part begins with a space.
+  // Only the first part of a text that special tokens split gets a space in front.
   EXPECT_EQ(ids("a</s>c<pad> a"), (Ids{3, 2, 5, 7, 3}));
   EXPECT_EQ(open_tokenizer(model_)->begins_texts(), false);
   testing::WriteFile(folder_ / "added_tokens.json", R"({"<t>": 8})");
@@ -72,7 +72,7 @@ TEST_F(SentencePieceTokenizer, FindsSpecialTokensInAText) {
   EXPECT_ERROR(ids("a"), "\"add_prefix_space\": false", "is not implemented");
 }
 
-/// SmallModel() with the piece of a word's begin alone, which has the id 6.
+/// Returns SmallModel() with one more piece, id 6: the mark of a word's begin without a word.
 std::string ModelWithSpace() {
   return SmallModel() + Piece("\xe2\x96\x81", -4, 1);
 }
@@ -81,7 +81,7 @@ TEST_F(SentencePieceTokenizer, GivesSpecialTokensNoText) {
   write(ModelWithSpace());
   configure(R"({"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})");
   const auto tokenizer = open_tokenizer(model_);
-  // The space of a word that follows another one stays.
+  // The space between two words is kept.
   EXPECT_EQ(tokenizer->decode({3, 7, 3, 2, 4, 5}), "a a bc");
   EXPECT_EQ(tokenizer->decode({3, 0, 4}), "a b");
   EXPECT_EQ(sentencepiece_tokenizer(model_)->decode({0, 3, 0}), "a");

@@ -1,4 +1,4 @@
-// Files of tokenizers with few tokens.
+// Tokenizer files with few tokens.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace tessera::testing {
 
-/// A tokenizer.json of bytes: a word of letters with the space before it; ids 0 to 6, special 7.
+/// Returns a byte-level tokenizer.json with ids 0 to 6, and 7 for a special token.
 inline nlohmann::json ByteLevelJson() {
   return nlohmann::json::parse(R"({
     "version": "1.0", "truncation": null, "padding": null,
@@ -35,8 +35,8 @@ inline nlohmann::json ByteLevelJson() {
               "merges": ["b c", ["a", "b"]]}})");
 }
 
-/// A tokenizer.json of characters: "▁" before words, bytes for characters without a token; <unk> is
-/// 0, <0x00> is 1.
+/// Returns a tokenizer.json with characters as tokens: "▁" precedes words, and characters without a
+/// token become bytes. <unk> has the id 0, <0x00> the id 1.
 inline nlohmann::json ByteFallbackJson() {
   nlohmann::json json = nlohmann::json::parse(R"({
     "normalizer": {"type": "Sequence", "normalizers": [
@@ -57,12 +57,12 @@ inline nlohmann::json ByteFallbackJson() {
   return json;
 }
 
-/// a, b, ab and " " in tiktoken's format; the special tokens begin at 4.
+/// Returns the tokens a, b, ab and " " in tiktoken's format. Special tokens begin at id 4.
 inline std::string TiktokenLines() {
   return "YQ== 0\nYg== 1\nYWI= 2\nIA== 3\n";
 }
 
-/// Writes a tokenizer.json and opens it.
+/// Writes the tokenizer.json and opens it.
 inline data::TokenizerPtr Open(const nlohmann::json& json) {
   const TemporaryFolder folder;
   WriteFile(folder / "tokenizer.json", json.dump());
@@ -73,19 +73,19 @@ inline data::TokenizerPtr Open(const nlohmann::json& json) {
 
 namespace tessera::data {
 
-/// A protobuf field of bytes (all shorter than 128).
+/// Returns a protobuf field of bytes, of which there must be fewer than 128.
 inline std::string Field(char number, const std::string& bytes) {
   return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(bytes.size())} + bytes;
 }
 
-/// One entry of a SentencePiece model: piece, score, type (1 normal, 2 unknown, 3 control).
+/// Returns an entry of a SentencePiece model. `type`: 1 normal, 2 unknown, 3 control.
 inline std::string Piece(const std::string& piece, float score, char type) {
   std::string number(4, '\0');
   std::memcpy(number.data(), &score, 4);
   return Field(1, Field(1, piece) + '\x15' + number + '\x18' + type);
 }
 
-/// Words of a and bc; "\xe2\x96\x81" is SentencePiece's mark of a word's begin.
+/// Returns a model with the pieces "▁a", "▁b" and "c"; "▁" (\xe2\x96\x81) marks a word's begin.
 inline std::string SmallModel() {
   return Piece("<unk>", 0, 2) + Piece("<s>", 0, 3) + Piece("</s>", 0, 3) +
          Piece(

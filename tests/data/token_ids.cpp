@@ -1,6 +1,6 @@
-// Encodes files and decodes them again, for tests that compare with other libraries:
+// Encodes files and decodes the tokens, for tests that compare with other libraries:
 //   token_ids TOKENIZER TEXT...
-// writes TEXT.ids, int64 in the machine's order, and TEXT.decoded.
+// writes the ids to TEXT.ids (int64, machine's byte order), and the decoded text to TEXT.decoded.
 
 #include <fstream>
 #include <iostream>

@@ -29,7 +29,7 @@ TEST(TiktokenTokenizer, MergesByTheRankOfTheResult) {
   const auto tokenizer = tiktoken_tokenizer(folder / "tokenizer.model", /*any_size=*/true);
   EXPECT_EQ(tokenizer->encode("abb a"), (Ids{2, 1, 3, 0}));
   EXPECT_EQ(tokenizer->decode({2, 1, 3, 0}), "abb a");
-  // Llama 3 has 256 special tokens behind the others.
+  // Llama 3 has 256 special tokens after the tokens of the file.
   EXPECT_EQ(tokenizer->vocabulary(), 4 + 256);
   EXPECT_EQ(tokenizer->begin_tokens(), Ids{4});
   EXPECT_EQ(tokenizer->end_tokens(), Ids{5});
@@ -49,7 +49,7 @@ TEST(TiktokenTokenizer, NamesTheLineThatIsWrong) {
   EXPECT_ERROR(tiktoken_tokenizer(file, /*any_size=*/true), "the token of rank 1 is there twice");
   testing::WriteFile(file, "YQ== 0\r\nYg== 1\r\n");
   EXPECT_ERROR(open_tokenizer(file), "line 1 ends with CRLF", "tokenizer.model");
-  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // a token of 1002 bytes
+  testing::WriteFile(file, std::string(1336, 'A') + " 0\n");  // the token has 1002 bytes
   EXPECT_ERROR(tiktoken_tokenizer(file), "line 1 is not a token");
 }
 
@@ -87,7 +87,7 @@ std::vector<std::string> Pushed(StreamDecoder decoder, const std::vector<std::in
 
 using Pieces = std::vector<std::string>;
 
-/// Tokens that are bytes; how they are decoded differs.
+/// A tokenizer with one token for each byte. Derived classes decode the tokens.
 class Bytes : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return bytes_->vocabulary(); }
@@ -104,7 +104,7 @@ class Bytes : public Tokenizer {
   TokenizerPtr bytes_ = byte_tokenizer();
 };
 
-/// As SentencePiece does it: a replacement character for each byte that is of no character.
+/// Decodes each byte that is not part of a character to a replacement character, as SentencePiece.
 class ReplacingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
@@ -120,7 +120,7 @@ class ReplacingBytes final : public Bytes {
   }
 };
 
-/// Without the spaces that a text begins with, as models of SentencePiece often decode; "#" is a
+/// Decodes without the spaces at the start of a text, as SentencePiece models often do. "#" is a
 /// special token.
 class StrippingBytes final : public Bytes {
  public:
@@ -135,7 +135,7 @@ TEST(StreamDecoder, HoldsACharacterBackUntilItIsComplete) {
   const auto bytes = byte_tokenizer();
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("a\u00e9\U0001f600")),
             (Pieces{"a", "", "\u00e9", "", "", "", "\U0001f600", ""}));
-  // These bytes never become a character.
+  // The bytes E2 82 never become a character.
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xe2\x82z")),
             (Pieces{"", "", "\xe2\x82z", ""}));
   EXPECT_EQ(Pushed(StreamDecoder(bytes), bytes->encode("\xf0\x9f")), (Pieces{"", "", "\xf0\x9f"}));
@@ -155,7 +155,7 @@ TEST(StreamDecoder, PassesOverTokensWithoutText) {
   const std::int64_t mark = 262;
   json["added_tokens"] = {{{"id", mark}, {"content", "<s>"}, {"special", true}}};
   const auto tokenizer = testing::Open(json);
-  const std::int64_t word = 260;  // "▁a"
+  const std::int64_t word = 260;  // the token "▁a"
   const std::vector<std::int64_t> marks(9, mark);
   StreamDecoder decoder(tokenizer);
   EXPECT_EQ(decoder.push(word), "a");
@@ -170,12 +170,12 @@ TEST(StreamDecoder, PassesOverTokensWithoutText) {
 
 TEST(StreamDecoder, PassesOverIdsBeyondTheVocabulary) {
   const auto tokenizer = testing::Open(testing::ByteFallbackJson());
-  const std::int64_t word = 260;  // "▁a"
+  const std::int64_t word = 260;  // the token "▁a"
   const std::int64_t beyond = tokenizer->vocabulary();
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {beyond}), {word, beyond, word, beyond + 100}),
             (Pieces{"a", "", " a", "", ""}));
   EXPECT_ERROR(StreamDecoder(tokenizer).push(-1), "-1");
-  // The space before a word that continues a text stays.
+  // The space before a word is kept if the word continues a text.
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer, {word}), {word}), (Pieces{" a", ""}));
 }
 
@@ -183,7 +183,7 @@ TEST(StreamDecoder, KeepsTokensOfSpacesBehindAText) {
   const auto tokenizer = std::make_shared<StrippingBytes>();
   EXPECT_EQ(Pushed(StreamDecoder(tokenizer), tokenizer->encode(" a # b")),
             (Pieces{"", "a", " ", "", " ", "b", ""}));
-  const std::string gap(30, ' ');  // more than it remembers
+  const std::string gap(30, ' ');  // more spaces than the decoder remembers
   const auto joined = [&](const std::string& before, const std::string& text) {
     std::string all;
     for (const std::string& piece :

@@ -1,4 +1,4 @@
-// cuBLAS and cuBLASLt: products are counted by their sizes and compute nothing.
+// Fakes cuBLAS and cuBLASLt: matrix products are counted by their sizes, but not computed.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 
@@ -49,8 +49,8 @@ cublasStatus_t count(cudaStream_t handle, const std::string& product) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/// Counts a product by a text like "NT 64x128x32 bf16": transposes, m x n x k, type, and the batch
-/// size.
+/// Counts a matrix product under a text like "NT 64x128x32 bf16": transposes, m x n x k, type and
+/// batch size.
 cublasStatus_t count_gemm(cublasHandle_t handle, cublasOperation_t a, cublasOperation_t b, int m,
                           int n, int k, cudaDataType type, int batch = 1) {
   std::ostringstream product;
@@ -131,7 +131,7 @@ cublasStatus_t cublasSgemmEx(cublasHandle_t handle, cublasOperation_t a, cublasO
   return count_gemm(handle, a, b, m, n, k, type);
 }
 
-// The calls that exist for each of two types.
+// Defines the cuBLAS functions that exist for two types.
 #define FAKE_BLAS(NAME, T, TYPE)                                                                  \
   cublasStatus_t cublas##NAME##gemm_v2(cublasHandle_t handle, cublasOperation_t a,                \
                                        cublasOperation_t b, int m, int n, int k, const T*,        \
@@ -166,7 +166,7 @@ std::size_t cublasLtGetVersion() {
   return CUBLAS_VERSION;
 }
 
-// Descriptors are in the caller's memory or on the heap; nothing reads them.
+// Descriptors are in the caller's memory or on the heap. The fake never reads them.
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* out, cublasComputeType_t,
                                         cudaDataType) {
   *out = new cublasLtMatmulDescOpaque_t{};
@@ -199,7 +199,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// The layout stores its sizes for the count.
+// The layout stores its sizes, which the matrix product's count needs.
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* out, cudaDataType type,
                                           std::uint64_t rows, std::uint64_t columns, std::int64_t) {
   *out = new cublasLtMatrixLayoutOpaque_t{{static_cast<std::uint64_t>(type), rows, columns}};

@@ -1,5 +1,5 @@
-// The driver calls that libtorch looks up by name. The fake's soname is libcuda.so.1, so that
-// dlopen() finds the fake, which is already loaded.
+// The driver functions that libtorch looks up by name. The soname of the fake library is
+// libcuda.so.1, so that dlopen() finds the fake library, which is already loaded.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-/// Any address but null: libtorch only compares it with null.
+/// Returns any address except null: libtorch only compares it with null.
 CUcontext context() {
   static int mark = 0;
   return reinterpret_cast<CUcontext>(&mark);
@@ -70,7 +70,7 @@ CUresult cuGetErrorString(CUresult, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// Kernels that the program compiles at run time. A CUfunction is the kernel's name.
+// Kernels that the program compiles at run time. Here a CUfunction is the kernel's name.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
   *module = nullptr;
   return CUDA_SUCCESS;

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-// A call that nvcc generates.
+// Registers a kernel. nvcc generates calls of this function.
 extern "C" void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int,
                                        uint3*, uint3*, dim3*, dim3*, int*);
 
@@ -39,7 +39,7 @@ void write(T* pointer, const std::vector<T>& values) {
   expect_ok(cudaMemcpy(pointer, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
 }
 
-/// Allocates device memory with these values.
+/// Allocates device memory and writes `values` to it.
 template <class T>
 T* on_device(const std::vector<T>& values) {
   void* pointer = nullptr;
@@ -73,7 +73,7 @@ class Gate {
   std::promise<void> opened_;
 };
 
-// The fake's streams, events, copies and memory behave as CUDA's.
+// Tests that streams, events, copies and memory behave as in CUDA.
 
 TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   cudaStream_t stream = new_stream();
@@ -88,8 +88,8 @@ TEST(FakeStreams, HostContinuesWhileAStreamWorks) {
   expect_ok(cudaStreamQuery(stream));
 }
 
-/// One stream clears a value behind a gate; another stream copies the value, after an event of the
-/// first if `waits`. Returns the copy before and after the gate opens.
+/// A gate blocks a stream that sets a value from 1 to 0. Another stream copies the value, after an
+/// event of the first stream if `waits`. Returns the copy before and after the gate opens.
 std::pair<int, int> copies_of_two_streams(bool waits) {
   cudaStream_t first = new_stream();
   cudaStream_t second = new_stream();
@@ -118,7 +118,7 @@ TEST(FakeStreams, WaitForEachOtherByEventsOnly) {
   EXPECT_EQ(copies_of_two_streams(/*waits=*/false), std::pair(1, 1));
 }
 
-/// The copy of `host`, which is 1 when the copy is issued and 2 when it runs.
+/// Returns a device copy of `host`, which is 1 when the copy is issued and 2 when it runs.
 int copy_of_changed(int* host) {
   cudaStream_t stream = new_stream();
   Gate gate(stream);
@@ -178,7 +178,7 @@ TEST(FakeHandles, EndedOnesAreRefused) {
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
 }
 
-// The fake refuses what a card refuses.
+// Tests that launches, buffers and ranks that a real GPU or NCCL refuses are refused.
 
 const char kKernel = 0;
 
@@ -215,7 +215,7 @@ TEST(FakeLaunches, HaveMuchSharedMemoryOnlyIfTheyAskFirst) {
   cudaGetLastError();
 }
 
-/// A communicator of one rank.
+/// Tests of buffers for a collective on one rank.
 class FakeBuffers : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -250,7 +250,7 @@ TEST_F(FakeBuffers, AreAlignedMemoryOfTheDeviceThatOverlapsInPlaceAlone) {
   EXPECT_EQ(gather(bytes + 4, bytes + 4, 1), ncclSuccess);
 }
 
-/// The results of two ranks that make a communicator on these devices.
+/// Returns the results of two ranks that make a communicator on the given devices.
 std::vector<ncclResult_t> results_on_devices(int first, int second) {
   ncclUniqueId id;
   EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
@@ -274,7 +274,7 @@ TEST(FakeNccl, RefusesRanksOfOneHostThatShareADevice) {
   EXPECT_EQ(results_on_devices(1, 1), (std::vector{ncclInvalidUsage, ncclInvalidUsage}));
 }
 
-// The fake NCCL moves the same data as NCCL, and waits like NCCL. Ranks are threads.
+// Tests that NCCL calls move the same data as NCCL, and wait like NCCL. Ranks are threads.
 
 void expect_nccl(ncclResult_t result) {
   EXPECT_EQ(result, ncclSuccess) << ncclGetErrorString(result);
@@ -307,14 +307,14 @@ void on_ranks(int ranks, Body body) {
   }
 }
 
-/// first, first + 1, ...
+/// Returns first, first + 1, ...
 std::vector<float> counting(int first, std::size_t count) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), static_cast<float>(first));
   return values;
 }
 
-// More bytes than two ranks pass to each other at once.
+// The number of values, which need more bytes than a queue between two ranks holds.
 constexpr std::size_t kMany = 100'000;
 
 TEST(FakeNccl, MovesMoreThanFitsAtOnce) {
@@ -328,7 +328,7 @@ TEST(FakeNccl, MovesMoreThanFitsAtOnce) {
     for (std::size_t i = 0; i < 3 * kMany; ++i) {
       ASSERT_EQ(gathered[i], static_cast<float>(i / kMany));
     }
-    // Grouped, so that a send and a receive do not wait for each other.
+    // The calls are grouped, so that a send and a receive do not wait for each other.
     float* const to = on_device(std::vector<float>(kMany));
     const int next = (self.rank + 1) % 3, previous = (self.rank + 2) % 3;
     expect_nccl(ncclGroupStart());
@@ -362,7 +362,7 @@ TEST(FakeNccl, MovesWhatEachCollectiveMoves) {
   });
 }
 
-/// 2, 3 and 4 of three ranks, reduced in each way.
+/// Reduces the values 2, 3 and 4 of three ranks by each reduction.
 template <class T>
 void expect_reductions(ncclDataType_t type) {
   on_ranks(3, [type](const Rank& self) {
@@ -388,7 +388,7 @@ TEST(FakeNccl, ReducesEachTypeInEachWay) {
   expect_reductions<double>(ncclFloat64);
 }
 
-/// Two communicators of the same ranks, each with a stream.
+/// Two communicators of the same ranks, each with its own stream.
 class TwoCommunicators {
  public:
   explicit TwoCommunicators(const Rank& self) : first_(self), second_(self) {
@@ -396,7 +396,7 @@ class TwoCommunicators {
     second_.stream = new_stream();
   }
 
-  /// Makes the calls of both communicators, in another order on rank 1.
+  /// Calls `call` for both communicators; rank 1 uses the opposite order of the other ranks.
   template <class Call>
   void in_any_order(const Call& call) const {
     const bool reversed = first_.rank == 1;
@@ -404,8 +404,8 @@ class TwoCommunicators {
     call(reversed ? first_ : second_);
   }
 
-  /// Waits for the streams instead of the device, on which the other rank may have begun operations
-  /// that wait for this rank.
+  /// Waits for this rank's streams. A wait for the device would include operations of the other
+  /// rank that wait for this rank.
   void synchronize() const {
     first_.synchronize();
     second_.synchronize();
@@ -463,7 +463,7 @@ TEST(FakeNccl, RankOutsideOfASplitGetsNoneAndAnEndedCommunicatorIsRefused) {
   });
 }
 
-/// A sum of `count` integers that never ends holds the stream, not the host.
+/// Expects that an all-reduce that never ends blocks the stream, but not the host.
 void expect_no_end(const Rank& self, std::size_t count) {
   int* const values = on_device<int>({1, 1, 1, 1});
   expect_nccl(

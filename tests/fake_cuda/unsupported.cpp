@@ -1,7 +1,7 @@
-// Calls that some version of libtorch links but the fake does not offer: each is a violation and
-// returns an error. Without them, the real libraries would get these calls, with invalid handles.
-// NVIDIA's headers are not included, so that no parameters need to be declared; the calls do not
-// read them.
+// Calls that some version of libtorch links but the fake does not support. Each counts a violation
+// and returns an error. If they were missing, the real libraries would get these calls with invalid
+// handles. NVIDIA's headers are not included, so that the parameters, which are not used, need not
+// be declared.
 #include <string>
 
 #include "record/record.h"

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// Calls can come before main() and after it.
+/// The slot is never destroyed, because calls can come before main() and after it.
 ChangesSlot& changes_slot() {
   static auto* const slot = new ChangesSlot;
   return *slot;

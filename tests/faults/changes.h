@@ -1,4 +1,4 @@
-// Records the changes that system calls make in a folder, and simulates a power cut.
+// Records the changes that system calls make in a folder, and simulates a power failure.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-/// A system call that succeeded.
+/// A change of a file or folder by a successful system call.
 struct Change {
   enum Kind {
     kMakeFolder,
@@ -29,14 +29,14 @@ struct Change {
     kLink,
     kUnlink
   } kind = kCreate;
-  std::string path = {};  ///< of a file or folder; of writes and syncs, as the system knows it then
-  std::string to = {};    ///< of a rename or link
-  std::uint64_t file = 0;  ///< its inode
+  std::string path = {};   ///< path of the file or folder at the time of the call
+  std::string to = {};     ///< new path, for kRename and kLink
+  std::uint64_t file = 0;  ///< inode of the file
   off_t offset = 0;
   std::string bytes = {};
 };
 
-/// The changes of this process below `folder`, in order, while this exists. One at a time.
+/// Records this process's changes below `folder`. Only one object may exist at a time.
 class Changes {
  public:
   explicit Changes(const std::filesystem::path& folder);
@@ -47,7 +47,7 @@ class Changes {
   const std::vector<Change>& list() const { return list_; }
 
   void add(Change change);
-  /// For an open file or folder.
+  /// Records a change of an open file or folder.
   void add(int fd, Change change);
 
  private:
@@ -55,7 +55,7 @@ class Changes {
   std::vector<Change> list_;
 };
 
-/// The active recorder; nullptr: none.
+/// Holds the active recorder; nullptr if there is none.
 struct ChangesSlot {
   std::mutex mutex;
   std::atomic<Changes*> changes = nullptr;
@@ -63,17 +63,17 @@ struct ChangesSlot {
 ChangesSlot& changes_slot();
 
 std::uint64_t file_of(int fd);
-/// Whether it has one.
+/// Returns whether `fd` has a path, and stores the path in `path`.
 bool path_of(int fd, std::array<char, PATH_MAX>& path);
 
-/// Makes a call and records its change by `note(result, changes)`.
+/// Makes a system call, and records its change by calling `note(result, changes)` if it succeeds.
 template <class Call, class Note>
 auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   ChangesSlot& slot = changes_slot();
   if (slot.changes == nullptr) {
     return call();
   }
-  const std::lock_guard lock(slot.mutex);  // so that changes have the order of the calls
+  const std::lock_guard lock(slot.mutex);  // keeps changes in the order of the calls
   const auto result = call();
   if (Changes* changes = slot.changes; result >= 0 && changes != nullptr) {
     const int error = errno;
@@ -83,29 +83,29 @@ auto recorded(const Call& call, const Note& note) -> decltype(call()) {
   return result;
 }
 
-/// What a power cut loses of changes without a sync.
+/// What a power failure loses of the changes that were not synced.
 enum class Lost {
-  kAll,   ///< the names of files, and what is in them
-  kBytes  ///< what is in files: the names have reached the disk before
+  kAll,   ///< file names and file contents
+  kBytes  ///< file contents only: the disk has already written the names
 };
 
-/// Simulates a disk that keeps only synced data: fsync() of a file keeps its bytes, fsync() of a
-/// folder keeps its names.
+/// Simulates a disk that keeps only synced data: fsync() of a file saves the file's contents,
+/// fsync() of a folder saves the names in the folder.
 class Disk {
  public:
-  /// All that is in `folder` now is durable.
+  /// Starts with everything that is in `folder` now, as durable.
   explicit Disk(const std::filesystem::path& folder);
 
   void apply(const Change& change);
-  /// Writes the state of the folder after a power cut to `out`.
+  /// Writes the folder's contents after a power failure to `out`.
   void write_after_power_cut(const std::filesystem::path& out, Lost lost) const;
 
  private:
-  /// A file, or a folder: 0.
+  /// Identifies a file; 0 for a folder.
   using FileId = std::uint64_t;
   using Names = std::map<std::string, FileId>;
   struct View {
-    std::map<std::string, Names> folders;  ///< by path
+    std::map<std::string, Names> folders;  ///< names in each folder, by path
     std::map<FileId, std::string> files;
   };
 
@@ -116,7 +116,7 @@ class Disk {
 
   std::string root_;
   View now_, durable_;
-  std::map<std::uint64_t, FileId> id_of_;  ///< by inode, which the system gives again
+  std::map<std::uint64_t, FileId> id_of_;  ///< by inode; an inode number may be reused
   FileId last_ = 0;
 };
 

@@ -24,13 +24,13 @@
 namespace tessera::testing {
 namespace {
 
-// Calls come from any thread and before main(): their path must not allocate or need a constructor.
+// Calls come from any thread and before main(): this file must not allocate or need constructors.
 constexpr std::array kCalls = {"openat", "pwrite", "fsync", "fallocate", "rename",
                                "unlink", "pread",  "close", "link"};
 
 struct Action {
   const char* name;
-  int error;  ///< 0: the call is made, but in another way
+  int error;  ///< the error to return; 0: the call is made, but differently
 };
 constexpr std::array kActions = {
     Action{"kill", 0},        Action{"short", 0},     Action{"zero", 0},        Action{"slow", 0},
@@ -39,7 +39,7 @@ constexpr std::array kActions = {
 
 struct State {
   std::mutex mutex;
-  std::array<char, PATH_MAX> under{};  ///< "": no call counts
+  std::array<char, PATH_MAX> under{};  ///< only calls on files below this folder count; "": none
   std::array<int, kCalls.size()> counts{};
   std::string_view call;
   int at = 0;
@@ -95,7 +95,7 @@ bool is(const Action& action, const char* name) {
   return std::strcmp(action.name, name) == 0;
 }
 
-/// The action for a call of kCalls[number] on this file; nullptr: none.
+/// Returns the action for a call of kCalls[number] on the file `path`; nullptr if there is none.
 const Action* fault_at(std::size_t number, const char* path) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -125,7 +125,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-/// Makes the call, changed by `action`. `count`: the requested bytes, which the action may change.
+/// Makes the call as `action` demands. `count` is the number of bytes, which the action may change.
 template <class Call>
 auto act(const Action* action, std::size_t& count, const Call& call) -> decltype(call()) {
   if (action != nullptr && is(*action, "kill")) {
@@ -186,7 +186,7 @@ int open_at(int folder, const char* path, int flags, mode_t mode) {
 }
 
 mode_t mode_of(int flags, va_list& arguments) {
-  // O_TMPFILE has the bit of O_DIRECTORY, too.
+  // O_TMPFILE contains the bit of O_DIRECTORY.
   const bool creates = (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE;
   return creates ? va_arg(arguments, mode_t) : 0;
 }
@@ -213,7 +213,7 @@ int SystemCallFault::calls(const std::string& call) {
 
 }  // namespace tessera::testing
 
-// The names in glibc. Its headers map some calls to the names with 64.
+// The names of the calls in glibc. glibc's headers map some calls to the names that end in 64.
 extern "C" {
 using namespace tessera::testing;
 
@@ -315,7 +315,7 @@ int rmdir(const char* path) {
   });
 }
 
-/// Closes the file in any case, like Linux.
+/// Closes the file even if an error is returned, like Linux.
 int close(int fd) {
   const Action* action = fault_at(kClose, fd);
   const int result = next<int (*)(int)>("close")(fd);

@@ -5,19 +5,19 @@
 
 namespace tessera::testing {
 
-// A library that stands before the system calls by which files are written and read, and makes one
-// of them go wrong: openat, pwrite, fsync, fallocate, rename, unlink, pread, close, link. Linked
-// into a test, or preloaded into any program, which environment variables then control:
+// A library that replaces the system calls by which files are written and read (openat, pwrite,
+// fsync, fallocate, rename, unlink, pread, close, link), and makes one of these calls fail. A test
+// links the library. Or a program preloads it and sets environment variables:
 //
-//   TESSERA_FAULT=CALL:K:ACTION  at the K-th call (1, 2, ...) of this name; "any" counts them all
-//   TESSERA_FAULT_UNDER=FOLDER   calls on files of other folders are left alone and not counted
-//   TESSERA_FAULT_RANK=R         in the process whose RANK is R alone
+//   TESSERA_FAULT=CALL:K:ACTION  at the K-th call (1, 2, ...) of this name; "any" counts all calls
+//   TESSERA_FAULT_UNDER=FOLDER   only calls on files below this folder count
+//   TESSERA_FAULT_RANK=R         only in the process whose RANK is R
 //
 // ACTION: kill (SIGKILL before the call), short (half of the bytes), zero (no bytes), slow (this
-// and each later one 0.2 s late), stall (1.5 s late), or the name of an error that the call then
-// returns without doing anything: EINTR, ENOSPC, EIO, EDQUOT, EPERM.
+// call and each later call 0.2 s late), stall (1.5 s late), or an error that the call returns
+// without doing anything: EINTR, ENOSPC, EIO, EDQUOT, EPERM.
 
-/// A fault in the calls of this process on files below `folder`, while this exists. One at a time.
+/// A fault in this process's calls on files below `folder`. Only one object may exist at a time.
 class SystemCallFault {
  public:
   SystemCallFault(const std::filesystem::path& folder, const std::string& fault);
@@ -25,7 +25,7 @@ class SystemCallFault {
   SystemCallFault& operator=(const SystemCallFault&) = delete;
   ~SystemCallFault();
 
-  /// The number of calls of this name since construction.
+  /// Returns the number of calls with this name since construction.
   static int calls(const std::string& call);
 };
 

@@ -8,7 +8,7 @@
 namespace tessera::fuzz {
 namespace {
 
-/// A number that depends on every bit of the seed and the name: FNV-1a, mixed by splitmix64.
+/// Hashes the seed and the name, by FNV-1a and the mixing function of splitmix64.
 std::uint64_t hash_of(std::uint64_t seed, const std::string& name) {
   std::uint64_t hash = 0xcbf29ce484222325 ^ (seed * 0x9e3779b97f4a7c15);
   for (const unsigned char c : name) {
@@ -80,8 +80,8 @@ std::string to_string(const Choices::Labels& labels, const char* separator) {
   return text;
 }
 
-// Sizes are small; some divide by the ranks of a mesh and some don't. Unusual options are rare: a
-// case with many of them is refused for one and tests none of the others.
+// Sizes are small; the mesh divides some of them and does not divide others. Unusual options are
+// rare: if a case has many, one of them is refused and none of the others is tested.
 namespace {
 
 NormKind draw_norm(Choices& choices, const std::string& name, int none) {
@@ -241,21 +241,21 @@ TrainSpec draw_train(Choices& choices, const FsdpSpec& fsdp) {
   return spec;
 }
 
-// Plans as people write them. The right plan is Megatron's: column-wise into each half of a block,
-// row-wise out of it; between the halves activations are replicated or split along the sequence.
-// Mistakes are then made entry by entry with some probability. No mistake may change a result,
-// since missing entries are derived from the layouts.
+// Plans as users write them. The correct plan is Megatron's: the first projections of attention and
+// MLP are column-wise, the last row-wise, and activations between these modules are replicated or
+// split along the sequence. A mistake may then be made in each entry. No mistake may change a
+// result, because missing entries are derived from the layouts.
 enum class Between { kWhole, kReplicated, kSequence };
 
-/// The styles that a module can have.
+/// Which styles a module supports.
 enum class Fits { kLinear, kTokenwise, kHooksOnly };
 
-/// A module that a plan can name, and its right style; none if the plan may omit the module.
+/// A module that a plan can name, and its correct style; nullopt if the plan may omit the module.
 struct Candidate {
   std::string pattern;
   std::optional<StyleSpec> style;
   Fits fits = Fits::kLinear;
-  /// The user has declared a local input or output, so that no mistake is drawn.
+  /// Whether the user has declared a local input or output. No mistake is then drawn.
   bool agreed = false;
 };
 
@@ -267,7 +267,7 @@ StyleSpec rowwise(Placement output, bool local = false) {
   return {.kind = StyleKind::kRowwise, .output = output, .local = local};
 }
 
-/// Whether each rank's local tensor is the whole result, so that a local output is right.
+/// Whether each rank's local tensor is the whole result. Only then can the output be local.
 bool is_whole(const StyleSpec& style) {
   return style.kind != StyleKind::kSequence && style.kind != StyleKind::kFusedColwise &&
          style.kind != StyleKind::kExperts && std::holds_alternative<Replicate>(style.output);
@@ -277,7 +277,7 @@ class PlanDraft {
  public:
   PlanDraft(const Case& c, Choices& choices)
       : model_(c.model), train_(c.train), ranks_(c.mesh.tensor), choices_(choices) {
-    // The options are named by PyTorch's defaults, which return whole results as plain tensors.
+    // "plain" is the default of PyTorch's styles, which return whole results as plain tensors.
     between_ =
         choices.pick_as<Between>("plan", {{"plain", 40}, {"distributed", 25}, {"sequence", 35}});
     local_ = between_ == Between::kWhole && choices.chance("plan.local", 40);
@@ -300,7 +300,7 @@ class PlanDraft {
   }
 
  private:
-  /// A Linear or an Embedding.
+  /// Adds an entry for a Linear or an Embedding.
   void add(std::string pattern, std::optional<StyleSpec> style = {}, bool agreed = false) {
     candidates_.push_back({std::move(pattern), style, Fits::kLinear, agreed});
   }
@@ -309,8 +309,8 @@ class PlanDraft {
     candidates_.push_back({std::move(pattern), style, fits});
   }
 
-  /// Adds an entry for a module that works on each token separately. With whole activations it
-  /// needs no entry.
+  /// Adds a module that processes each token separately. If the activations between modules are
+  /// whole, the module needs no entry.
   void add_tokenwise(const std::string& pattern) {
     if (between_ == Between::kWhole) {
       add_other(pattern, Fits::kTokenwise);
@@ -352,7 +352,7 @@ class PlanDraft {
     }
   }
 
-  /// Adds a projection into a half, with or without an adapter, whose parameters need no entries.
+  /// Adds a first projection of attention or MLP. The parameters of its adapter need no entries.
   void add_into(const std::string& pattern, bool local, bool adapter) {
     add(pattern + (adapter ? ".base" : ""), colwise(Shard{-1}, local), local);
     if (adapter) {
@@ -363,8 +363,8 @@ class PlanDraft {
     }
   }
 
-  /// Adds a weight of `parts` equal parts. If a shard ends inside a part, the operators that split
-  /// the weight gather it.
+  /// Adds a fused weight with `parts` equal parts. If a shard boundary lies inside a part, the
+  /// operators that split the weight gather it.
   void add_fused(const std::string& pattern, std::int64_t parts, bool local) {
     const bool cut = parts > 0 && choices_.chance("plan.fused_colwise", 50);
     add(pattern,
@@ -385,8 +385,8 @@ class PlanDraft {
     }
   }
 
-  /// Whether the code between the projections also works on this rank's heads alone, as plain
-  /// tensors.
+  /// Whether the code between the projections also works on plain tensors with only this rank's
+  /// heads.
   bool runs_on_heads() const {
     const AttentionSpec& spec = model_.attend;
     const std::int64_t kv = spec.key_value_heads;
@@ -418,7 +418,7 @@ class PlanDraft {
     }
   }
 
-  /// The norm is called with heads in dimension 2.
+  /// Adds a norm whose input has the heads in dimension 2.
   void add_query_key_norm(const std::string& pattern) {
     const auto kind =
         choices_.pick("plan.query_key_norm", {{"heads", 50}, {"none", 25}, {"replicate", 25}});
@@ -428,7 +428,7 @@ class PlanDraft {
     add_other(pattern, Fits::kTokenwise, styles[kind]);
   }
 
-  /// The same as runs_on_heads() for the features between the MLP's projections.
+  /// Whether the code between the MLP's projections also works on this rank's features alone.
   bool runs_on_features() const {
     const MlpSpec& spec = model_.feed;
     return spec.activation != Activation::kCentred &&
@@ -463,7 +463,7 @@ class PlanDraft {
 
   void add_projections(const std::string& name) {
     const MlpSpec& spec = model_.feed;
-    // fused_colwise_parallel() does not know the parts of libtorch's own Linear.
+    // fused_colwise_parallel() does not know the parts of a torch::nn::Linear's weight.
     const bool knows_parts = spec.linear == LinearKind::kOwn;
     const bool local = runs_on_features() && (knows_parts || spec.kind != MlpKind::kFusedWeight) &&
                        choices_.chance("plan.mlp_local", 35);
@@ -501,7 +501,7 @@ class PlanDraft {
   std::int64_t ranks_;
   Choices& choices_;
   Between between_ = Between::kWhole;
-  bool local_ = false;  ///< halves return whole results as plain tensors
+  bool local_ = false;  ///< attention and MLP return whole results as plain tensors
   std::int64_t sequence_dim_ = 1;
   Placement stream_ = Replicate{};
   std::vector<Candidate> candidates_;
@@ -528,7 +528,7 @@ StyleSpec draw_style(Choices& choices, const std::string& name, Fits fits) {
   return spec;
 }
 
-/// The style of an entry after a possible mistake.
+/// Returns the style of a plan entry, possibly with a mistake.
 std::optional<StyleSpec> with_mistake(const Candidate& candidate, const std::string& name,
                                       Choices& choices) {
   enum class Mistake { kNone, kForgotten, kOtherStyle, kOtherLocal, kOtherOutput };
@@ -565,9 +565,9 @@ std::vector<std::string> patterns_of(const std::string& pattern, std::int64_t de
   return patterns;
 }
 
-/// Draws a plan: the right one, or one with forgotten entries or entries of another style or with
-/// other options. Each plan computes the same or is refused. Declarations of the user that the
-/// library can't check, the meaning of local tensors, are right.
+/// Draws a plan: the correct plan, or a plan with missing entries, wrong styles or wrong options.
+/// Each plan must give the correct result or be refused. What the library can't check, namely what
+/// a user's local tensors mean, is always declared correctly.
 std::vector<PlanEntry> draw_plan(const Case& c, Choices& choices) {
   if (choices.chance("plan.none", 4)) {
     return {};

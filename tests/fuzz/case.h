@@ -11,15 +11,15 @@
 
 namespace tessera::fuzz {
 
-/// The decisions that make a case. Each is drawn from the seed and its name, independently of the
-/// others. So a case can be drawn again with some decisions set while the others stay.
+/// The decisions that make a case. Each decision is drawn from the seed and the decision's name,
+/// independently of other decisions. A case can thus be drawn again with some decisions changed.
 class Choices {
  public:
-  /// The labels of decisions by name; "" is the simplest option. With the name kOthers all other
-  /// decisions are the simplest.
+  /// The labels of decisions, by the decisions' names; "" is the simplest option. An entry with the
+  /// name kOthers sets all decisions without an entry to their simplest option.
   using Labels = std::map<std::string, std::string>;
   static constexpr const char* kOthers = "*";
-  /// An option of a decision. The weight is proportional to its probability.
+  /// An option of a decision. The probability of an option is proportional to its weight.
   struct Option {
     std::string label;
     int weight = 1;
@@ -28,18 +28,18 @@ class Choices {
   explicit Choices(std::uint64_t seed, Labels fixed = {});
 
   /// Returns the index of the drawn option. The first option must be the simplest. Throws Error if
-  /// the name is fixed to a label that is not an option.
+  /// the decision is fixed to a label that none of the options has.
   std::size_t pick(const std::string& name, const std::vector<Option>& options);
-  /// The same as an enumeration whose values are numbered as the options are.
+  /// Like pick(), but returns a value of E, whose values must be in the order of the options.
   template <class E>
   E pick_as(const std::string& name, const std::vector<Option>& options) {
     return static_cast<E>(pick(name, options));
   }
-  /// One of `values`; the first is the simplest.
+  /// Returns one of `values`, of which the first must be the simplest.
   std::int64_t number(const std::string& name, const std::vector<std::int64_t>& values);
   bool chance(const std::string& name, int percent);
 
-  /// The drawn options that are not the simplest. They describe the case completely.
+  /// The drawn options, except the simplest ones. Together with the seed they determine the case.
   const Labels& made() const { return made_; }
 
  private:
@@ -48,7 +48,7 @@ class Choices {
   Labels made_;
 };
 
-/// "name=label, name=label".
+/// Formats the labels: "name=label, name=label".
 std::string to_string(const Choices::Labels& labels, const char* separator = ", ");
 
 enum class NormKind { kNone, kRms, kLayer, kLayerWithoutBias, kScale, kStockLayer };
@@ -57,26 +57,26 @@ enum class DropoutKind { kNone, kModule, kFunction, kStock };
 enum class Activation {
   kGelu,
   kRelu,
-  kCentred,         ///< reads the whole feature dimension and has no parameter
-  kRandomMultiply,  ///< noise by at::rand_like
+  kCentred,         ///< subtracts the mean over the feature dimension; no parameter
+  kRandomMultiply,  ///< multiplies by random numbers of at::rand_like
 };
 
 enum class Rotary { kNone, kFunction, kByHand };
-/// A mask that depends on sizes only, and is plain on every mesh.
+/// An attention mask that depends only on sizes, and is a plain tensor on every mesh.
 enum class Mask {
   kNone,
-  kWindow,  ///< (sequence, sequence) of bool
-  kSlopes,  ///< (heads, sequence, sequence), added
+  kWindow,  ///< bool, (sequence, sequence)
+  kSlopes,  ///< (heads, sequence, sequence), added to the scores
 };
 
 struct AttentionSpec {
   std::int64_t key_value_heads = 0;
-  bool fused = false;  ///< one projection for queries, keys and values
+  bool fused = false;  ///< one projection computes queries, keys and values
   bool bias = false;
   bool causal = false;
   bool by_hand = false;  ///< softmax of products instead of scaled_dot_product_attention
-  bool gain = false;     ///< a parameter of the module itself with a number for each head
-  bool adapter = false;  ///< low-rank, added to the projection of queries
+  bool gain = false;     ///< the module has a parameter with one number for each head
+  bool adapter = false;  ///< a low-rank adapter of the query projection
   NormKind query_key_norm = NormKind::kNone;
   bool dropout = false;  ///< dropout of attention weights
   Rotary rotary = Rotary::kNone;
@@ -88,10 +88,10 @@ enum class MlpKind {
   kGated,
   kGatedFusedKernel,
   kFusedWeight,
-  kExperts,  ///< two of four for each token, their weights stacked
+  kExperts,  ///< two of four experts for each token; the experts' weights are stacked
 };
 
-/// An operator that reads the whole last dimension, which a column-wise projection splits.
+/// An operator on the whole feature dimension, which a column-wise projection shards.
 enum class Along { kNone, kSoftmax, kCumsum, kExchangedHalves };
 
 struct MlpSpec {
@@ -101,30 +101,29 @@ struct MlpSpec {
   LinearKind linear = LinearKind::kOwn;
   Activation activation = Activation::kGelu;
   Along along = Along::kNone;   ///< the operator after the activation
-  bool inner_bias = false;      ///< a parameter of the module itself, between the projections
-  bool auxiliary_loss = false;  ///< of the inner features, or of the router
+  bool inner_bias = false;      ///< a parameter of the MLP itself is added between the projections
+  bool auxiliary_loss = false;  ///< auxiliary loss of the inner features, or of the experts' router
   NormKind middle_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
-  bool adapter = false;          ///< added to the last projection
-  bool calls_forward = false;    ///< module->forward(x) in place of (*module)(x)
-  bool checkpoint_call = false;  ///< nn::checkpoint around the call, in the block's forward
-  bool skips_empty = false;      ///< the MLP is skipped on a rank without tokens
+  bool adapter = false;          ///< a low-rank adapter of the last projection
+  bool calls_forward = false;    ///< calls module->forward(x) instead of (*module)(x)
+  bool checkpoint_call = false;  ///< the block's forward calls the MLP in nn::checkpoint
+  bool skips_empty = false;      ///< a rank without tokens skips the MLP
 };
 
 enum class ResidualScale { kNone, kVector, kScalar };
 
 struct ModelSpec {
   std::int64_t vocabulary = 0, heads = 0, head_dim = 0, depth = 0;
-  bool folded =
-      false;  ///< activations are (tokens, features) in place of (batch, sequence, features)
-  bool position = false;  ///< a learned position embedding, a module with its own parameter
+  bool folded = false;    ///< activations are (tokens, features), not (batch, sequence, features)
+  bool position = false;  ///< a learned position embedding, which is a module with a parameter
   bool repeated = false;  ///< the first block runs twice
   bool tied = false;
   NormKind norm = NormKind::kNone;
   NormKind final_norm = NormKind::kNone;
   DropoutKind dropout = DropoutKind::kNone;
   ResidualScale residual_scale = ResidualScale::kNone;
-  bool padding_mask = false;  ///< a mask of the token ids, which are plain
+  bool padding_mask = false;  ///< a mask computed from the token ids, which are a plain tensor
   bool attention = true, mlp = true;
   AttentionSpec attend{};
   MlpSpec feed{};
@@ -140,16 +139,16 @@ enum class StyleKind {
   kPrepareInput,
   kPrepareOutput,
   kFusedColwise,
-  kExperts,  ///< a user's own style
+  kExperts,  ///< a style that a user has written
 };
 
 struct StyleSpec {
   StyleKind kind = StyleKind::kColwise;
   Placement output = Replicate{};
   bool local = false;
-  bool takes_part = false;  ///< for kRowwise: its plain input is the local part of the features
-  std::int64_t dim = 1;     ///< for kSequence, and for kExperts: 0: whole experts
-  std::int64_t parts = 1;   ///< for kFusedColwise
+  bool takes_part = false;  ///< for kRowwise: a plain input is this rank's shard of the features
+  std::int64_t dim = 1;     ///< the sharded dimension for kSequence; for kExperts, 0: whole experts
+  std::int64_t parts = 1;   ///< for kFusedColwise: number of parts
 };
 
 struct PlanEntry {
@@ -196,14 +195,13 @@ struct TrainSpec {
   Loss loss = Loss::kSquares;
   bool loss_in_forward = false;
   bool clip = false;
-  bool evaluate = false;  ///< a forward in evaluation mode between the steps
+  bool evaluate = false;  ///< runs a forward in evaluation mode after each step
 };
 
-/// A fault that the tests of the search put into a case. It is never drawn.
+/// A deliberate error in a case, for tests of the fuzzer. Never drawn.
 enum class Planted { kNone, kWrongGradient };
 
-/// A case: the computation and its distribution. The run on one rank reads only the model and the
-/// training.
+/// A training run and its distribution. A run on one rank uses only `model` and `train`.
 struct Case {
   std::uint64_t seed = 0;
   ModelSpec model;
@@ -214,16 +212,17 @@ struct Case {
   Planted planted = Planted::kNone;
 };
 
-/// Draws a case. The same choices give the same case on every machine.
+/// Draws a case. Equal seeds and choices give equal cases on every machine.
 Case draw_case(std::uint64_t seed, Choices& choices);
 
-/// What became of a case. The first two are as it should be, the others are faults of the library;
-/// kNoOracle is one of the generator: the model doesn't run on one rank.
+/// The result of a case. The first three are no faults. kNoOracle is a fault of the generator (the
+/// model does not run on one rank); all others are faults of the library.
 enum class Verdict {
   kEqual,
   kRefused,
-  kNotComparable,  ///< rounding decides: training gets out of hand, or one rank with flipped last
-                   ///< bits is as different from itself
+  /// rounding decides: the run on one rank diverges, or changes as much if last bits of its weights
+  /// are flipped
+  kNotComparable,
   kRefusedLate,
   kDifferent,
   kHung,
@@ -232,7 +231,7 @@ enum class Verdict {
 };
 
 std::string to_string(Verdict verdict);
-/// The opposite; throws Error for other texts.
+/// The inverse of to_string(). Throws Error for other texts.
 Verdict verdict_of(const std::string& text);
 inline bool is_fault(Verdict verdict) {
   return verdict > Verdict::kNotComparable;
@@ -240,12 +239,12 @@ inline bool is_fault(Verdict verdict) {
 
 struct Outcome {
   Verdict verdict = Verdict::kEqual;
-  std::string what;  ///< one line: the error, or the first differences
+  std::string what;  ///< one line: the error or the first differences
 };
 
-/// Trains the case's model on its ranks, as threads, and on one rank in the same precision (fp64),
-/// and compares the losses, the norms of the gradients and the parameters. A collective that takes
-/// `timeout` is a hang; ranks that run for thrice that end the process.
+/// Trains the case's model in fp64 on the case's ranks, which are threads, and on one rank, and
+/// compares losses, gradient norms and parameters. A collective that takes longer than `timeout` is
+/// a hang. The process ends if the ranks run for more than three times `timeout`.
 Outcome run_case(const Case& c, std::chrono::seconds timeout);
 
 }  // namespace tessera::fuzz

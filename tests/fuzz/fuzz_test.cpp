@@ -1,8 +1,7 @@
-// A search for silent differences: random models under random plans, meshes and options, beside one
-// rank. Without arguments a GoogleTest program with a short search of fixed cases; with them a
-// longer one:
-//   fuzz_test --seed 7 --cases 5000            search
-//   fuzz_test --seed 7 --only 123              one case
+// Compares random models with random plans, meshes and options with the same training on one rank,
+// to find silent differences. Without arguments, runs a short search as a GoogleTest. Usage:
+//   fuzz_test --seed 7 --cases 5000            runs many cases
+//   fuzz_test --seed 7 --only 123              runs one case
 //   fuzz_test --seed 7 --only 123 --set mesh=1x1x2,heads=4
 
 #include <ATen/Parallel.h>
@@ -33,15 +32,15 @@
 namespace tessera::fuzz {
 namespace {
 
-/// Which cases are run. Case k of a seed is the same in every search.
+/// Which cases are run. Case k of a seed is the same in every run of the program.
 struct SearchOptions {
   std::uint64_t seed = 1;
   std::int64_t first = 0;
   std::int64_t cases = 100;
   int processes = 2;
-  double seconds = 0;  ///< no chunk of cases begins later than this after the start; 0: all run
-  Choices::Labels fixed{};  ///< decisions that are not drawn
-  /// No step of a case takes a second: what waits this long waits for a peer that isn't coming.
+  double seconds = 0;       ///< after this many seconds no chunk of cases is begun; 0: no limit
+  Choices::Labels fixed{};  ///< decisions that are set instead of drawn
+  /// The time-out of a rank's waits, in seconds. No step of a case takes one second.
   int timeout = 20;
 };
 
@@ -53,8 +52,8 @@ struct Result {
 
 using std::chrono::steady_clock;
 
-// A process loads libtorch for as long as it takes to run some ten cases; a search that is to end
-// in time finishes the chunks it has begun.
+// The number of cases for each process. Loading libtorch takes as long as about ten cases. If the
+// time is limited, chunks that have begun are still completed.
 constexpr std::int64_t kChunk = 25;
 
 std::uint64_t seed_of(const SearchOptions& options, std::int64_t index) {
@@ -80,11 +79,11 @@ Drawn draw(const SearchOptions& options, std::int64_t index) {
   return drawn;
 }
 
-/// Another copy of this program, whose output is read line by line.
+/// A child process that runs this program. Its output is read line by line.
 class Worker {
  public:
   Worker(const SearchOptions& options, std::int64_t first, std::int64_t cases) {
-    // The shell's $$ would name the shell; /proc/self/exe would be the shell itself.
+    // The path is resolved here, because in the shell /proc/self/exe would be the shell.
     const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
     const std::string command = fmt::format(
         "exec '{}' --worker --seed {} --first {} --cases {} --timeout {} --set '{}' 2>&1", program,
@@ -111,7 +110,7 @@ class Worker {
   std::FILE* pipe_;
 };
 
-/// Reads "a=b,c=d"; a name without a label stands for the simplest option.
+/// Parses "a=b,c=d". A name without a label gets the label "", the simplest option.
 Choices::Labels labels_of(const std::string& text) {
   Choices::Labels labels;
   std::istringstream in(text);
@@ -122,13 +121,13 @@ Choices::Labels labels_of(const std::string& text) {
   return labels;
 }
 
-/// The lines of a worker: "@begin INDEX" and "@end INDEX<tab>VERDICT<tab>DECISIONS<tab>TEXT".
-/// Others are what libtorch and aborts write.
+/// Parses a worker's lines "@begin INDEX" and "@end INDEX<tab>VERDICT<tab>DECISIONS<tab>TEXT".
+/// Other lines are output of libtorch or of an abort.
 class WorkerLines {
  public:
   explicit WorkerLines(std::vector<Result>& results) : results_(results) {}
 
-  /// Returns whether it was a case's end, whose result is now the last.
+  /// Returns whether the line ended a case; the case's result is then the last in the list.
   bool take(const std::string& line) {
     if (line.starts_with("@begin ")) {
       running_ = std::stoll(line.substr(7));
@@ -150,7 +149,7 @@ class WorkerLines {
     return false;
   }
 
-  /// The case that the process has ended in, if it has.
+  /// Returns the case during which the process ended, or nullopt.
   std::optional<Result> cut_off() const {
     if (!running_) {
       return std::nullopt;
@@ -161,25 +160,25 @@ class WorkerLines {
  private:
   std::vector<Result>& results_;
   std::optional<std::int64_t> running_;
-  std::string rest_;  ///< the last other line
+  std::string rest_;  ///< the last line that neither begins nor ends a case
   bool hung_ = false;
 };
 
-/// A line about a fault, which begins with the arguments that run the case again.
+/// Returns a line about a fault. It begins with the arguments that run the case again.
 std::string line_of(const SearchOptions& options, const Result& result) {
   return fmt::format("--seed {} --only {}: {}: {} [{}]\n", options.seed, result.index,
                      to_string(result.outcome.verdict), result.outcome.what,
                      to_string(result.decisions));
 }
 
-/// At once, since a search may run for long.
+/// Prints a fault immediately, because a search may take long.
 void announce(const SearchOptions& options, const Result& result) {
   if (is_fault(result.outcome.verdict)) {
     std::cerr << line_of(options, result);
   }
 }
 
-/// The cases [first, end): after one that ends the process, another process runs the rest.
+/// Runs cases [first, end). If a case ends its process, a new process runs the remaining cases.
 std::vector<Result> run_chunk(const SearchOptions& options, std::int64_t first, std::int64_t end) {
   std::vector<Result> results;
   while (first < end) {
@@ -210,8 +209,8 @@ Result run_one(const SearchOptions& options, std::int64_t index) {
   return {index, run_case(drawn.what, std::chrono::seconds(options.timeout)), drawn.made};
 }
 
-/// Runs the cases first, first + 1, ... in this process and writes a line before and after each,
-/// for the search that has started this process.
+/// Runs the cases from options.first on in this process, and prints a line before and after each
+/// case for the parent process.
 void run_as_worker(const SearchOptions& options) {
   for (std::int64_t i = options.first; i < options.first + options.cases; ++i) {
     std::cout << "@begin " << i << std::endl;
@@ -222,8 +221,8 @@ void run_as_worker(const SearchOptions& options) {
   }
 }
 
-/// Runs the cases in separate processes (this program, with --worker), so that a crash or a
-/// rank that waits for ever is one case's outcome.
+/// Runs the cases in separate processes (this program with --worker), so that a crash or a hang
+/// affects only one case.
 std::vector<Result> search(const SearchOptions& options) {
   const auto start = steady_clock::now();
   const std::int64_t end = options.first + options.cases;
@@ -252,7 +251,7 @@ std::vector<Result> search(const SearchOptions& options) {
   return results;
 }
 
-/// What was found: counts, and the faults.
+/// Returns a text with the number of results of each kind, and the faults.
 std::string report(const SearchOptions& options, const std::vector<Result>& results) {
   std::map<std::string, int> counts;
   std::string faults;
@@ -267,7 +266,7 @@ std::string report(const SearchOptions& options, const std::vector<Result>& resu
   return text + "\n" + faults;
 }
 
-// The program and its tests.
+// The command-line program and the GoogleTests.
 
 struct Arguments {
   SearchOptions search;
@@ -294,7 +293,7 @@ int run_program(Arguments arguments) {
 }
 
 TEST(Fuzz, FindsNoSilentDifference) {
-  // The same cases on every machine, as many as the time allows.
+  // The cases are the same on every machine; their number depends on the time limit.
   const SearchOptions options{.seed = 1, .cases = 600, .seconds = 25};
   const std::vector<Result> results = search(options);
   const auto count = [&](Verdict verdict) {
@@ -302,7 +301,7 @@ TEST(Fuzz, FindsNoSilentDifference) {
   };
   const auto faulty = [](const Result& r) { return is_fault(r.outcome.verdict); };
   EXPECT_TRUE(std::ranges::none_of(results, faulty)) << report(options, results);
-  // A search finds nothing if most of its cases are refused.
+  // The search is useless if most cases are refused.
   EXPECT_GT(4 * count(Verdict::kEqual), 3 * std::ssize(results)) << report(options, results);
 }
 
@@ -320,8 +319,8 @@ TEST(Fuzz, FindsAGradientThatIsSlightlyWrong) {
   EXPECT_CONTAINS(result.outcome.what, "loss 1 is", "of rank 0 differs by");
 }
 
-// With stock AdamW, whose eps turns rounding into steps here, flipped last bits alone change
-// weights by more than the tolerance.
+// This case uses stock AdamW, whose eps amplifies rounding: flipping the last bits of the initial
+// weights changes the trained weights by more than the tolerance.
 TEST(Fuzz, TellsRoundingThatGrowsFromAWrongGradient) {
   SearchOptions options{.seed = 52};
   constexpr std::int64_t kIllConditioned = 4153;

@@ -37,10 +37,10 @@
 namespace tessera::fuzz {
 namespace {
 
-constexpr std::int64_t kRank = 2;     // of adapters
-constexpr std::int64_t kLongest = 8;  // sequence
+constexpr std::int64_t kRank = 2;     // rank of adapters
+constexpr std::int64_t kLongest = 8;  // the longest sequence
 
-/// Makes `made` a child of `parent`. The identity has no module.
+/// Registers a layer's module in `parent`. The identity has no module.
 Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   if (made.module != nullptr) {
     parent.register_module(name, made.module);
@@ -48,7 +48,7 @@ Layer added(nn::ModuleBase& parent, const char* name, Layer made) {
   return made;
 }
 
-/// A user's norm whose parameter is used directly, by an operator that broadcasts it.
+/// A user's norm that multiplies by its parameter directly, with broadcasting.
 class Scale : public nn::Module<Scale> {
  public:
   explicit Scale(std::int64_t size) { weight_ = register_slot("weight", {size}); }
@@ -114,7 +114,7 @@ Layer dropout_layer(DropoutKind kind) {
   return {};
 }
 
-/// A Linear with a low-rank one beside it (Hu et al. 2021).
+/// A Linear with a low-rank adapter (Hu et al. 2021).
 class Adapted : public nn::Module<Adapted> {
  public:
   Adapted(LinearKind kind, std::int64_t in, std::int64_t out, bool bias)
@@ -127,15 +127,15 @@ class Adapted : public nn::Module<Adapted> {
   Layer base_, a_, b_;
 };
 
-/// A Linear, with or without an adapter.
+/// Makes a Linear, with or without an adapter.
 Layer projection(LinearKind kind, std::int64_t in, std::int64_t out, bool bias, bool adapter) {
   return adapter ? layer(std::make_shared<Adapted>(kind, in, out, bias))
                  : linear_layer(kind, in, out, bias);
 }
 
-// Attention as users write it for one rank, with global sizes.
+// Attention as a user writes it for one rank, with global sizes.
 
-/// (positions, positions): the distance of the second position to the left of the first.
+/// Returns (positions, positions): how far each key (column) is before each query (row).
 at::Tensor distances(std::int64_t positions) {
   const at::Tensor steps = at::arange(positions, c10::kDouble);
   return steps.unsqueeze(1) - steps;
@@ -190,7 +190,8 @@ std::vector<at::Tensor> Attention::project(const at::Tensor& x) {
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const TokenSizes& sizes) {
-  // Uses the number of local heads, since a plan may make the projections return local tensors.
+  // The number of heads is computed from the tensor, because a plan may make projections return
+  // local tensors.
   const auto heads = [&](const at::Tensor& t) {
     return t.view({sizes.batch, sizes.sequence, t.size(-1) / head_dim_, head_dim_});
   };
@@ -278,14 +279,14 @@ std::vector<at::Tensor> Experts::forward(const at::Tensor& x) {
   const at::Tensor scores = router_(tokens);
   const auto [best, chosen] = scores.softmax(-1).topk(kChosen, -1);
   const at::Tensor gates = at::zeros_like(scores).scatter(-1, chosen, best);
-  // The tokens are the first dimension, as random operators expect.
+  // The tokens are in the first dimension, which random operators require.
   const at::Tensor inner = activation_(at::einsum("td,edi->tei", {tokens, *up_}));
   const at::Tensor each = at::einsum("tei,eid->ted", {inner, *down_});
   const at::Tensor y = (each * gates.unsqueeze(-1)).sum(1);
   return {y.view(x.sizes()), scores.logsumexp(-1).square().sum()};
 }
 
-// The MLP of a block: projections, with operators between them that know no mesh.
+// The MLP of a block. The operators between its projections do not use the mesh.
 namespace {
 
 at::Tensor apply_along(Along along, const at::Tensor& x) {
@@ -385,7 +386,7 @@ std::vector<at::Tensor> Mlp::forward(const at::Tensor& x) {
   return results;
 }
 
-// The models of the cases: written for one rank, in the ways that users write them.
+// The models, written for one rank as users write them.
 
 Block::Block(const ModelSpec& spec) : spec_(spec.feed) {
   if (spec.attention) {
@@ -511,7 +512,7 @@ at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tenso
 
 void Net::reset_parameters(const nn::InitContext& init) {
   for (const auto& [name, slot] : named_slots()) {
-    // Vectors are mostly scales: values around one, so that activations do not vanish.
+    // Most 1-D parameters are scales. Values around 1 keep activations from vanishing.
     const bool vector = slot->get().dim() == 1;
     init.fill(slot, vector ? nn::init::uniform(0.5, 1.5) : nn::init::uniform(-0.6, 0.6));
   }

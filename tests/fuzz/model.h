@@ -1,4 +1,4 @@
-// The modules of the models. Classes that the library lacks are written as a user would write them.
+// The modules of the fuzzed models. Classes that the library lacks are written as by a user.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace tessera::fuzz {
 
 constexpr double kDropout = 0.25;
 
-/// A module of any class from a tensor to a tensor. Without a module it is the identity.
+/// Calls a module of any class that maps a tensor to a tensor. Without a module: the identity.
 struct Layer {
   std::shared_ptr<nn::ModuleBase> module;
   std::function<at::Tensor(const at::Tensor&)> call = [](const at::Tensor& x) { return x; };
@@ -32,13 +32,13 @@ Layer layer(std::shared_ptr<M> module) {
   return {module, [module](const at::Tensor& x) { return (*module)(x); }};
 }
 
-/// Four experts whose weights are stacked, (experts, in, out); a router sends each token to two.
+/// Four experts with stacked weights, (experts, in, out). A router sends each token to two experts.
 class Experts : public nn::Module<Experts> {
  public:
   using Activation = std::function<at::Tensor(const at::Tensor&)>;
 
   Experts(std::int64_t dim, std::int64_t inner, Activation activation);
-  /// Returns the result, sized like x, and a loss of the router that is a sum over the tokens.
+  /// Returns the result, with the sizes of x, and the router's loss, summed over the tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -47,8 +47,8 @@ class Experts : public nn::Module<Experts> {
   nn::Parameter up_, down_;
 };
 
-/// (batch, sequence) of this data-parallel rank's tokens. A module can't always read them from its
-/// input.
+/// Batch and sequence sizes of this data-parallel rank's tokens. A module cannot always derive
+/// these sizes from its input.
 struct TokenSizes {
   std::int64_t batch = 0, sequence = 0;
 };
@@ -60,7 +60,7 @@ class Attention : public nn::Module<Attention> {
 
  private:
   std::vector<at::Tensor> project(const at::Tensor& x);
-  /// (positions, positions), or (heads, positions, positions).
+  /// Returns the mask, (positions, positions) or (heads, positions, positions).
   at::Tensor mask(std::int64_t positions) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
   at::Tensor attend_by_hand(const at::Tensor& q, at::Tensor k, at::Tensor v);
@@ -75,7 +75,7 @@ class Attention : public nn::Module<Attention> {
 class Mlp : public nn::Module<Mlp> {
  public:
   explicit Mlp(const ModelSpec& spec);
-  /// Returns the result and, if there is one, the auxiliary loss: a sum over the tokens.
+  /// Returns the result and, if the MLP has one, the auxiliary loss, summed over the tokens.
   std::vector<at::Tensor> forward(const at::Tensor& x);
 
  private:
@@ -92,10 +92,10 @@ class Mlp : public nn::Module<Mlp> {
 class Block : public nn::Module<Block> {
  public:
   explicit Block(const ModelSpec& spec);
-  /// Returns the same as Mlp::forward.
+  /// Returns the block's result and, if the MLP has one, the auxiliary loss.
   std::vector<at::Tensor> forward(const at::Tensor& x, const TokenSizes& sizes);
 
-  /// The attention and the MLP, if the block has them.
+  /// Returns the attention and the MLP, if the block has these modules.
   std::vector<nn::ModuleBase*> halves() const;
 
  private:
@@ -109,14 +109,14 @@ class Block : public nn::Module<Block> {
   nn::Parameter scale_;
 };
 
-/// A decoder as a user would write it, without communication and without a mesh. Token ids (batch,
-/// sequence) -> logits (batch, sequence, vocabulary), or (tokens, vocabulary) if folded, and the
-/// auxiliary loss or an undefined tensor; with targets (tokens): the sum of the losses.
+/// A decoder as a user writes it for one rank. Maps token ids (batch, sequence) to logits and the
+/// auxiliary loss (undefined if there is none). The logits are (batch, sequence, vocabulary), or
+/// (tokens, vocabulary) if ModelSpec::folded. With `targets` (tokens), returns the sum of losses.
 class Net : public nn::Module<Net> {
  public:
   Net(const ModelSpec& spec, Loss loss);
   std::vector<at::Tensor> forward(const at::Tensor& tokens, const at::Tensor& targets);
-  /// Fills all parameters with different values.
+  /// Fills all parameters with random values.
   void reset_parameters(const nn::InitContext& init) override;
 
   const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
@@ -131,8 +131,8 @@ class Net : public nn::Module<Net> {
   std::shared_ptr<nn::Linear> head_;
 };
 
-/// The sum of the losses over all `targets` (tokens), from the results of forward without targets,
-/// plain or distributed.
+/// Returns the losses summed over all `targets` (tokens), from the plain or distributed results of
+/// a forward without targets.
 at::Tensor sum_of_losses(const std::vector<at::Tensor>& outputs, const at::Tensor& targets,
                          Loss loss);
 

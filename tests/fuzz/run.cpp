@@ -1,5 +1,5 @@
-// A user's program: it builds the model, distributes it, and trains it on its part of the batch.
-// The same program without a mesh is the oracle.
+// Builds, distributes and trains the model of a case, like a user's program. The same program
+// without a mesh gives the expected results.
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -39,9 +39,9 @@
 namespace tessera::fuzz {
 namespace {
 
-// Translates the options of a case to options of the library.
+// The functions below translate a case's options to options of the library.
 
-/// Shards the stacked weights of experts. It has no hooks: operators propagate the shards.
+/// Shards the stacked weights of experts. Adds no hooks: operators propagate the shards.
 class ExpertsParallel final : public tensor_parallel::ParallelStyle {
  public:
   explicit ExpertsParallel(bool whole_experts) : whole_experts_(whole_experts) {}
@@ -49,7 +49,7 @@ class ExpertsParallel final : public tensor_parallel::ParallelStyle {
   std::string name() const override { return "experts_parallel"; }
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters(
       const nn::ModuleBase& module) const override {
-    // Weights are (experts, in, out). The inner features are split.
+    // Weights are (experts, in, out); the sharded dimension is the experts or the inner features.
     return {{module.slot("up"), Shard{whole_experts_ ? 0 : 2}},
             {module.slot("down"), Shard{whole_experts_ ? 0 : 1}}};
   }
@@ -59,7 +59,7 @@ class ExpertsParallel final : public tensor_parallel::ParallelStyle {
   bool whole_experts_;
 };
 
-/// The style of an entry of a case's plan.
+/// Makes the style for a plan entry of a case.
 tensor_parallel::StylePtr make_style(const StyleSpec& s) {
   using namespace tensor_parallel;
   switch (s.kind) {
@@ -102,7 +102,7 @@ DeviceMesh make_mesh(const MeshSpec& spec, const testing::Rank& rank) {
   return rank.mesh(sizes, names);
 }
 
-/// The dimensions of make_mesh() that split the batch.
+/// Returns the submesh of make_mesh() whose ranks have different rows of the batch.
 DeviceMesh data_mesh(const MeshSpec& spec, const DeviceMesh& mesh) {
   return spec.replicas > 1 ? mesh[{"replicas", "dp"}] : mesh["dp"];
 }
@@ -129,18 +129,19 @@ fsdp::Options fsdp_options(const FsdpSpec& spec) {
 }
 
 constexpr int kSteps = 2;
-// A gradient that is zero up to rounding, like that of a key's bias, must not become a step.
+// The eps of AdamW is large, so that a gradient that is 0 except for rounding (a key's bias)
+// changes nothing.
 constexpr double kAdamEps = 1e-4;
 
-/// What a rank has seen of a training run.
+/// The results of a training run on one rank.
 struct Trace {
-  std::vector<double> losses;      ///< its part's: their mean over the parts is the loss
-  std::vector<double> grad_norms;  ///< one a step
-  std::map<std::string, at::Tensor> parameters;  ///< whole, after the last step
-  int steps = 0;                                 ///< that have ended
+  std::vector<double> losses;      ///< loss of this rank's rows; the mean over ranks is the loss
+  std::vector<double> grad_norms;  ///< one norm for each step
+  std::map<std::string, at::Tensor> parameters;  ///< whole tensors after the last step
+  int steps = 0;                                 ///< number of completed steps
 };
 
-/// The part of the batch of this rank.
+/// Which part of the batch this rank has.
 struct Part {
   std::int64_t index = 0, count = 1;
 };
@@ -149,7 +150,7 @@ struct Rows {
   std::int64_t first = 0, count = 0;
 };
 
-/// Part `index` of `count` nearly equal ones.
+/// Returns part `part.index` of `rows`, split into `part.count` nearly equal parts.
 Rows part_of(const Rows& rows, const Part& part) {
   const std::int64_t from = rows.count * part.index / part.count;
   const std::int64_t to = rows.count * (part.index + 1) / part.count;
@@ -175,11 +176,11 @@ bool freezes(Frozen frozen, const std::string& name) {
   return false;
 }
 
-/// The model of one rank, and its distribution on a mesh.
+/// Trains the model of a case on one rank or on a mesh.
 class Training {
  public:
   explicit Training(const Case& c, std::uint64_t flips = 0) : case_(c), flips_(flips) {}
-  /// `mesh`: none for a run on one rank.
+  /// Trains the model; without `mesh`, on one rank.
   void run(const std::optional<DeviceMesh>& mesh, Trace& trace) {
     build(mesh);
     make_optimizer();
@@ -205,7 +206,7 @@ class Training {
   void build(const std::optional<DeviceMesh>& mesh) {
     const Init init = mesh ? case_.train.init : Init::kBeforeWrapping;
     make_net(init);
-    // Ranks that no mesh of the program joins are independent.
+    // If the program communicates over no mesh dimension, all ranks must have the same weights.
     const bool joined = !case_.plan.empty() || case_.mesh.replicas * case_.mesh.data > 1;
     const std::int64_t other = init == Init::kOtherSeeds && joined ? mesh->world()->rank() : 0;
     if (init == Init::kBeforeWrapping || init == Init::kOtherSeeds) {
@@ -243,7 +244,7 @@ class Training {
     }
   }
 
-  /// Applies the fault that a test of the search has planted, in models with a final RMSNorm.
+  /// Multiplies a gradient by 1.001 if the case plants this error and has a final RMSNorm.
   void plant() {
     if (case_.planted == Planted::kWrongGradient && case_.model.final_norm == NormKind::kRms) {
       net_->named_slots().back().second->persistent().mutable_grad().mul_(1.001);
@@ -281,8 +282,8 @@ class Training {
     sharded_ = wrapped_ || !case_.plan.empty();
   }
 
-  /// Activation checkpointing is also applied on one rank: a recomputation must not change the
-  /// result.
+  /// Applies activation checkpointing, also on one rank, because recomputation must not change
+  /// results.
   void checkpoint() {
     const Checkpointing kind = case_.train.checkpointing;
     if (kind == Checkpointing::kNone) {
@@ -360,7 +361,7 @@ class Training {
     zero_grad_ = [optimizer] { optimizer->zero_grad(); };
   }
 
-  /// The losses of a step's micro-batches, whose gradients add up.
+  /// Runs forward and backward of a step's micro-batches, and returns the sum of their losses.
   double accumulate(int step) {
     const std::int64_t micro_batches = case_.train.micro_batches;
     double sum = 0;
@@ -374,7 +375,7 @@ class Training {
     return sum;
   }
 
-  /// Sets how the current micro-batch belongs to its step.
+  /// Tells FSDP whether the next micro-batch is the last one of its step.
   void announce(bool last) {
     if (!wrapped_ || case_.train.micro_batches == 1) {
       return;
@@ -401,8 +402,8 @@ class Training {
     return loss;
   }
 
-  /// The loss of this rank's rows of `all`: their sum over the number of all tokens, times the
-  /// number of parts, since FSDP averages over them.
+  /// Returns the loss of this rank's rows of `all`: the sum of losses, divided by the number of all
+  /// tokens, and multiplied by the number of parts because FSDP averages over the parts.
   at::Tensor loss_of(int step, const Rows& all) {
     const Rows rows = part_of(all, parts_);
     const std::int64_t sequence = case_.train.sequence, vocabulary = case_.model.vocabulary;
@@ -412,8 +413,8 @@ class Training {
                                .square()
                                .remainder(vocabulary)
                                .narrow(0, rows.first, rows.count);
-    // On sharded tensors random operators draw by element of the global tensor; BatchPart makes
-    // them do the same on one rank.
+    // On sharded tensors, random operators draw by the element's index in the global tensor. With a
+    // BatchPart, plain tensors on one rank get the same numbers.
     std::optional<BatchPart> all_rows;
     if (!sharded_) {
       all_rows.emplace(0, 1);
@@ -430,7 +431,7 @@ class Training {
     }
     std::vector<at::Tensor> outputs = (*net_)(inputs, at::Tensor());
     const bool split = case_.train.loss == Loss::kLossParallel && targets.numel() > 0;
-    // Outside of a parallelized forward the layout of plain targets is unknown.
+    // Outside of a parallelized module, the layout of plain targets is unknown.
     outputs[0] = split ? outputs[0] : whole(outputs[0]);
     outputs[1] = whole(outputs[1]);
     return fuzz::sum_of_losses(outputs, targets, case_.train.loss);
@@ -452,13 +453,13 @@ class Training {
   std::uint64_t flips_;
   std::shared_ptr<Net> net_;
   Part parts_;
-  bool wrapped_ = false;  ///< by FSDP
-  bool sharded_ = false;  ///< by FSDP or tensor parallelism
+  bool wrapped_ = false;  ///< whether FSDP is applied
+  bool sharded_ = false;  ///< whether FSDP or tensor parallelism is applied
   std::function<void()> step_, zero_grad_;
 };
 
-/// Trains on this rank alone, on the whole batch. `flips`: of how weights begin, about half of the
-/// last bits are flipped, others with each number; 0: none.
+/// Trains on this rank alone with the whole batch. If `flips` is not 0, it seeds which of the
+/// initial weights (about half) have their last bit flipped.
 void train_alone(const Case& c, Trace& trace, std::uint64_t flips = 0) {
   tessera::manual_seed(c.seed);
   Training(c, flips).run(std::nullopt, trace);
@@ -469,10 +470,10 @@ using std::chrono::steady_clock;
 constexpr std::array kVerdicts{"equal",     "refused", "not comparable", "refused late",
                                "different", "hung",    "crashed",        "no oracle"};
 
-/// The end of a rank's run.
+/// How a rank's run ended.
 struct Ended {
   bool well = true;
-  bool by_peer = false;  ///< only because another rank failed
+  bool by_peer = false;  ///< whether the rank failed only because another rank failed
   std::string error;
 };
 
@@ -486,7 +487,7 @@ Ended run_rank(const Case& c, const testing::Rank& rank, Trace& trace) {
   } catch (const Error& error) {
     return {false, false, error.what()};
   } catch (const std::exception& error) {
-    // The first line of libtorch's message has the error; the rest is a stack.
+    // Only the first line of a libtorch message is the error; the others are a stack trace.
     const std::string text = error.what();
     return {false, false, "(libtorch) " + text.substr(0, text.find('\n'))};
   }
@@ -502,7 +503,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   const auto size = static_cast<std::size_t>(c.mesh.ranks());
   Runs runs{std::vector<Trace>(size), std::vector<Ended>(size)};
   const auto start = steady_clock::now();
-  // Like the default: the watchdog finds ranks that wait for each other before the time-out.
+  // As by default, the watchdog reports ranks that wait for each other before the time-out.
   const testing::RanksOptions options{.world = {.timeout = timeout, .watchdog = timeout / 2},
                                       .deadline = 3 * timeout};
   testing::ErrorsOfRanks(
@@ -519,7 +520,7 @@ Runs run_ranks(const Case& c, std::chrono::seconds timeout) {
   return runs;
 }
 
-/// The rank whose error has caused those of the others.
+/// Returns the first rank that failed by an error of its own.
 std::size_t first_to_fail(const std::vector<Ended>& ends) {
   const auto own = std::ranges::find_if(ends, [](const Ended& e) { return !e.well && !e.by_peer; });
   const auto any = std::ranges::find_if(ends, [](const Ended& e) { return !e.well; });
@@ -536,11 +537,12 @@ Outcome refusal(const Runs& runs) {
   return {late ? Verdict::kRefusedLate : Verdict::kRefused, text};
 }
 
-/// Compares traces with that of one rank, and describes the first differences.
+/// Compares the traces of all ranks with the trace of one rank, and describes the first
+/// differences.
 class Comparison {
  public:
   Comparison(const Case& c, const Trace& oracle)
-      // Clipping multiplies by a norm, which is in fp32.
+      // With clipping, gradients are multiplied by a factor computed from an fp32 norm.
       : oracle_(oracle), tolerance_(c.train.clip ? 1e-5 : 1e-9) {
     for (const double norm : oracle.grad_norms) {
       largest_gradient_ = std::max(largest_gradient_, norm);
@@ -556,11 +558,11 @@ class Comparison {
     return text_.empty() ? Outcome{} : Outcome{Verdict::kDifferent, text_};
   }
 
-  /// The largest difference, as a multiple of the tolerance.
+  /// The largest difference so far, divided by the tolerance.
   double worst() const { return worst_; }
 
  private:
-  /// Whether a difference exceeds the tolerance; NaN does.
+  /// Whether a difference exceeds the tolerance. True for NaN.
   bool exceeds(double difference, double allowed) {
     const double multiple = difference / allowed;
     worst_ = std::isnan(multiple) ? HUGE_VAL : std::max(worst_, multiple);
@@ -578,7 +580,7 @@ class Comparison {
     }
   }
 
-  /// Ranks of a tensor-parallel group have the same part of the batch and the same loss.
+  /// Ranks of one tensor-parallel group have the same rows of the batch and thus the same loss.
   void compare_losses(const std::vector<Trace>& traces) {
     for (std::size_t i = 0; i < oracle_.losses.size(); ++i) {
       double sum = 0;
@@ -606,7 +608,7 @@ class Comparison {
       const at::Tensor& found = trace.parameters.at(name);
       const double difference = (found - expected).abs().max().item<double>();
       const double largest = expected.abs().max().item<double>();
-      // A gradient that is zero up to rounding has an error in proportion to the largest gradient.
+      // A gradient that is 0 except for rounding has an error proportional to the largest gradient.
       if (exceeds(difference, tolerance_ * std::max({1.0, largest, largest_gradient_}))) {
         note("{} of rank {} differs by {:.3g} of {:.3g}, with gradients of {:.3g}", name, rank,
              difference, largest, largest_gradient_);
@@ -636,21 +638,21 @@ Verdict verdict_of(const std::string& text) {
 
 namespace {
 
-/// Seeds the process's default generator, which plain random operators use.
+/// Seeds libtorch's default generator, which random operators use on plain tensors.
 void seed_libtorch(std::uint64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(seed);
 }
 
-/// Whether training diverges, so that rounding decides its result.
+/// Whether training on one rank diverges, so that rounding decides the result.
 bool explodes(const Trace& oracle) {
-  constexpr double kMost = 1e6;  // with rounding to 1e-16, 1e-10 of a parameter
+  constexpr double kMost = 1e6;  // rounding to 1e-16 is then 1e-10 of a parameter
   return !std::ranges::all_of(oracle.losses, [](double x) { return std::isfinite(x); }) ||
          !std::ranges::all_of(oracle.grad_norms, [](double x) { return x < kMost; });
 }
 
-/// The largest difference, as worst() says, between runs of one rank whose initial weights differ
-/// in the last bits.
+/// Returns the largest difference, as Comparison::worst(), between runs of one rank whose initial
+/// weights differ in their last bits.
 double worst_of_rounding(const Case& c, const Trace& oracle) {
   constexpr std::uint64_t kRuns = 16;
   double worst = 0;
@@ -665,8 +667,9 @@ double worst_of_rounding(const Case& c, const Trace& oracle) {
   return worst;
 }
 
-/// The tolerance assumes that rounding does not grow. If it grows, the amount depends on the
-/// processor: a mesh that differs little more than one rank from itself is not comparable.
+/// The tolerance assumes that training does not amplify rounding. If it does, the result depends on
+/// the processor: a mesh then counts as not comparable if it differs from one rank at most twice as
+/// much as one rank with flipped last bits does.
 Outcome compared(const Case& c, const Trace& oracle, const std::vector<Trace>& traces) {
   Comparison comparison(c, oracle);
   Outcome outcome = comparison.outcome(traces);
@@ -692,7 +695,7 @@ Outcome run_case(const Case& c, std::chrono::seconds timeout) {
   try {
     testing::RunRanks(1, [&](testing::Rank&) { train_alone(c, oracle); });
   } catch (const Error& error) {
-    return {Verdict::kRefused, error.what()};  // one rank refuses the case too
+    return {Verdict::kRefused, error.what()};  // one rank also refuses the case
   } catch (const std::exception& error) {
     const std::string text = error.what();
     return {Verdict::kNoOracle, text.substr(0, text.find('\n'))};

@@ -1,6 +1,6 @@
-// The fuzz target. TESSERA_FUZZ_PARSER names the parser that gets the fuzzer's bytes; there is one
-// for each kind of input file. A parser accepts the bytes or throws Error with a message of one
-// line. Anything else ends the process, which is a finding.
+// The fuzz target. TESSERA_FUZZ_PARSER names the parser that gets the fuzzer's bytes; there is a
+// parser for each kind of input file. A parser must accept the bytes or throw an Error with a
+// one-line message. Anything else ends the process, and is a bug.
 
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
@@ -65,14 +65,14 @@ std::filesystem::path write_input(const std::string& name, const std::string& by
   return path;
 }
 
-/// config.json of a model.
+/// Parses the config.json of a model.
 void parse_config(const std::string& text) {
   const models::LlamaConfig config = models::detail::parse_config(text, "config.json");
   models::count_parameters(config);
   models::check_tensor_parallel(config, 2);
 }
 
-/// model.safetensors.index.json, with two valid shards.
+/// Parses a model.safetensors.index.json, with two valid shards in the folder.
 void parse_index(const std::string& text) {
   static const bool written = (write_shards(own_folder()), true);
   static_cast<void>(written);
@@ -80,7 +80,7 @@ void parse_index(const std::string& text) {
   const checkpoint::ModelFiles files(own_folder());
 }
 
-/// manifest.json. The checksum is added here, since no mutation would have the right one.
+/// Parses a manifest.json. The checksum is added here, because mutated input would never match it.
 void parse_manifest(const std::string& text) {
   const std::uint32_t sum = detail::crc32c(std::as_bytes(std::span(text)));
   const std::string whole = text + fmt::format(",\"crc32c\":\"{:08x}\"}}\n", sum);
@@ -90,7 +90,7 @@ void parse_manifest(const std::string& text) {
   }
 }
 
-/// A safetensors file, header and data.
+/// Parses a safetensors file, and reads its tensors.
 void parse_safetensors(const std::string& text) {
   const checkpoint::SafetensorsFile file(write_input("model.safetensors", text));
   for (const auto& tensor : file.tensors()) {
@@ -98,24 +98,24 @@ void parse_safetensors(const std::string& text) {
   }
 }
 
-/// DCP_SHARDING_INFO, the metadata with the offsets of the blocks in PyTorch's shards.
+/// Parses DCP_SHARDING_INFO, the metadata of PyTorch's shards that contains the offsets of blocks.
 void parse_sharding_info(const std::string& text) {
   write_input("shard-00001-model-00001-of-00001.safetensors", shard_with(text));
   checkpoint::manifest_of_shards(own_folder());
 }
 
-/// Lines of tiktoken's form.
+/// Parses tokens in tiktoken's format.
 void parse_tiktoken(const std::string& text) {
   data::tiktoken_tokenizer(write_input("tokenizer.model", text));
 }
 
-/// A SentencePiece model.
+/// Parses a SentencePiece model, and encodes and decodes a text.
 void parse_tokenizer(const std::string& text) {
   const auto tokenizer = data::sentencepiece_tokenizer(write_input("tokenizer.model", text));
   tokenizer->decode(tokenizer->encode("a bc a"));
 }
 
-/// A tokenizer.json.
+/// Parses a tokenizer.json, and encodes and decodes a text.
 void parse_tokenizer_json(const std::string& text) {
   const auto tokenizer = data::hugging_face_tokenizer(write_input("tokenizer.json", text));
   tokenizer->decode(tokenizer->encode("a bc  a<s>1\xc3"));

@@ -1,4 +1,4 @@
-// Valid inputs, from which the fuzzer starts.
+// Valid inputs from which the fuzzer starts.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@ using nlohmann::json;
 inline constexpr const char* kShards[] = {"model-00001-of-00002.safetensors",
                                           "model-00002-of-00002.safetensors"};
 
-/// Two shards of a Hugging Face model.
+/// Writes two shards of a Hugging Face model.
 inline void write_shards(const std::filesystem::path& folder) {
   for (const int i : {0, 1}) {
     const std::string name = i == 0 ? "a" : "b";
@@ -30,14 +30,14 @@ inline void write_shards(const std::filesystem::path& folder) {
   }
 }
 
-/// The index of the shards of write_shards().
+/// Returns the index of the shards of write_shards().
 inline std::string index_of_shards() {
   return json{{"metadata", {{"total_size", 16}}},
               {"weight_map", {{"a", kShards[0]}, {"b", kShards[1]}}}}
       .dump();
 }
 
-/// A shard as PyTorch writes it, with two tensors and this DCP_SHARDING_INFO.
+/// Returns a shard in the format of PyTorch's writer, with two tensors and the given metadata.
 inline std::string shard_with(const std::string& sharding_info) {
   const json header = {
       {"__metadata__",
@@ -51,12 +51,12 @@ inline std::string shard_with(const std::string& sharding_info) {
   return bytes + text + std::string(28, '\0');
 }
 
-/// The right DCP_SHARDING_INFO for shard_with().
+/// Returns the correct DCP_SHARDING_INFO for shard_with().
 inline std::string sharding_info() {
   return R"({"w":{"saved_offsets":[0,0]},"step":{"saved_offsets":[]}})";
 }
 
-/// A manifest without its checksum.
+/// Returns a manifest without its checksum.
 inline std::string manifest() {
   checkpoint::Manifest manifest{.run_id = "run", .step = 100, .world_size = 2};
   manifest.mesh_sizes = {2, 1};

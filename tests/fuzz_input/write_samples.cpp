@@ -1,4 +1,4 @@
-// write_samples DIR: valid input for each fuzz target, in a folder of the target's name.
+// write_samples DIR: writes valid inputs for each parser to the folder DIR/PARSER.
 
 #include <filesystem>
 #include <fstream>

@@ -1,5 +1,5 @@
-// Results on a GPU compared with the CPU: random numbers and kernels that run one formula in one
-// order bit by bit; the functions of nn, attention and other kernels within rounding.
+// Compares results on a GPU and on the CPU: random numbers, and kernels that compute the same
+// formula in the same order, must be bitwise equal; other functions must be equal within rounding.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ constexpr RandomKey kKey{42, 7};
 
 class WithCuda : public ::testing::Environment {
  public:
-  /// Loads the library that needs CUDA.
+  /// Loads the part of the library that needs CUDA.
   void SetUp() override { streams_ = comm::make_streams(c10::Device(c10::kCUDA, 0)); }
   void TearDown() override { streams_.reset(); }
 
@@ -50,7 +50,7 @@ std::ostream& operator<<(std::ostream& out, const Fill& fill) {
 
 class RandomNumbers : public ::testing::TestWithParam<Fill> {};
 
-// Odd sizes, so that the last block of threads is not full.
+// Sizes are odd, so that the last block of threads is not full.
 TEST_P(RandomNumbers, AreTheCpusBits) {
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const auto& sizes : {std::vector<std::int64_t>{1}, {777, 131}, {0, 4}, {3, 1, 5}}) {
@@ -89,7 +89,7 @@ std::ostream& operator<<(std::ostream& out, const Function& function) {
 
 class Functions : public ::testing::TestWithParam<Function> {};
 
-/// The result of `call` and the gradients of its inputs, on the CPU in fp64.
+/// Returns the result of `call` and the gradients of its inputs, copied to the CPU as fp64.
 std::vector<at::Tensor> results_of(const Function& function, const std::vector<at::Tensor>& inputs,
                                    const at::TensorOptions& where) {
   std::vector<at::Tensor> leaves;
@@ -131,7 +131,7 @@ TEST_P(Functions, AreTheCpusWithinRounding) {
 
 constexpr double kQuarter = 1.5707963267948966;
 
-/// (sequence, width) of cosines or sines.
+/// Returns a table of cosines or sines, (sequence, width).
 at::Tensor table(const at::Tensor& like, double phase) {
   const auto options = at::TensorOptions(like.device()).dtype(at::kDouble);
   const at::Tensor angles = at::arange(like.size(1), options)
@@ -156,8 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // Sizes whose rows are accessed by 16 bytes: rows of a warp and of a block, with and
-        // without a remainder.
+        // Sizes whose rows are read 16 bytes at a time: one warp or one block for each row, with
+        // and without a remainder.
         Function{"rms_norm_of_a_warp",
                  {{300, 2048}, {2048}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
                    const auto [normed, sum] = nn::add_rms_norm(x[0], x[1], x[2], 1e-5);
                    return normed + sum;
                  }},
-        // Backward does not fit the sums of this size into shared memory.
+        // For this size, backward has too many sums for shared memory.
         Function{"rms_norm_of_16384",
                  {{5, 16384}, {16384}},
                  [](const auto& x) { return nn::rms_norm(x[0], x[1], 1e-5); }},
@@ -188,7 +188,7 @@ INSTANTIATE_TEST_SUITE_P(
                    const at::Tensor ids = at::arange(30, at::kLong).remainder(11).view({3, 10});
                    return nn::embedding(x[0], ids.to(x[0].device()));
                  }},
-        // The sum of the most frequent row uses several blocks.
+        // Several blocks of threads add up the gradient of the most frequent row.
         Function{"embedding_of_frequent_rows",
                  {{40, 64}},
                  [](const auto& x) {
@@ -214,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
                  }}),
     [](const auto& info) { return info.param.name; });
 
-/// FSDP pre-loads the accumulated gradient: the product is added to it without a rounding to bf16.
+/// FSDP sets .grad to an fp32 gradient. Backward adds the product without rounding it to bf16.
 TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
   const auto on_gpu = at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(at::kBFloat16);
   at::manual_seed(4);
@@ -236,13 +236,13 @@ TEST(LinearProduct, AddsToAnFp32GradientOfABf16Weight) {
 namespace tessera::kernels {
 namespace {
 
-/// The same numbers in each run.
+/// Returns the same random numbers in each run.
 at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed, double scale = 1) {
   at::manual_seed(static_cast<std::uint64_t>(seed));
   return at::randn(sizes, at::kDouble).mul(scale);
 }
 
-/// max |found - expected| relative to max |expected|.
+/// Returns max |found - expected|, divided by max |expected|.
 double error(const at::Tensor& found, const at::Tensor& expected) {
   const at::Tensor wanted = expected.cpu().to(at::kDouble);
   return ((found.cpu().to(at::kDouble) - wanted).abs().max() / wanted.abs().max()).item<double>();
@@ -252,7 +252,7 @@ void expect_same_bits(const at::Tensor& on_gpu, const at::Tensor& on_cpu) {
   EXPECT_TRUE(at::equal(on_gpu.cpu(), on_cpu)) << on_cpu.scalar_type() << " " << on_cpu.sizes();
 }
 
-/// Codes of fp8, in which the sign of a NaN is not fixed.
+/// Returns the bytes of fp8 values, with the sign of NaNs removed because it is not specified.
 at::Tensor codes_of(const Fp8Rows& rows) {
   const at::Tensor codes = rows.values.cpu().view(at::kByte);
   const at::Tensor magnitudes = codes.remainder(128);
@@ -290,7 +290,7 @@ TEST(Fp8ProductsOnGpu, AreTheCpusWithinRounding) {
             1e-2);
 }
 
-/// Tensors of one update, on one device. Each begins at any element of a larger tensor.
+/// Returns the tensors of one update, which begin at element 0 or 1 of larger tensors.
 AdamWTensors update_of(std::int64_t size, c10::ScalarType moments, c10::Device device) {
   const auto part = [&](std::int64_t seed, double scale) {
     return numbers({size + 1}, seed, scale);
@@ -335,8 +335,8 @@ TEST(AdamWOnGpu, HasTheCpusBitsForBothTypesOfMoments) {
   }
 }
 
-/// The parameter and the state after one step for each of `added`, a number that is added to an
-/// element of the gradient.
+/// Returns the parameter and the state after one step for each number in `added`, which is added to
+/// an element of that step's gradient.
 std::vector<at::Tensor> after_steps(const std::vector<double>& added, c10::ScalarType type,
                                     c10::ScalarType moments) {
   const at::Tensor value = numbers({777}, 6).to(at::kCUDA, type).requires_grad_();
@@ -384,7 +384,7 @@ TEST(RmsNormOnGpu, TreatsHugeAndTinyRowsAsTheCpu) {
   }
 }
 
-/// The columns of a vocabulary on three ranks, without the ranks: the reductions are made here.
+/// Splits the vocabulary as over three ranks. The test does the reductions instead of ranks.
 TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
   constexpr std::int64_t kRows = 33, kVocabulary = 5003;
   const RowLossOptions options{.label_smoothing = 0.1, .z_loss = 0.01};
@@ -426,12 +426,12 @@ TEST(SplitCrossEntropyOnGpu, IsThatOfTheWholeVocabulary) {
   }
 }
 
-/// The weight's gradient in chunks, whose sum on a GPU is that of products with an fp32 result.
+/// The weight's gradient is computed in chunks. On a GPU, the chunks' products are added in fp32.
 TEST(LinearCrossEntropyOnGpu, RoundsABf16WeightsGradientOnce) {
   constexpr std::int64_t kTokens = 640, kVocabulary = 256, kFeatures = 64;
   const at::Tensor hidden = numbers({kTokens, kFeatures}, 12).to(at::kBFloat16);
   const at::Tensor targets = at::arange(kTokens, at::kLong).mul(91).remainder(kVocabulary);
-  // A weight of zeros, so that bf16 holds the gradient of the logits exactly.
+  // The weight is zero, so that bf16 represents the gradient of the logits exactly.
   const at::Tensor of_logits = at::full({kTokens, kVocabulary}, 1.0 / kVocabulary, at::kDouble);
   of_logits.scatter_add_(1, targets.unsqueeze(1), at::full({kTokens, 1}, -1.0, at::kDouble));
   const at::Tensor expected = of_logits.t().mm(hidden.to(at::kDouble));

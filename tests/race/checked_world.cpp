@@ -37,15 +37,15 @@ std::string demangled(const char* symbol) {
   return text.substr(0, text.find('('));
 }
 
-/// The function's name, like "tessera::fsdp::GatheredState::fill"; the program's name if it exports
-/// none.
+/// Returns the function's name, like "tessera::fsdp::GatheredState::fill", or the name of the
+/// program or library if the function has no exported name.
 std::string function_at(void* address) {
   Dl_info info{};
   dladdr(address, &info);
   return info.dli_sname != nullptr ? demangled(info.dli_sname) : std::string(info.dli_fname);
 }
 
-/// The caller of the function `depth` frames up; Streams::order() does not count.
+/// Returns the name of the caller `depth` stack frames up, not counting frames of Streams::order().
 std::string caller(int depth) {
   std::array<void*, 12> frames{};
   const int count = backtrace(frames.data(), static_cast<int>(frames.size()));
@@ -127,7 +127,7 @@ class CheckedWork final : public comm::Work {
       : work_(std::move(work)), checker_(checker), end_(std::move(end)) {}
 
   void wait() override {
-    const OperatorPause pause;  // the operators of the back end itself
+    const OperatorPause pause;  // the back end's own operators are not checked
     work_->wait();
     checker_.join(end_);
   }
@@ -178,7 +178,7 @@ class CheckedGroup final : public testing::ForwardingCommunicator {
                    [&] { return inner().broadcast(tensor, root); });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    const OperatorPause pause;  // between the hosts
+    const OperatorPause pause;  // the flags are exchanged between CPUs
     inner().any_rank(flags);
   }
   void agree_on_calls(const std::string& trouble) override {

@@ -1,4 +1,4 @@
-// A world of ranks whose collectives, streams and operators are reported to a checker.
+// Makes worlds whose ranks report their collectives, streams and operators to a race checker.
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@
 
 namespace tessera::race {
 
-/// A place in the code where a lane waits: the function that calls wait() or order(), and the
-/// lanes, like "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
+/// The place of a wait in the code: the function that calls wait() or order(), and the streams
+/// (lanes), like "tessera::fsdp::CommContext::settle: compute after reduce_scatter".
 using Site = std::string;
 
-/// Lanes that only report their calls to a checker. The waits of one place in the code can be left
-/// out, as if the line were missing.
+/// Streams that run nothing, but report calls to a checker. The waits at the place `left_out` are
+/// ignored, as if the code did not have them.
 class CheckedStreams final : public comm::Streams {
  public:
   explicit CheckedStreams(RaceChecker& checker, Site left_out = {})
@@ -32,7 +32,7 @@ class CheckedStreams final : public comm::Streams {
   void synchronize(const comm::StreamEventPtr& event) override;
   void note(const std::string& what) override { checker_->note(what); }
 
-  /// The places that were reached.
+  /// The places of waits that the training has reached.
   const std::set<Site>& sites() const { return sites_; }
 
  private:
@@ -45,8 +45,7 @@ class CheckedStreams final : public comm::Streams {
   std::set<Site> sites_;
 };
 
-/// Puts a rank under the checker while it exists. One per thread; construct it before models and
-/// meshes.
+/// Checks a rank while the object exists. Create one object per thread, before models and meshes.
 class CheckedRank {
  public:
   explicit CheckedRank(const Rank& rank, Site left_out = {});
@@ -55,10 +54,10 @@ class CheckedRank {
   ~CheckedRank();
 
   const Rank& rank() const { return rank_; }
-  /// Its collectives are looked at.
+  /// Makes a mesh whose collectives are checked.
   DeviceMesh mesh(std::vector<std::int64_t> sizes, std::vector<std::string> names) const;
-  /// From now on the FSDP unit of `root` and the units that its first forward finds below it use
-  /// checked lanes.
+  /// Makes the FSDP unit of `root`, and the units that its first forward finds below it, use
+  /// checked streams.
   void watch(const nn::ModuleBase& root);
 
   RaceChecker& checker() { return *checker_; }
@@ -73,8 +72,8 @@ class CheckedRank {
   testing::AllocationScope allocations_;
 };
 
-/// A rank's world whose collectives tell a checker what they read and write, from the call until
-/// the wait. The checker must outlive it.
+/// Returns a world whose collectives report what they read and write, from the call until the wait,
+/// to the checker. The checker must outlive the world.
 comm::WorldPtr checked_world(const comm::WorldPtr& world, RaceChecker& checker);
 
 }  // namespace tessera::race

@@ -1,4 +1,4 @@
-// Finds accesses to device memory that no event orders.
+// Finds accesses to device memory that are not ordered by events.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace tessera::race {
 
-/// A moment of one queue of work: the number of its operators that had begun.
+/// A moment in a queue of work: the number of operators of the queue that had begun.
 struct Epoch {
   std::size_t queue = 0;
   std::uint64_t time = 0;
 };
 
-/// For each queue, the work that this queue knows to be done (Mattern 1989; Fidge 1988).
+/// How much work of each queue is known to be done (a vector clock: Mattern 1989; Fidge 1988).
 class VectorClock {
  public:
   void join(const VectorClock& other) {
@@ -43,29 +43,29 @@ class VectorClock {
   std::vector<std::uint64_t> times_;
 };
 
-/// Addresses [begin, end).
+/// The memory addresses [begin, end).
 struct Range {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
 };
 
-/// Something that a queue has done: "aten::mm in lane compute (unshard unit 'a')".
+/// An action of a queue, for messages: "aten::mm in lane compute (unshard unit 'a')".
 struct Action {
   Epoch epoch;
   std::string place;
 };
 
-/// The last actions that have read and written memory. Each function returns the faults of an
-/// access, which name both places; empty if there are none. Earlier memory counts as written by no
-/// action.
+/// Stores the last actions that read and wrote each piece of memory. Each function returns the
+/// faults of an access, which name both actions; empty if there are none. Memory that was allocated
+/// before counts as written by no action.
 class MemoryMap {
  public:
   using Faults = std::vector<std::string>;
 
-  /// Memory is allocated again, for the queue of `action`. Its former users must be done, by
-  /// `clock`.
+  /// Allocates memory for the queue of `action`. Earlier users of the memory must be done according
+  /// to `clock`.
   Faults allocate(Range range, const Action& action, const VectorClock& clock);
-  /// Memory whose allocation was not seen has no owner.
+  /// Frees memory. If its allocation was not recorded, the memory has no owner.
   void free(Range range);
   Faults read(Range range, const Action& action, const VectorClock& clock);
   Faults write(Range range, const Action& action, const VectorClock& clock);
@@ -75,15 +75,15 @@ class MemoryMap {
     std::uintptr_t end = 0;
     bool written = true;
     std::optional<Action> writer;
-    std::vector<Action> readers;  ///< since then, the last of each queue
+    std::vector<Action> readers;  ///< the last reader in each queue since the last write
   };
-  /// A block: its end, the queue that allocated it, and where.
+  /// An allocated block: its end, the queue that allocated it, and the place in the code.
   struct Block {
     std::uintptr_t end = 0;
     std::size_t owner = 0;
     std::string place;
   };
-  /// The last use of memory that its owner has freed and not allocated again.
+  /// The last use of memory that was freed and has not been allocated again.
   struct Use {
     Action user;
     std::string memory;
@@ -91,53 +91,54 @@ class MemoryMap {
   using Pieces = std::map<std::uintptr_t, Piece>;
 
   void split(std::uintptr_t at);
-  /// The pieces that make up the whole `range`.
+  /// Returns the pieces that together cover `range`.
   std::vector<Pieces::iterator> pieces(Range range);
   std::string memory_at(std::uintptr_t at) const;
 
   Pieces pieces_;
   std::map<std::uintptr_t, Block> blocks_;
-  std::map<std::size_t, std::vector<Use>> freed_;  ///< by owner
+  std::map<std::size_t, std::vector<Use>> freed_;  ///< by the queue that owned the memory
 };
 
-/// The end of a queue's work at the time of the record.
+/// What is done when an event is recorded, or when a collective ends.
 using Point = VectorClock;
 
-/// Follows one rank: queues of work (the lanes, the host, and one for each group's collectives),
-/// the memory that they use, and what orders them. Operators run at once, as on a CPU; what matters
-/// is the order that events would force on lanes that run concurrently.
+/// Checks one rank: its queues of work (the lanes, the host, and one queue for each group's
+/// collectives), the memory that the work uses, and the order of the work. Operators run
+/// immediately, as on a CPU. The checker examines the order that events would enforce if lanes ran
+/// concurrently.
 ///
-/// It finds an access that no event orders with another of the same memory; memory that was freed
-/// and that its lane may allocate again before it has waited for its users; and a read of
-/// memory that was not written since it was allocated. Freed memory is filled with NaN.
+/// Reports two accesses to the same memory that no event orders; freed memory that its lane may
+/// allocate again without having waited for earlier users; and reads of memory that was not written
+/// since its allocation. Freed memory is filled with NaN.
 class RaceChecker final : public testing::AllocationWatcher {
  public:
-  /// Sets the lane of all later work.
+  /// Sets the current lane, in which all later work runs.
   void enter(comm::Lane lane) { lane_ = lane; }
   void note(const std::string& what) { note_ = what; }
   comm::Lane lane() const { return lane_; }
 
   Point record(comm::Lane lane) const;
   void wait(comm::Lane lane, const Point& point);
-  /// The host waits for the point, and so does all its later work.
+  /// Makes the host, and all its later work, wait for the point.
   void synchronize(const Point& point);
 
-  /// An operator in the current lane.
+  /// Records an operator in the current lane.
   void run(const std::string& name, const std::vector<Range>& reads,
            const std::vector<Range>& writes);
-  /// A collective in the queue of its group, which begins after the work of the current lane so
-  /// far. Returns its end.
+  /// Records a collective in the queue of its group. The collective begins after the work that the
+  /// current lane has so far. Returns the end of the collective.
   Point collective(const std::string& group, const std::string& name, const std::string& purpose,
                    const std::vector<Range>& reads, const std::vector<Range>& writes);
-  /// The current lane waits for a collective.
+  /// Makes the current lane wait for a collective.
   void join(const Point& point) { wait(lane_, point); }
 
   void allocated(void* data, std::size_t bytes) override;
   void freed(void* data, std::size_t bytes) override;
-  /// Memory that is freed later is not checked.
+  /// Stops checking allocated and freed memory.
   void stop() { stopped_ = true; }
 
-  /// The faults, each once, in the order in which they were found.
+  /// The distinct faults, in the order in which they were found.
   const std::vector<std::string>& faults() const { return faults_; }
 
  private:
@@ -148,7 +149,7 @@ class RaceChecker final : public testing::AllocationWatcher {
               const std::vector<Range>& writes);
   void report(const MemoryMap::Faults& faults);
 
-  std::recursive_mutex mutex_;  ///< other threads free
+  std::recursive_mutex mutex_;  ///< needed because other threads free memory
   comm::Lane lane_ = comm::Lane::kCompute;
   std::string note_;
   std::vector<VectorClock> clocks_;

@@ -14,19 +14,19 @@ namespace {
 
 thread_local RaceChecker* watching = nullptr;
 
-/// Properties of an operator that its schema does not have.
+/// Whether the name has one of these parts. Schemas lack the properties that are found in this way.
 bool any_in(std::string_view name, std::initializer_list<std::string_view> parts) {
   return std::ranges::any_of(
       parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-/// The operator reads only sizes and types.
+/// Whether the operator reads only sizes and types, but no values.
 bool reads_nothing(std::string_view name) {
   return any_in(name, {"_like", "new_", "empty", "same_size", "size", "stride", "resize_",
                        "requires_grad", "detach_", "set_", "_version", "retain_grad"});
 }
 
-/// The operator allocates memory, or changes the memory of a tensor.
+/// Whether the operator writes no values: it allocates, or changes a tensor's memory or flags.
 bool writes_nothing(std::string_view name) {
   return any_in(name, {"empty", "resize_", "requires_grad", "detach_", "set_", "retain_grad"});
 }
@@ -67,7 +67,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // Views have an alias that is not written; out= arguments have one that is.
+    // A view's argument has an alias that is not written; an out= argument has one that is written.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {
@@ -78,7 +78,7 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
   call.writes = memory_of(written);
 }
 
-/// Results that are neither arguments nor views of them.
+/// Adds results that are neither arguments nor views of arguments to the written memory.
 void look_at_outputs(const at::RecordFunction& function, Call& call) {
   const auto schema = function.operator_schema();
   std::vector<at::Tensor> results;
@@ -121,7 +121,7 @@ std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors) {
         tensor.storage().data() == nullptr) {
       continue;
     }
-    // A number on the host.
+    // A wrapped number (a scalar argument) is in host memory.
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       continue;
     }

@@ -9,11 +9,11 @@
 
 namespace tessera::race {
 
-/// The memory between a tensor's first and last element; empty without storage.
+/// Returns the memory between each tensor's first and last element. Skips tensors without storage.
 std::vector<Range> memory_of(const std::vector<at::Tensor>& tensors);
 
-/// While it exists, the operators of this thread tell the checker what they read and write, by
-/// their schemas. Views read and write nothing.
+/// While the object exists, reports what the operators of this thread read and write, derived from
+/// their schemas, to the checker. Views read and write nothing.
 class OperatorWatch {
  public:
   explicit OperatorWatch(RaceChecker& checker);
@@ -25,8 +25,8 @@ class OperatorWatch {
   std::uint64_t callback_;
 };
 
-/// While it exists, operators are not reported: the operators of a CPU back end do not run on a
-/// device's lanes.
+/// While the object exists, operators are not reported. Used for operators inside a CPU back end,
+/// which do not run on a device's lanes.
 class OperatorPause {
  public:
   OperatorPause();

@@ -35,20 +35,20 @@
 namespace tessera::race {
 namespace {
 
-// Trainings that run under the checker.
+// Training runs under the race checker.
 
-/// The number of steps in which all ways to gather and to reduce occur: the first step has no order
-/// to prefetch by, the second waits for an update.
+/// With this number of steps, FSDP gathers and reduces in all its ways: in the first step, no order
+/// for prefetching is known; the second step waits for an optimizer step.
 constexpr int kSteps = 3;
 
-/// A training that uses lanes in a particular way.
+/// A training run that uses lanes in a particular way.
 struct Scenario {
   std::string name;
   int ranks;
   std::function<void(CheckedRank&)> train;
 };
 
-/// For messages of GoogleTest.
+/// GoogleTest prints the scenario in messages.
 [[maybe_unused]] void PrintTo(const Scenario& scenario, std::ostream* out) {
   *out << scenario.name;
 }
@@ -56,7 +56,7 @@ struct Scenario {
 /// The faults that the checkers of all ranks have found.
 struct Findings {
   std::vector<std::string> faults;
-  std::set<Site> sites;  ///< that were passed
+  std::set<Site> sites;  ///< places of waits that were reached
 };
 
 using fsdp::Options;
@@ -73,8 +73,7 @@ void update(optim::AdamW& optimizer) {
   optimizer.zero_grad();
 }
 
-/// Runs steps of some micro-batches each. `prepare` runs before the first step, `between` before
-/// each micro-batch.
+/// Runs kSteps steps of some micro-batches. `between` is called before each micro-batch.
 void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
            const std::function<void(int)>& between = {}) {
   optim::AdamW optimizer(model, {});
@@ -89,7 +88,7 @@ void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
   }
 }
 
-/// Trains a small model on a mesh, with options and after `prepare`.
+/// Returns a function that trains a small model on a mesh, with options, after calling `prepare`.
 std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
                                            const Options& options = {},
                                            const std::function<void(SmallModel&)>& prepare = {},
@@ -133,7 +132,7 @@ void gather_by_hand(CheckedRank& rank) {
     (*model.blocks[0])(testing::uniform_values({2, testing::kDim}, 1));
     fsdp::reshard(*model.blocks[0]);
     const fsdp::UnshardScope unsharded(*model.blocks[1]);
-    fsdp::start_unshard(*model.blocks[2]);  // and not used
+    fsdp::start_unshard(*model.blocks[2]);  // gathered, but not used
     fsdp::reshard(*model.blocks[2]);
   });
 }
@@ -144,7 +143,7 @@ void follow_an_event(CheckedRank& rank) {
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
     testing::local_loss(model, rank.rank(), step).backward();
-    // The optimizer runs in another lane than the computation.
+    // The optimizer runs on another lane than forward and backward.
     rank.streams().order(comm::Lane::kCompute, comm::Lane::kReduceScatter);
     {
       const comm::LaneScope lane(rank.streams(), comm::Lane::kReduceScatter);
@@ -154,13 +153,13 @@ void follow_an_event(CheckedRank& rank) {
   }
 }
 
-/// Options of a training that the trainer does not use by default.
+/// Options of a Llama training that are off by default.
 struct LlamaTraining {
   fsdp::Options options{};
   bool recomputes = false, has_adapters = false, by_muon = false, scales = false;
 };
 
-/// Sharded over dp, tensor parallel over tp, with its blocks as units.
+/// Applies tensor parallelism over tp, and FSDP over dp with each block as a unit.
 void shard(testing::SmallLlama& model, const DeviceMesh& mesh, const LlamaTraining& how) {
   if (how.has_adapters) {
     nn::apply_lora(model, {.rank = 2, .targets = {"block*.mixer.[qv]", "block*.mlp.down"}});
@@ -206,7 +205,7 @@ std::function<void(CheckedRank&)> llama_training(const LlamaTraining& how) {
   };
 }
 
-/// Attention over a split sequence: (tokens, 8) -> (tokens, 8).
+/// Attention over a sequence that is split over ranks: (tokens, 8) -> (tokens, 8).
 class SplitMixer : public nn::Module<SplitMixer> {
  public:
   explicit SplitMixer(const DeviceMesh& mesh) : split_(mesh) {}
@@ -240,8 +239,8 @@ void split_sequences(CheckedRank& rank) {
   }
 }
 
-/// Trainings of models like the trainer's: tensor parallel, recomputed, with adapters, by Muon,
-/// with loss scaling, and with split sequences.
+/// Training runs of models like the trainer's: with tensor parallelism, recomputation, adapters,
+/// Muon, loss scaling, and split sequences.
 std::vector<Scenario> llama_scenarios() {
   const fsdp::Options offload{.offload_policy = fsdp::OffloadPolicy{}};
   return {{"TensorParallel", 4, llama_training({})},
@@ -297,7 +296,7 @@ const std::vector<Scenario>& scenarios() {
   return all;
 }
 
-/// `left_out`: see CheckedStreams.
+/// Runs a scenario under the checker. `left_out` is explained at CheckedStreams.
 Findings check(const Scenario& scenario, const Site& left_out = {}) {
   Findings findings;
   std::mutex mutex;
@@ -314,7 +313,7 @@ Findings check(const Scenario& scenario, const Site& left_out = {}) {
 
 }  // namespace
 
-// Training under the checker: in no order of the lanes may memory be used too early or too late.
+// Training runs may not use memory too early or too late in any possible order of the lanes.
 
 namespace {
 
@@ -330,24 +329,24 @@ INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios())
 
 }  // namespace
 
-// Each wait in the code is left out in turn: the checker must find a fault.
+// Ignores each wait in the library's code in turn: the checker must then find a fault.
 
 namespace {
 
-/// Waits whose absence is no fault here, with the reason.
+/// Waits that can be ignored without a fault in these tests, with the reason.
 const std::map<Site, std::string> kSurvivors{
-    // Offloaded gradients: on a CPU the host adds them up in the lane that has computed them;
-    // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited looks at this wait.
+    // On a CPU, the host adds up offloaded gradients in the lane that has computed them. The test
+    // Offload.AddsGradientsAndCallsHooksOnceTheHostHasWaited covers this wait.
     {"tessera::fsdp::CommContext::settle: the host after compute", "no copy to the host"}};
 
-/// The waits of the library; the scenarios have their own.
+/// Whether the library has this wait. Scenarios have waits of their own.
 bool is_of_library(const Site& site) {
   return site.starts_with("tessera::");
 }
 
 struct Mutation {
-  std::vector<const Scenario*> passes;  ///< those that come by
-  std::string found;                    ///< the first fault, and where
+  std::vector<const Scenario*> passes;  ///< the scenarios that reach the wait
+  std::string found;                    ///< the scenario that found a fault, and the first fault
 };
 
 std::map<Site, Mutation> all_mutations() {
@@ -389,15 +388,15 @@ TEST(Mutations, AreAllFound) {
 
 }  // namespace
 
-// Kinds of faults that the trainings do not have. Mutations.AreAllFound shows that the checker
-// finds accesses that no event orders, CheckedTraining that it accepts the others.
+// Faults that do not occur in the training runs. Mutations.AreAllFound shows that the checker finds
+// accesses that no event orders, and CheckedTraining that it accepts ordered ones.
 
 namespace {
 
 using comm::Lane;
 using comm::LaneScope;
 
-/// The faults that are found in `work` on one rank.
+/// Returns the faults of `work` on one rank.
 std::vector<std::string> faults_of(const std::function<void(CheckedRank&)>& work) {
   std::vector<std::string> faults;
   RunRanks(1, [&](Rank& rank) {

@@ -20,7 +20,7 @@
 #include "tessera/tensor_parallel/parallelize.h"
 
 // The Llama decoder family: Llama 1 to 3.3, Mistral, Qwen 2 and Qwen 3. LlamaConfig describes how
-// they differ. The model is in src/models/llama.cpp. Typical use:
+// the models differ. They are implemented in src/models/llama.cpp. Typical use:
 //
 //   const models::LlamaConfig config = models::read_config(folder / "config.json");
 //   std::shared_ptr<models::Llama> model;
@@ -79,7 +79,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   c10::Device device() const { return cos_->device(); }
 
   std::vector<nn::ModuleBase*> blocks() const override;
-  /// The ranks that split sequences (context parallelism); nullptr if sequences are not split.
+  /// The ranks over which sequences are split (context parallelism); nullptr if they are not split.
   const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
 
  private:

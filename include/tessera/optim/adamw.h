@@ -40,8 +40,8 @@ struct AdamWOptions {
 /// parameters are updated in fp32 and rounded. No fp32 copy is stored between steps (fairseq's
 /// memory-efficient fp16).
 ///
-/// step() is not collective, unless the layout of a gradient differs from its parameter's (a
-/// pending sum); such gradients are redistributed. Parameters without a gradient are skipped.
+/// step() is collective only if a gradient's layout differs from its parameter's (a pending sum);
+/// such gradients are redistributed. Parameters without a gradient are skipped.
 /// Throws Error, before any parameter changes, for a parameter that is not filled, and for a
 /// parameter whose local shard has changed its sizes or device since the parameter's first step.
 /// Thread safety: one thread at a time.

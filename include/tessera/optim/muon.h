@@ -39,7 +39,7 @@ struct MuonOptions {
 /// Muon (Jordan et al. 2024): the update of a matrix is the orthogonal matrix nearest to its
 /// momentum, approximated by five Newton-Schulz steps. Use Muon for the matrices of hidden layers,
 /// and AdamW for embeddings, the head, norms and biases (see split_for_muon and OptimizerList).
-/// Like torch.optim.Muon, but for any sharding on any mesh, with the result of one process.
+/// Like torch.optim.Muon, but for any sharding on any mesh, with the same result as one process.
 ///
 /// Each matrix is assigned to one rank of its mesh, so that the matrix is orthogonalised only once
 /// (even if it has replicas) and the work is balanced. One all-to-all sends each matrix, in

@@ -39,10 +39,10 @@ class Optimizer : tessera::detail::NoCopy {
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
   /// (a GradScaler uses it to divide by its scale), in the type of the update: fp32 for narrower
   /// parameters. The gradients' values are unspecified afterwards: call zero_grad(). The first step
-  /// compares gradients that must be copies: on a mesh (dp, tp), the gradients of a parameter on
-  /// mesh["tp"] at all coordinates of dp. This comparison is collective over the root meshes of
-  /// distributed parameters, and throws Error if copies differ, because nothing sums the copies.
-  /// With TESSERA_DEBUG=1 every step compares.
+  /// compares gradients that must be equal on several ranks: on a mesh (dp, tp), the gradients of a
+  /// parameter on mesh["tp"] at all coordinates of dp. This comparison is collective over the root
+  /// meshes of distributed parameters, and throws Error if the gradients differ, because no call
+  /// reduces them over dp. With TESSERA_DEBUG=1 every step compares.
   void step(double gradient_factor = 1.0);
   /// Like step() with a number, but the factor is a tensor on a device, such as ClipFactor::factor:
   /// plain, 0-d, and equal on every rank. Each scaled gradient is rounded to its own type, as in
@@ -58,9 +58,9 @@ class Optimizer : tessera::detail::NoCopy {
   /// Sets the learning rate of each group to `factor` times the lr in the group's options; for
   /// example with LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
-  /// The optimizer state, for a checkpoint to save, or to load before the next step. Missing state
-  /// is created as zeros. Frozen parameters have no state. Not collective. Throws Error for
-  /// parameters that were never filled.
+  /// The optimizer state: a checkpoint saves it, or loads it before the next step. Missing state is
+  /// created as zeros. Frozen parameters have no state. Not collective. Throws Error for parameters
+  /// that were never filled.
   virtual std::vector<StateTensor> state() = 0;
 
  private:

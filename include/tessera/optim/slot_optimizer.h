@@ -32,8 +32,8 @@ struct Batch {
   std::vector<std::vector<at::Tensor>> states;  ///< the state tensors: one list for each state name
   std::vector<at::Tensor> steps;                ///< step counters: the number of this step, from 1;
   ///< empty if steps are not counted
-  /// For each tensor, the index of its parameter in Optimizer::parameters(). If adjacent shards of
-  /// several parameters are joined to one tensor, this is the index of the first parameter.
+  /// For each tensor, the index of its parameter in Optimizer::parameters(). If shards of several
+  /// parameters were joined to one tensor, this is the index of the first parameter.
   std::vector<std::size_t> shards = {};
   /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor(): plain,
   /// 0-d fp64, on the device of the batch. Undefined: the factor is 1. If the factor is not finite,
@@ -55,7 +55,7 @@ class SlotOptimizer : public Optimizer {
   std::vector<StateTensor> state() final;
 
  protected:
-  /// `groups`: the parameters of each group. `state_names`: names of state tensors, each of the
+  /// `groups`: the parameters of each group. `state_names`: names of state tensors, which have the
   /// shard's sizes. `counts_steps`: whether the state also has a counter "step". Throws Error for a
   /// parameter in two groups, for a null pointer, and if there are no parameters. Parameters that a
   /// group has twice (tied weights) count once.
@@ -99,10 +99,10 @@ class SlotOptimizer : public Optimizer {
     std::vector<at::Tensor> tensors;  ///< the state tensors, one for each state name
     /// The step counter: 0-d fp32, on the shard's device; undefined if steps are not counted.
     at::Tensor step;
-    /// A hash of the last value of `step` that was read and of all later steps. States with equal
-    /// `history` have equal `step`.
+    /// A hash of the counter's value when the host last read it, and of all steps since. States
+    /// with equal `history` have equal counters.
     std::uint64_t history = 0;
-    std::uint32_t writes = 0;  ///< the version of `step` that `history` corresponds to
+    std::uint32_t writes = 0;  ///< version of the tensor `step` at which `history` was set
   };
   /// The state of a parameter. Requires that an earlier step has updated the parameter.
   State& state_of(std::size_t parameter) { return states_[parameter]; }

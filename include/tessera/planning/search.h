@@ -26,7 +26,7 @@ struct Estimate {
 
 /// How a training run is split over ranks.
 struct TrainingLayout {
-  std::int64_t dp = 1;          ///< number of ranks that shard parameters, without replicas
+  std::int64_t dp = 1;          ///< number of data-parallel ranks that shard parameters
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
   /// Activation checkpointing: "none", "selective" or "full"; "selective:12" is that of the first
   /// 12 blocks only.
@@ -42,7 +42,7 @@ struct SearchSpace {
   std::int64_t dp_replicate = 1;
   std::int64_t batch = 1;     ///< samples per step, over all ranks
   std::int64_t sequence = 0;  ///< tokens per sample; 0: samples are not sequences
-  std::int64_t blocks = 0;    ///< number of equal blocks of the model; 0: no layout splits them
+  std::int64_t blocks = 0;    ///< number of equal blocks; 0: all or no blocks are checkpointed
   TrainingLayout first{};     ///< fixed values, and start values of cp and accumulate
   /// The fields of `first` that all layouts keep: "dp", "tp", "cp", "ac", "zero", "accumulate".
   std::set<std::string> fixed{};
@@ -50,8 +50,8 @@ struct SearchSpace {
   /// of ranks.
   std::function<bool(std::int64_t tp)> allows_tp{};
   std::function<bool(std::int64_t cp)>
-      allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: never
-  /// Returns the estimate of the first rank for a layout. A layout for which it throws Error is
+      allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: they cannot
+  /// Returns the estimate of a layout's first rank. If the function throws Error, the layout is
   /// refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
 };
@@ -84,9 +84,9 @@ namespace detail {
 std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 
-/// The least number of `blocks` blocks to checkpoint so that the peak is at most `room`, from the
-/// peaks with none and with all of them checkpointed: 1 to `blocks`. The peak is convex in the
-/// number, so the result is not too small.
+/// Returns how many of `blocks` blocks must be checkpointed (1 to `blocks`) so that the peak is at
+/// most `room`. Interpolates between the peaks without checkpointing and with all blocks
+/// checkpointed. The true peak is convex in the number of blocks, so the result is not too small.
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
@@ -102,8 +102,8 @@ std::function<Estimate(const TrainingLayout& layout)> estimate_by_plans(
     const PlanOptions& options);
 
 /// Estimates layouts with every tp within a node, each kind of activation checkpointing, and ZeRO-2
-/// and ZeRO-3. Where checkpointing of all blocks fits and none does not, adds the layout with the
-/// fewest checkpointed blocks that fits; its estimate lies between the two. If no layout fits,
+/// and ZeRO-3. If a layout fits only if all its blocks are checkpointed, also adds the layout with
+/// the fewest checkpointed blocks that fits, with an interpolated estimate. If no layout fits,
 /// tries more micro-batches. For sequences of 16384 tokens or more, or if still no layout fits,
 /// tries cp of 2, 4 and 8. Values that SearchSpace::first fixes are not changed. Throws Error if no
 /// layout can be planned.

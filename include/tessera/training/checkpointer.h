@@ -56,8 +56,8 @@ struct CheckpointOptions {
   std::int64_t resume_step = -1;  ///< continue from this step instead of the newest; -1: not set
   /// The checkpoint from which a new run starts, or a folder of checkpoints of another run.
   std::filesystem::path initial_load = {};
-  /// Parts of a checkpoint that are not loaded: "optimizer", "data". A run that continues from its
-  /// own steps loads all parts, also if it once began with `initial_load`.
+  /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, they are
+  /// excluded only from that checkpoint: a run that resumes from its own `folder` loads all parts.
   std::vector<std::string> exclude = {};
   RunNames names = {};
 };
@@ -99,7 +99,7 @@ class Checkpointer : tessera::detail::NoCopy {
   bool excludes(const char* part) const;
   /// The folder of the checkpoint from which the run starts; empty for a new run.
   const std::filesystem::path& source() const { return source_; }
-  /// The number of the step that load() loaded, as the run that saved the step counted.
+  /// The step number of the loaded checkpoint, as counted by the run that saved the checkpoint.
   std::int64_t loaded_step() const { return loaded_; }
   /// The folder in which a step is saved.
   std::filesystem::path folder(std::int64_t step) const;
@@ -108,8 +108,8 @@ class Checkpointer : tessera::detail::NoCopy {
   /// the folder can't be written, or if another process has locked the folder. Call make_folder()
   /// on rank 0; not collective.
   void make_folder();
-  /// Returns the non-tensor entries of the checkpoint that load() will load, for early checks. The
-  /// result includes the entries that the program passed to after_step().
+  /// Returns the non-tensor entries of the checkpoint that load() will load, for early checks.
+  /// These include the entries that the program passed to after_step().
   Json peek(const TrainState& state);
   /// Loads the step into `state`. For a step of this run, also restores the random number state. If
   /// a step is damaged, the step before it is loaded, with a warning, unless the options name the
@@ -117,7 +117,7 @@ class Checkpointer : tessera::detail::NoCopy {
   /// step, and for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
 
-  /// Throws the Error that load() throws for a checkpoint with other entries, of another program.
+  /// Throws the Error that load() throws for a checkpoint that another program has saved.
   [[noreturn]] void fail_as_foreign() const;
 
   /// Saves the state after every `every` steps, after the last step, and if the run is `stopped`; a
@@ -153,15 +153,15 @@ class Checkpointer : tessera::detail::NoCopy {
   comm::WorldPtr world_;
   std::filesystem::path source_;
   bool resumes_ = false;
-  std::string run_id_;        ///< the run_id of all steps in the folder of this run
-  std::int64_t newest_ = -1;  ///< the step of source() in the run's own folder
+  std::string run_id_;        ///< the run_id of all steps in `folder`
+  std::int64_t newest_ = -1;  ///< the step number of source() if it is in `folder`; -1: it is not
   /// Numbers of damaged checkpoints after source(), which the first save removes.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the descriptor of the folder's lock file
   std::int64_t loaded_ = -1;  ///< the step that load() loaded; -1: none
-  std::int64_t saved_ = -1;   ///< the step that was saved or loaded last
+  std::int64_t saved_ = -1;   ///< the number of the step that was saved or loaded last
   checkpoint::SaveFuture pending_;
-  std::exception_ptr unsaved_;  ///< the error with which the last step's save failed
+  std::exception_ptr unsaved_;  ///< the error of the failed save of the last step
 };
 
 }  // namespace tessera::training

@@ -56,7 +56,7 @@ class MetricLog {
   std::optional<double> stall_s_;
 };
 
-/// Options of Recording: which steps of a run are profiled.
+/// Options of Recording: which steps of a run the profiler records.
 struct RecordingOptions {
   /// The file of rank 0's profile (observe::Profile). For p.json, rank 3 writes p.rank3.json in the
   /// same folder. Empty: no profile.

@@ -55,7 +55,7 @@ struct StepOptions {
 
 /// The result of step().
 struct StepResult {
-  double loss = 0;       ///< mean over the ranks of data_mesh and the micro-batches
+  double loss = 0;       ///< the step's loss, averaged over the ranks of data_mesh
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
   double lr_factor = 1;  ///< the schedule's factor of the learning rate
   std::optional<double> loss_scale = std::nullopt;  ///< loss scale of this step; nullopt without
@@ -86,9 +86,9 @@ using LossFunction = std::function<at::Tensor(std::int64_t i)>;
 StepResult step(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
                 const LossFunction& loss);
 
-/// The mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed scalar
-/// is first gathered, which is collective over the mesh of the scalar. Collective over `mesh`.
-/// Throws Error for a tensor with more than one element.
+/// Returns the mean of a scalar over the ranks of a mesh, in fp32, without gradient. A distributed
+/// scalar is first gathered, which is collective over its own mesh. Collective over `mesh`. Throws
+/// Error for a tensor with more than one element.
 at::Tensor mean_over(const at::Tensor& value, const DeviceMesh& mesh);
 
 /// Measures the time, the communication and the memory of a step.
@@ -105,7 +105,7 @@ class StepMeter {
   /// `device`: the type of the device that is measured, "cpu" or "cuda".
   StepMeter(comm::WorldPtr world, std::string device);
   void begin();
-  /// Marks the batch as available: the time since begin() counts as waiting for data.
+  /// Call when the batch is available: the time since begin() counts as waiting for data.
   void data_ready();
   /// Returns all metrics except the throughput (see observe::set_throughput). `lr` is the step's
   /// learning rate.

@@ -1,4 +1,4 @@
-// What `tessera-run --explain` says about the flight records of several ranks.
+// Tests the text that `tessera-run --explain` prints for the flight records of several ranks.
 #include "tessera/core/detail/flight_record.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace tessera::flight {
 namespace {
 
-/// The record of a rank of a job of three ranks, with one group.
+/// A rank's flight record, in a job with three ranks and one process group.
 class RankRecord {
  public:
   explicit RankRecord(int rank) {

@@ -41,14 +41,14 @@ TEST(Layout, HasOneCanonicalForm) {
   EXPECT_EQ(interned({2}, {{2, {}}, {3, {}}, {4, {0}}}), interned({2}, {{6, {}}, {4, {0}}}));
   EXPECT_EQ(interned({2}, {{1, {}}, {8, {0}}, {1, {}}}), interned({2}, {{0, {0}}}));
   EXPECT_EQ(interned({2, 3}, {{2, {0}}, {9, {1}}}), interned({2, 3}, {{0, {0, 1}}}));
-  // A local digit behind a shard merges into the shard if the shard is even.
+  // A digit that no mesh dimension splits merges into the shard before it, if this shard is even.
   EXPECT_EQ(interned({2}, {{4, {0}}, {3, {}}}), interned({2}, {{0, {0}}}));
   EXPECT_EQ(interned({2}, {{5, {0}}, {4, {}}})->digits(0).size(), 2U);
   EXPECT_EQ(Layout::intern({2, 2}, {{}}, {{1, ReduceOp::kSum}, {0, ReduceOp::kMax}}),
             Layout::intern({2, 2}, {{}}, {{0, ReduceOp::kMax}, {1, ReduceOp::kSum}}));
 }
 
-/// The indices that each coordinate owns under the digits as written, without merging them.
+/// The indices that each mesh coordinate owns under the given digits, which are not merged.
 std::vector<testing::Indices> owned(const testing::Indices& mesh,
                                     const std::vector<Digit>& digits) {
   const auto major = Layout::intern(mesh, one_dim({digits[0]}));
@@ -65,7 +65,7 @@ std::vector<testing::Indices> owned(const testing::Indices& mesh,
   return out;
 }
 
-/// All pairs of digits with extents up to 6 on a 2 x 3 mesh.
+/// Returns all pairs of digits with extents up to 6 on a 2 x 3 mesh.
 std::vector<std::vector<Digit>> digit_pairs() {
   const std::vector<std::vector<int>> orders{{}, {0}, {1}, {0, 1}, {1, 0}};
   std::vector<std::vector<Digit>> out;
@@ -98,7 +98,7 @@ TEST(Layout, CanonicalFormOwnsWhatTheDigitsOwn) {
   }
 }
 
-/// Two neighbouring digits that own the same indices as one digit are interned as this one digit
+/// If two neighbouring digits own the indices of one digit, they are interned as this one digit
 /// (extents >= 2).
 TEST(Layout, DigitsThatOwnWhatOneDigitOwnsAreThatDigit) {
   const testing::Indices mesh{2, 3};
@@ -206,7 +206,7 @@ struct Case {
   Indices sizes;
 };
 
-/// Even, uneven, empty, nested both ways round, strided, two dimensions, size 0 and 1.
+/// Even, uneven, empty, nested (in both orders) and strided shards; one to three dimensions.
 std::vector<Case> cases() {
   return {
       {{4}, {{{0, {0}}}}, {8}},
@@ -242,7 +242,7 @@ TEST(LayoutMath, ChunksAsTorchDoes) {
   }
 }
 
-/// Calls `check(case, layout, coordinate)` for each case and each coordinate of its mesh.
+/// Calls `check(case, layout, coordinate)` for each case and each coordinate of the case's mesh.
 template <class Check>
 void for_each_place(const Check& check) {
   for (const auto& c : cases()) {
@@ -270,7 +270,7 @@ TEST(LayoutMath, LocalSizesAndGlobalIndicesAreThoseOfTheOwnedIndices) {
   });
 }
 
-/// Each element of each box is at the place of global_indices(), and the boxes cover all elements.
+/// Each element of a box has the global index of the oracle, and the boxes cover all elements.
 TEST(LayoutMath, BoxesCoverTheLocalTensorOnce) {
   for_each_place([](const Case& c, const Layout& layout, const Indices& at) {
     std::int64_t covered = 0;

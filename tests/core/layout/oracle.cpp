@@ -23,7 +23,7 @@ Indices strided(const Indices& list, std::int64_t factor, std::int64_t parts, st
   return out;
 }
 
-/// For each position of a digit: whether the coordinate owns it.
+/// For each value of a digit: whether the rank at `coordinate` owns this value.
 std::vector<bool> held(const Layout& layout, const Digit& digit, std::int64_t extent,
                        const Indices& coordinate) {
   auto piece = arange(extent);

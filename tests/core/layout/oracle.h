@@ -10,35 +10,35 @@ namespace tessera::testing {
 
 using Indices = std::vector<std::int64_t>;
 
-/// A mesh or tensor dimension, or a position, as an index of a std::vector.
+/// Converts a mesh dimension, a tensor dimension or an index to an index of a std::vector.
 constexpr std::size_t pos(std::int64_t index) {
   return static_cast<std::size_t>(index);
 }
 
-/// Piece `index` of torch.chunk of a list: pieces have ceil(n / parts) elements, trailing ones
-/// fewer or none.
+/// Returns chunk `index` of a list, split as by torch.chunk: chunks have ceil(n / parts) elements,
+/// the last chunks fewer or none.
 Indices chunk(const Indices& list, std::int64_t parts, std::int64_t index);
 
-/// The indices of dimension `dim` that PyTorch gives to `coordinate` under a placement list.
-/// Placements are applied to arange(size) in mesh order; a strided shard cuts it in split_factor
-/// pieces, chunks each and joins the chunks.
+/// Returns the indices of dimension `dim` that PyTorch gives to `coordinate` under a placement
+/// list. The placements split arange(size) in mesh order; a strided shard first cuts the list into
+/// split_factor pieces, splits each piece into chunks, and joins this coordinate's chunks.
 Indices torch_indices(const Placements& placements, const Indices& mesh_sizes, int dim,
                       std::int64_t size, const Indices& coordinate);
 
-/// The global indices of a dimension that a layout gives to `coordinate`: an index belongs to it if
-/// each digit of the index is in the coordinate's nested chunk.
+/// Returns the global indices of a dimension that a layout gives to `coordinate`: those indices of
+/// which each digit is in the nested chunk of the coordinate.
 Indices layout_indices(const Layout& layout, int dim, std::int64_t size, const Indices& coordinate);
 
-/// All coordinates of a mesh, row-major.
+/// Returns all coordinates of a mesh, in row-major order.
 std::vector<Indices> coordinates(const Indices& mesh_sizes);
 
-/// Every list of `length` values in [0, base), in lexicographic order.
+/// Returns every list of `length` values in [0, base), in lexicographic order.
 std::vector<std::vector<int>> all_lists(int length, int base);
 
-/// The numbers among the words of a text.
+/// Returns those words of a text that are numbers.
 Indices numbers_in(const std::string& text);
 
-/// "[Shard(0), _StridedShard(dim=1, sf=2)]": a placement ends with its closing parenthesis.
+/// Parses placements in PyTorch's notation: "[Shard(0), _StridedShard(dim=1, sf=2)]".
 Placements placements_in(const std::string& text);
 
 }  // namespace tessera::testing

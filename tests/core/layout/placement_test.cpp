@@ -80,7 +80,7 @@ bool owns_as_torch(const Layout& layout, const Placements& placements, const Ind
 }
 
 TEST(ToLayout, OrdersMeshDimensions) {
-  // Later mesh dimensions split the parts of the earlier ones. For FSDP over TP the first mesh
+  // Later mesh dimensions split the shards of earlier ones. For FSDP over TP, the first mesh
   // dimension splits last.
   EXPECT_EQ(to_layout({2, 2}, {Shard{0}, Shard{0}}, Indices{8}), order({2, 2}, {0, 1}));
   for (const std::int64_t size : {16, 7}) {
@@ -106,11 +106,11 @@ TEST(ToLayout, RefusesPlacementsThatDoNotFit) {
        {"no factor", making({2}, {StridedShard{0, 0}}, {8}), {"split factor below 1"}}});
 }
 
-/// Converts all lists of Shard(0), StridedShard with factors up to 6 and Replicate on `mesh`, for
-/// an even size. A layout must own what PyTorch's list owns, and convert back to an equivalent
-/// list.
+/// Converts all placement lists of Shard(0), StridedShard with factors up to 6 and Replicate on
+/// `mesh`, for an even size. The layout must give each rank the indices that PyTorch gives it, and
+/// must convert back to an equivalent list.
 void check_all_even_lists(const Indices& mesh) {
-  std::int64_t size = 60;  // all split factors up to 6 divide it
+  std::int64_t size = 60;  // a multiple of all split factors up to 6
   for (const auto m : mesh) {
     size *= m;
   }
@@ -168,7 +168,7 @@ TEST(ToLayout, OwnsWhatTorchSaysForPlainShardsOfAnySize) {
   }
 }
 
-/// Sizes that the mesh doesn't divide: FSDP cuts the tensor-parallel shard, so that parameters are
+/// If the mesh does not divide the size: FSDP splits the tensor-parallel shard, so parameters are
 /// nested chunks in the order tp, dp.
 TEST(ToLayout, FsdpOverTensorParallelNestsChunksOfAnySize) {
   for (std::int64_t size = 0; size < 24; ++size) {
@@ -211,7 +211,7 @@ TEST(ToPlacements, GivesPartialReplicateAndShardsOverMeshDimensionsOfSizeOne) {
 
 }  // namespace
 
-// The examples of docs/sharding.md hold.
+// The examples of docs/sharding.md are correct.
 
 namespace {
 
@@ -219,7 +219,7 @@ using testing::numbers_in;
 using testing::placements_in;
 using Lines = std::vector<std::string>;
 
-/// The lines of all fenced blocks of one kind.
+/// Returns the lines of all code blocks of docs/sharding.md that begin with "```" and `kind`.
 Lines examples(const std::string& kind) {
   std::ifstream file(TESSERA_SHARDING_DOC);
   Lines out;

@@ -45,7 +45,7 @@ std::string name(const Step& step) {
 
 using Names = std::vector<std::string>;
 
-/// The steps for a float tensor of 64 x 32 x 16, which every mesh here divides.
+/// The steps that redistribute a float tensor of 64 x 32 x 16. Every mesh here divides these sizes.
 Names steps(const Indices& mesh, const Placements& from, const Placements& to) {
   const Indices sizes{64, 32, 16};
   Names out;
@@ -113,7 +113,7 @@ TEST(RedistributePlan, GathersUnevenShardsByMeshDimensionAndLeavesALocalDigitInF
 }
 
 TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
-  const Placement dp = StridedShard{0, 2};  // FSDP's dimension, applied after tp
+  const Placement dp = StridedShard{0, 2};  // FSDP splits after tp
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, S0}), Names{"all-gather 0 m0"});
   EXPECT_EQ(steps({2, 2}, {P, S0}, {dp, S0}), Names{"reduce-scatter 0 m0"});
   EXPECT_EQ(steps({2, 2}, {dp, S0}, {R, R}), Names{"all-gather 0 m1m0"});
@@ -122,7 +122,7 @@ TEST(RedistributePlan, FsdpOverTensorParallelAndSequenceParallel) {
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, R}), Names{"all-gather 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, P}, {S0, S1}), Names{"reduce-scatter 1 m1"});
   EXPECT_EQ(steps({2, 2}, {S0, S1}, {S0, S2}), Names{"all-to-all 1>2 m1"});
-  // The exchange of two shards moves one of them through the third dimension.
+  // Exchanging two shards moves one shard to the third dimension for a while.
   EXPECT_EQ(steps({8, 8}, {S0, S1}, {S1, S0}).size(), 3U);
 }
 
@@ -137,8 +137,8 @@ TEST(RedistributePlan, RefusesOtherMeshesAndRanks) {
 
 }  // namespace
 
-// docs/redistribution.md lists the bytes that the planner sends, which are never more than those
-// measured with PyTorch.
+// docs/redistribution.md lists the bytes that the planner sends. They are never more than the bytes
+// that were measured with PyTorch.
 
 namespace {
 
@@ -172,7 +172,7 @@ std::vector<std::string> cells_of(const std::string& row) {
   return cells;
 }
 
-/// The correct row for these cells: the planner's bytes, in bold if they are less than PyTorch's.
+/// Returns the correct table row for `cells`: the planner's bytes, in bold if less than PyTorch's.
 std::string row_of(const std::vector<std::string>& cells) {
   const auto mesh = numbers_in(cells[0]);
   const auto from = placements_in(cells[1]), to = placements_in(cells[2]);

@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-/// A call whose first arguments are tensors of these sizes.
+/// Makes a call whose first arguments are tensors of the given sizes.
 OpCall call(std::string_view op, std::vector<std::vector<std::int64_t>> tensors,
             std::vector<Argument> args = {}) {
   OpCall result{.op = op, .args = {}, .tensors = {}};
@@ -55,8 +55,8 @@ TEST(Propagate, BringsTheOtherInputToTheOrderOfTheLarger) {
   EXPECT_EQ(decided.outputs[0], large);
 }
 
-/// The choice must not depend on the batch: a rank without rows would gather while the others do
-/// not.
+/// The decision must not depend on the batch size; otherwise a rank without rows would call an
+/// all-gather that the other ranks do not call.
 TEST(Propagate, ARankWithoutRowsChoosesAsTheOthersDo) {
   const LayoutPtr rows = Layout::intern(kMesh, {{{0, {1}}}, {}}, {});
   const LayoutPtr whole = Layout::intern(kMesh, {{}}, {});
@@ -91,7 +91,7 @@ TEST(Propagate, ViewsFollowTheFactors) {
                                           {{{3, {}}, {8, {1}}}},
                                           {{{3, {}}, {8, {1}}}},
                                           {{}, {{0, {1}}}}},
-                                         // The rank has no sequences.
+                                         // This rank has no sequences.
                                          {"no elements",
                                           {0, 26, 20},
                                           {0, 20},
@@ -168,7 +168,7 @@ TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {
   EXPECT_EQ(decided.outputs[2], nullptr);
 }
 
-// On mesh dimension 0 the first tensor is in 4 parts already; the second is whole.
+// Mesh dimension 0 already splits the first tensor into 4 shards, but does not split the second.
 TEST(Propagate, MovesTheTensorThatOtherMeshDimensionsHaveMadeSmaller) {
   const std::vector<std::int64_t> mesh{4, 2};
   const LayoutPtr in_parts = Layout::intern(mesh, {{{0, {1}}}, {{0, {0}}}});
@@ -204,7 +204,7 @@ TEST(Propagate, GroupedQueriesShardKeyAndQueryHeadsTogether) {
   const auto decided = decide(attention, {heads, heads, heads});
   EXPECT_EQ(decided.inputs, std::vector<LayoutPtr>(3, heads));
   EXPECT_EQ(decided.outputs[0], heads);
-  // Four ways do not divide two key heads, so that the query's last cut differs from the keys'.
+  // Four ranks cannot split two key heads, so query and key heads would be split differently.
   const LayoutPtr four = layout({{}, {{0, {0, 1}}}, {}, {}});
   EXPECT_EQ(decide(attention, {four, heads, heads}).inputs[1]->sharded_dim(1), -1);
 }
@@ -262,11 +262,11 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 
 struct Expectation {
-  const char* op;              ///< without "aten::"
-  std::vector<Sizes> tensors;  ///< the first arguments
+  const char* op;              ///< the operator's name without "aten::"
+  std::vector<Sizes> tensors;  ///< the sizes of the first arguments
   std::vector<Argument> args;  ///< the arguments after the tensors
-  const char* before;   ///< the layouts of the tensors: "S0 R", on two mesh dimensions "S0,R R,P"
-  const char* decided;  ///< the layouts of the inputs and of the results: "S0 R -> S0"
+  const char* before;   ///< layouts of the tensors: "S0 R"; on two mesh dimensions: "S0,R R,P"
+  const char* decided;  ///< layouts of the inputs and of the results: "S0 R -> S0"
   Mesh mesh = {2};
 };
 
@@ -274,7 +274,7 @@ void PrintTo(const Expectation& expectation, std::ostream* out) {
   *out << expectation.op << " " << expectation.before;
 }
 
-/// The layouts of the tensors. "-" is a plain tensor.
+/// Parses the layouts of the tensors. "-" is a plain tensor.
 std::vector<LayoutPtr> layouts(const Expectation& expectation) {
   std::vector<LayoutPtr> result;
   const auto parts = testing::split(expectation.before, ' ');
@@ -349,8 +349,8 @@ INSTANTIATE_TEST_SUITE_P(
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kSigned, 4}}, "P", "R -> R"},
         Expectation{"_to_copy", {{8, 6}}, {DType{DType::Kind::kBool, 1}}, "Pmax", "R -> R"}));
 
-// The result of an in-place call has the tensor's layout: the other arguments are redistributed to
-// it.
+// The result of an in-place call keeps the layout of the tensor that is written. The other
+// arguments are redistributed to this layout.
 INSTANTIATE_TEST_SUITE_P(
     Inplace, RuleExpectations,
     ::testing::Values(

@@ -15,7 +15,7 @@
 namespace tessera::testing {
 namespace {
 
-/// `values` in steps that are exact in double, so that their partial terms add up to them exactly.
+/// Rounds `values` to multiples of 2^-20, so that sums of their partial terms are exact.
 at::Tensor exact(const at::Tensor& values) {
   return at::round(values * 1048576.0) / 1048576.0;
 }
@@ -362,7 +362,7 @@ std::vector<RuleCase> pointwise_cases() {
   return cases;
 }
 
-// Operators of networks.
+// Cases of neural-network operators.
 
 namespace {
 
@@ -480,7 +480,7 @@ std::vector<RuleCase> list_cases() {
   };
 }
 
-// The operators of this library (src/dtensor/fused/).
+// Cases of the operators of this library (src/dtensor/fused/).
 
 namespace {
 
@@ -497,7 +497,7 @@ std::vector<RuleCase> rms_norm_cases() {
   };
 }
 
-/// The recurrence in two chunks of a sequence, with heads in groups.
+/// Cases of the recurrence with a sequence of two chunks, and with grouped heads.
 std::vector<RuleCase> chunked_attention_cases() {
   const auto q = [] { return reals({2, 4, 6, 8}); };
   const auto kv = [] { return units({2, 2, 9, 8}); };
@@ -525,7 +525,7 @@ std::vector<RuleCase> fp8_linear_cases() {
 }  // namespace
 
 std::vector<RuleCase> fused_cases() {
-  // A call to the library, so that the linker keeps the library that defines the operators.
+  // This call to the library makes the linker keep the library, which defines the operators.
   const at::Tensor product = detail::silu_mul(reals({7, 5}), units({7, 5}));
   std::vector<RuleCase> cases{
       row("tessera::silu_mul", product, units({7, 5})),

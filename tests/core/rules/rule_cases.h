@@ -11,23 +11,23 @@
 
 namespace tessera::testing {
 
-/// A call of a libtorch operator. The arguments are made anew for every use.
+/// A call of a libtorch operator. Each use creates new arguments.
 struct RuleCase {
-  std::string op;  ///< "aten::add.Tensor"
+  std::string op;  ///< for example "aten::add.Tensor"
   std::function<std::vector<c10::IValue>()> arguments;
 };
 
 using Ints = std::vector<std::int64_t>;
 
-/// Different values of both signs; positive values below 1; distinct integers below `limit`,
-/// repeated; a mask.
+/// Return tensors of, in this order: different values of both signs; positive values below 1;
+/// integers below `limit`; booleans.
 at::Tensor reals(Ints sizes);
 at::Tensor units(Ints sizes);
 at::Tensor indices(Ints sizes, std::int64_t limit);
 at::Tensor mask(Ints sizes);
 
 c10::List<at::Tensor> tensor_list(std::initializer_list<at::Tensor> tensors);
-/// Undefined tensors are None.
+/// Makes a list of index tensors; undefined tensors become None.
 c10::List<std::optional<at::Tensor>> index_list(std::initializer_list<at::Tensor> tensors);
 
 /// A case of `op`, an operator of libtorch named without "aten::". Missing arguments get the

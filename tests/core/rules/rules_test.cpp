@@ -1,5 +1,5 @@
-// Every sharding rule through the dispatcher, against libtorch's operator on whole tensors: the
-// arguments of each call lie in random layouts.
+// Compares every sharding rule, called through the dispatcher with arguments in random layouts,
+// with libtorch's operator on whole tensors.
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
@@ -19,8 +19,8 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 
-/// `whole` in a layout drawn from `engine`. Integers and masks are never partial, and a layout has
-/// one reduction only, because the result of several depends on their order.
+/// Distributes `whole` with a random layout. Integers and masks are never partial. A layout has at
+/// most one reduction, because the order of several reductions would change the result.
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937& engine) {
   static const std::vector<ReduceOp> kOps{ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax,
                                           ReduceOp::kMin};
@@ -34,7 +34,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
                           sizes);
 }
 
-/// The results of a call, then its arguments, which the call may have written.
+/// Returns the results of a call, followed by its arguments, which the call may have written.
 Tensors run(const RuleCase& rule_case, Values arguments) {
   const auto dot = rule_case.op.find('.');
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
@@ -48,20 +48,20 @@ Tensors run(const RuleCase& rule_case, Values arguments) {
   return found;
 }
 
-/// Double precision, if all tensors have it.
+/// Returns a tolerance for fp64, or for fp32 if any tensor is fp32.
 double tolerance_of(const Tensors& tensors) {
   const auto single = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat; };
   return std::ranges::any_of(tensors, single) ? 1e-5 : 1e-9;
 }
 
-/// Whether sizes, types and, within the tolerance, values are the same.
+/// Whether sizes and types are equal, and values are equal within the tolerance.
 bool agree(const at::Tensor& a, const at::Tensor& b, double tolerance) {
   const auto type = a.is_complex() ? at::kComplexDouble : at::kDouble;
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
          at::allclose(a.to(type), b.to(type), tolerance, tolerance, true);
 }
 
-/// Empty, or what a call with its tensors in layouts of `engine` gets wrong.
+/// Calls the operator with tensors in random layouts. Returns a text about wrong results, or "".
 std::string problem_of(const RuleCase& rule_case, const Tensors& expected, const DeviceMesh& mesh,
                        std::mt19937& engine) {
   std::string how;
@@ -88,7 +88,7 @@ std::string problem_of(const RuleCase& rule_case, const Tensors& expected, const
   return "";
 }
 
-/// The number of layouts for each case; TESSERA_RULE_DRAWS=1000 for a thorough run.
+/// The number of random layouts for each case. Set TESSERA_RULE_DRAWS=1000 for a thorough run.
 int draws() {
   const char* text = std::getenv("TESSERA_RULE_DRAWS");
   return text ? std::atoi(text) : 12;
@@ -135,7 +135,7 @@ TEST_P(Rules, Lists) {
   expect_right(list_cases());
 }
 
-// Two ranks; more ranks than most sizes have elements, so that shards are empty; FSDP over TP.
+// Meshes: two ranks; more ranks than most sizes, so that some shards are empty; FSDP over TP.
 INSTANTIATE_TEST_SUITE_P(Meshes, Rules,
                          ::testing::Values(std::vector<std::int64_t>{2},
                                            std::vector<std::int64_t>{4},

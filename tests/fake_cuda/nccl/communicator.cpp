@@ -93,12 +93,12 @@ void forget(ncclComm_t handle) {
   communicators().by_handle.erase(handle);
 }
 
-// ncclComm*: communicators are made, split and ended.
+// The ncclComm* functions, which make, split and end communicators.
 namespace {
 
 constexpr std::chrono::seconds kPatience{30};
 
-/// The fault init:K: the making of the K-th communicator never returns.
+/// Implements the fault init:K: the call that makes the K-th communicator never returns.
 void hang_on_demand() {
   static std::atomic<std::int64_t> begun = 0;
   const std::int64_t number = ++begun;
@@ -107,7 +107,7 @@ void hang_on_demand() {
   }
 }
 
-/// The fault slow-end:K: the end of the K-th communicator takes a second longer than on its peers.
+/// Implements the fault slow-end:K: the K-th communicator that is ended takes one more second.
 void end_slowly_on_demand() {
   static std::atomic<std::int64_t> ended = 0;
   if (settings().fault("slow-end") == ++ended) {
@@ -129,7 +129,7 @@ ncclResult_t make(ncclComm_t* out, const std::string& id, int rank, int ranks,
   return ncclSuccess;
 }
 
-/// The `own` of each rank, in the order of ranks. Empty if a rank does not call.
+/// Gathers the value `own` of each rank, in rank order. Returns nothing if a rank does not call.
 template <class T>
 std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   std::vector<T> all(static_cast<std::size_t>(communicator->ranks()));
@@ -145,7 +145,7 @@ std::vector<T> gather(const CommunicatorPtr& communicator, const T& own) {
   return run_on_host(operation) ? all : std::vector<T>{};
 }
 
-/// Waits until all ranks of the host end the communicator, as NCCL may.
+/// Waits until all ranks on the host end the communicator; NCCL may wait, too.
 void meet_at_end(const CommunicatorPtr& communicator) {
   if (gather(communicator, std::int8_t{0}).empty()) {
     count_violation("communicator " + communicator->id() +
@@ -153,8 +153,8 @@ void meet_at_end(const CommunicatorPtr& communicator) {
   }
 }
 
-/// A rank's host and card. NCCL treats ranks with equal NCCL_HOSTID, or without one, as ranks of
-/// one host.
+/// A rank's host and device. Ranks are on one host if they have the same NCCL_HOSTID, or none, as
+/// in NCCL.
 struct Place {
   std::array<char, 64> host{};
   int device = 0;
@@ -170,7 +170,7 @@ Place own_place(const Communicator& communicator) {
   return place;
 }
 
-/// NCCL refuses ranks that share a card. Each rank gets the error.
+/// Returns an error on every rank if two ranks share a device, which NCCL refuses.
 ncclResult_t check_places(const CommunicatorPtr& communicator) {
   const std::vector<Place> places = gather(communicator, own_place(*communicator));
   for (auto place = places.begin(); place != places.end(); ++place) {
@@ -181,7 +181,7 @@ ncclResult_t check_places(const CommunicatorPtr& communicator) {
   return places.empty() ? ncclRemoteError : ncclSuccess;
 }
 
-/// A number of a communicator; 0 and an error for a communicator that does not exist.
+/// Gets a number from a communicator; 0 and an error if the communicator does not exist.
 ncclResult_t query(ncclComm_t handle, int* out, int (Communicator::*number)() const) {
   const CommunicatorPtr communicator = find(handle);
   *out = communicator == nullptr ? 0 : ((*communicator).*number)();
@@ -194,7 +194,7 @@ struct Wish {
   int rank;
 };
 
-/// The ranks of the parent with this color, ordered by key and then by rank.
+/// Returns the ranks that asked for this color, ordered by key and then by rank.
 std::vector<Wish> members(std::vector<Wish> wishes, int color) {
   std::erase_if(wishes, [color](const Wish& wish) { return wish.color != color; });
   std::stable_sort(wishes.begin(), wishes.end(),
@@ -323,7 +323,7 @@ ncclResult_t ncclCommUserRank(ncclComm_t handle, int* rank) {
   return query(handle, rank, &Communicator::rank);
 }
 
-// Registered buffers are used like all other buffers.
+// Does nothing: registered buffers are used like all other buffers.
 ncclResult_t ncclCommRegister(ncclComm_t, void* buffer, std::size_t, void** handle) {
   count_call("ncclCommRegister");
   *handle = buffer;

@@ -16,27 +16,27 @@
 
 #include "runtime/runtime.h"
 
-// NCCL's element types and reductions, on the host.
+// NCCL's element types and reductions, computed on the host.
 
 namespace fake_cuda {
 
 std::size_t bytes_of(ncclDataType_t type);
 std::string name_of(ncclDataType_t type);
 
-/// Whether reduce() can compute this reduction.
+/// Whether reduce() supports this reduction of this type.
 bool can_reduce(ncclDataType_t type, ncclRedOp_t op);
 
-/// output[i] = op over the inputs[r][i], in the order of ranks. `output` may be one of the inputs.
+/// Sets output[i] to the reduction of inputs[r][i] over r, in rank order. `output` may be an input.
 void reduce(void* output, const std::vector<const void*>& inputs, std::size_t count,
             ncclDataType_t type, ncclRedOp_t op);
 
-// How the ranks of a communicator, which are processes or threads of one host, pass bytes to each
-// other.
+// Transfers of bytes between the ranks of a communicator, which are processes or threads on one
+// host.
 
-/// A queue of bytes for each pair of ranks, in shared memory.
+/// A byte queue for each pair of ranks, in shared memory.
 class Mailbox {
  public:
-  /// Waits for all ranks. Null if they do not come within `patience`.
+  /// Opens the queues and waits for all ranks. Returns null if a rank is missing after `patience`.
   static std::shared_ptr<Mailbox> open(const std::string& id, int rank, int ranks,
                                        std::chrono::milliseconds patience);
 
@@ -44,10 +44,10 @@ class Mailbox {
   Mailbox& operator=(const Mailbox&) = delete;
   ~Mailbox();
 
-  /// Copies bytes to the queue to `rank`; returns how many fitted.
+  /// Copies bytes to the queue to `rank`. Returns the number of bytes for which there was room.
   std::size_t push(int rank, const std::byte* data, std::size_t bytes);
 
-  /// Moves bytes from the queue of `rank` to `data`; returns how many there were.
+  /// Moves bytes from the queue of `rank` to `data`. Returns the number of bytes moved.
   std::size_t pull(int rank, std::byte* data, std::size_t bytes);
 
  private:
@@ -62,7 +62,7 @@ class Mailbox {
   const int ranks_;
 };
 
-/// For loops that wait for another rank: yields the core, and sleeps after a while.
+/// Used in loops that wait for another rank: yields the CPU core, and after a while sleeps.
 class Backoff {
  public:
   void pause();
@@ -74,8 +74,8 @@ class Backoff {
 
 // The object behind ncclComm_t.
 
-/// One rank of a communicator. Its operations run in the order of the calls, whatever their
-/// streams, as in NCCL.
+/// One rank of a communicator. As in NCCL, its operations run in the order of the calls, even if
+/// they are on different streams.
 class Communicator {
  public:
   Communicator(std::string id, int rank, int ranks, std::shared_ptr<Mailbox> mailbox,
@@ -87,24 +87,24 @@ class Communicator {
   int device() const { return device_; }
   Mailbox& mailbox() const { return *mailbox_; }
 
-  /// The place of the next operation in this order. The caller must lock issue_mutex().
+  /// Returns the number of the next operation in call order. The caller must lock issue_mutex().
   std::uint64_t take_turn() { return issued_++; }
-  /// True once all operations before that place have ended.
+  /// Whether all operations with lower numbers than `turn` have ended.
   bool has_turn(std::uint64_t turn) const { return ended_ == turn; }
   void end_turn() { ++ended_; }
 
-  /// Operations end at once, without their data.
+  /// Makes all operations end without moving data.
   void abort() { aborted_ = true; }
   bool aborted() const { return aborted_; }
 
-  /// From now on no operation of this rank starts, so that its peers wait without end.
+  /// Makes all later operations of this rank never start, so that its peers wait forever.
   void lose() { lost_ = true; }
   bool lost() const { return lost_; }
 
   void fail(ncclResult_t error) { error_ = error; }
   ncclResult_t error() const { return error_; }
 
-  /// The name of a communicator that is made from this one; equal on all ranks.
+  /// Returns an id for a communicator that is made from this one. The id is equal on all ranks.
   std::string child_id(const std::string& kind) {
     return id_ + "." + kind + std::to_string(children_++);
   }
@@ -119,7 +119,7 @@ class Communicator {
   const int ranks_;
   const int device_;
   const std::shared_ptr<Mailbox> mailbox_;
-  std::size_t row_;  ///< its index in the record
+  std::size_t row_;  ///< index of the communicator in Record::communicators
   int children_ = 0;
   bool finalized_ = false;
   std::uint64_t issued_ = 0;
@@ -130,18 +130,18 @@ class Communicator {
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
-/// A group takes the turns of all its communicators under this lock, so that no two groups wait for
-/// each other.
+/// The mutex that a NCCL group locks while it takes its operation number (turn) in each of its
+/// communicators. Two groups thus have the same order in every communicator and cannot deadlock.
 std::mutex& issue_mutex();
 
-/// The communicator of a handle. Null, and a violation, if the communicator has ended.
+/// Returns the communicator of a handle. If it has ended, counts a violation and returns null.
 CommunicatorPtr find(ncclComm_t handle);
 
-/// Makes a handle, which is valid until forget().
+/// Makes a handle for a communicator. The handle is valid until forget().
 ncclComm_t remember(CommunicatorPtr communicator);
 void forget(ncclComm_t handle);
 
-// Collectives as sends and receives between pairs of ranks.
+// Collectives consist of sends and receives between pairs of ranks.
 
 enum class Collective {
   kAllGather,
@@ -163,21 +163,21 @@ struct Operation {
   std::size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
-  int root;  ///< or the peer
+  int root;  ///< the root, or the peer of a send or receive
   CommunicatorPtr communicator;
   Stream* stream;
 
   bool reduces() const {
     return collective == Collective::kReduceScatter || collective == Collective::kAllReduce;
   }
-  /// The bytes of this rank's input, as Communicator counts traffic.
+  /// Returns the bytes of this rank's input, as comm::Communicator counts its traffic.
   std::size_t input_bytes() const;
 };
 
-// From NCCL calls to work on streams.
+// NCCL calls become work on streams.
 
-/// Runs in the calling thread, after all earlier calls. False if the peers do not call within a few
-/// seconds, or the communicator is aborted.
+/// Runs an operation in the calling thread, after all earlier operations. Returns false if the
+/// peers do not call within 10 s, or if the communicator is aborted.
 bool run_on_host(const Operation& operation);
 
 }  // namespace fake_cuda

@@ -25,9 +25,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Transfers of bytes between ranks.
+// The code below transfers bytes between ranks.
 
-/// The properties on which both ends of a transfer must agree.
+/// The properties of a transfer that must be equal on the sender and the receiver.
 struct Header {
   std::int32_t collective;
   std::int32_t type;
@@ -38,7 +38,7 @@ struct Header {
   bool operator==(const Header&) const = default;
 };
 
-/// Sends and receives that run at the same time. Transfers between a pair of ranks keep their
+/// Sends and receives that run at the same time. Transfers from one rank to another keep their
 /// order.
 class Transfers {
  public:
@@ -49,7 +49,7 @@ class Transfers {
     add(communicator, peer, /*sends=*/false, header, data);
   }
 
-  /// True if all transfers have ended; false if they can't end any more or `deadline` has passed.
+  /// Runs all transfers. Returns false if a communicator is aborted or `deadline` has passed.
   bool run(std::optional<std::chrono::steady_clock::time_point> deadline) {
     Backoff backoff;
     while (!lanes_.empty()) {
@@ -73,7 +73,7 @@ class Transfers {
     Header header;
     std::byte* data;
     Header header_of_peer{};
-    std::size_t moved = 0;  ///< bytes moved, of the header and then the data
+    std::size_t moved = 0;  ///< number of bytes moved: first the header, then the data
 
     bool ended() const { return moved == sizeof(Header) + header.bytes; }
 
@@ -85,7 +85,7 @@ class Transfers {
       moved += move_some();
       if (!sends && before < sizeof(Header) && moved == sizeof(Header) &&
           header_of_peer != header) {
-        // NCCL would hang or write wrong data; the fake hangs too, but reports why.
+        // NCCL would hang or write wrong data. The fake hangs, too, but first reports the reason.
         count_violation("rank " + std::to_string(peer) + " of communicator " + communicator->id() +
                         " calls another collective, or one of another size");
         communicator->lose();
@@ -93,7 +93,7 @@ class Transfers {
       return moved != before;
     }
 
-    /// Moves bytes of the header, or of the data behind it.
+    /// Moves bytes of the header or, after the header, of the data.
     std::size_t move_some() {
       const bool in_header = moved < sizeof(Header);
       Header& header_bytes = sends ? header : header_of_peer;
@@ -116,7 +116,7 @@ class Transfers {
                        [](const auto& lane) { return std::get<0>(lane.first)->aborted(); });
   }
 
-  /// True if anything has moved.
+  /// Moves bytes of all transfers that can continue. Returns whether any bytes were moved.
   bool advance() {
     bool moved = false;
     for (auto lane = lanes_.begin(); lane != lanes_.end();) {
@@ -135,9 +135,9 @@ class Transfers {
   std::map<Lane, std::deque<Transfer>> lanes_;
 };
 
-// Collectives as sends and receives between pairs of ranks.
+// Collectives consist of sends and receives between pairs of ranks.
 
-/// `operation` with the addresses at which the fake accesses its buffers.
+/// Returns `operation` with the addresses at which the fake accesses the buffers (view_of()).
 Operation viewed(Operation operation) {
   operation.send = view_of(operation.send);
   operation.receive = view_of(operation.receive);
@@ -148,7 +148,7 @@ std::byte* block(const void* buffer, std::size_t index, std::size_t bytes) {
   return static_cast<std::byte*>(const_cast<void*>(buffer)) + index * bytes;
 }
 
-/// One running operation: its transfers, and the work after them.
+/// A running operation: its transfers, and the reduction after the transfers.
 class Run {
  public:
   explicit Run(Operation operation)
@@ -170,9 +170,9 @@ class Run {
   void receive(Transfers& transfers, std::size_t peer, void* data) {
     transfers.receive(communicator_, static_cast<int>(peer), header(), data);
   }
-  /// The part of the input that goes to `peer`; nullopt if the collective sends nothing to it.
+  /// Returns the block of the input that is sent to `peer`; nullopt if nothing is sent to `peer`.
   std::optional<const void*> part_for(std::size_t peer) const;
-  /// Where the data of `peer` goes; nullopt if the collective receives nothing from it.
+  /// Returns where the data of `peer` is stored; nullopt if nothing is received from `peer`.
   std::optional<void*> place_for(std::size_t peer);
 
   Operation operation_;
@@ -180,11 +180,11 @@ class Run {
   std::size_t rank_;
   std::size_t ranks_;
   std::size_t bytes_;
-  std::vector<std::vector<std::byte>> inputs_;  ///< of a reduction, by rank
+  std::vector<std::vector<std::byte>> inputs_;  ///< for reductions: the received input of each rank
 };
 
 Header Run::header() const {
-  // A send and its receive have equal headers.
+  // A send and the matching receive must have equal headers.
   const bool pair =
       operation_.collective == Collective::kSend || operation_.collective == Collective::kReceive;
   return {.collective = static_cast<std::int32_t>(pair ? Collective::kSend : operation_.collective),
@@ -205,7 +205,7 @@ void Run::start(Transfers& transfers) {
   inputs_.resize(operation_.reduces() ? ranks_ : 0);
   for (std::size_t other = 0; other < ranks_; ++other) {
     if (other == rank_ && operation_.reduces()) {
-      continue;  // finish() reads its own part from the input
+      continue;  // finish() reads this rank's block from the input
     }
     const std::optional<const void*> part = part_for(other);
     const std::optional<void*> place = place_for(other);
@@ -248,7 +248,7 @@ std::optional<void*> Run::place_for(std::size_t peer) {
   return block(operation_.receive, peer, bytes_);
 }
 
-/// Reduces at the end, since the output may be the input, which is still being sent.
+/// Computes the reduction after all transfers, because the output may be the input, which is sent.
 void Run::finish() {
   if (!operation_.reduces()) {
     return;
@@ -285,11 +285,11 @@ std::size_t Operation::input_bytes() const {
 
 namespace {
 
-/// Moves the data of operations that NCCL runs as one group: all at once, in any order. False if a
-/// communicator was aborted or `deadline` has passed.
+/// Moves the data of operations that NCCL runs as one group: at the same time, in any order.
+/// Returns false if a communicator was aborted or `deadline` has passed.
 bool execute(std::vector<Operation> operations, std::optional<Clock::time_point> deadline) {
   Transfers transfers;
-  std::list<Run> runs;  // the transfers point into them
+  std::list<Run> runs;  // a list, because the transfers point to the runs
   for (Operation& operation : operations) {
     runs.emplace_back(viewed(std::move(operation))).start(transfers);
   }
@@ -302,9 +302,9 @@ bool execute(std::vector<Operation> operations, std::optional<Clock::time_point>
   return true;
 }
 
-// Buffers that NCCL refuses.
+// Checks for buffers that NCCL cannot use.
 
-/// The bytes that NCCL moves at a time if addresses are aligned.
+/// The number of bytes that NCCL moves at a time if addresses are aligned to it.
 constexpr std::size_t kUnit = 16;
 
 struct Buffer {
@@ -347,8 +347,8 @@ bool in_place(const Operation& operation, const Buffer& input, const Buffer& out
   }
 }
 
-/// Describes why NCCL can't use the buffer; empty if NCCL can. Ranks that send or receive nothing
-/// have no buffer.
+/// Returns the reason why NCCL can't use the buffer, or "". A rank that sends or receives nothing
+/// has no buffer.
 std::string fault_of(const Buffer& buffer, std::size_t element) {
   if (buffer.data == nullptr || buffer.bytes == 0) {
     return "";
@@ -362,9 +362,9 @@ std::string fault_of(const Buffer& buffer, std::size_t element) {
   return buffer.aligned_to(element) ? "" : "a buffer is not aligned to its elements";
 }
 
-/// False, and a violation, for buffers that are not device memory, that reach past their memory,
-/// that overlap otherwise than in place, or that are not aligned to their elements: NCCL would
-/// access wrong memory.
+/// Returns whether NCCL can use the buffers. If not, NCCL would access wrong memory, so this is a
+/// violation: buffers that are not GPU-accessible, reach past their allocation, overlap other than
+/// in place, or are not aligned to their elements.
 bool check_buffers(const Operation& operation) {
   const Buffer input = input_of(operation);
   const Buffer output = output_of(operation);
@@ -381,14 +381,13 @@ bool check_buffers(const Operation& operation) {
   return fault.empty();
 }
 
-/// Whether NCCL can move the buffers by 16 bytes at a time; by single bytes it is many times
-/// slower.
+/// Whether NCCL can move 16 bytes at a time. Moving single bytes is many times slower.
 bool is_aligned(const Operation& operation) {
   return input_of(operation).aligned_to(kUnit) && output_of(operation).aligned_to(kUnit);
 }
 
-/// The bytes of each rank's part if they are no multiple of 16, so that NCCL moves most parts by
-/// single bytes; else 0.
+/// Returns the bytes for each rank if they are no multiple of 16, so that NCCL must move most
+/// ranks' data by single bytes; otherwise 0.
 std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   const bool in_parts = operation.collective == Collective::kAllGather ||
                         operation.collective == Collective::kReduceScatter ||
@@ -397,15 +396,15 @@ std::size_t bytes_of_unaligned_parts(const Operation& operation) {
   return in_parts && operation.communicator->ranks() > 1 && part % kUnit != 0 ? part : 0;
 }
 
-// From NCCL calls to work on streams.
+// The functions below turn NCCL calls into work on streams.
 
 thread_local int group_depth = 0;
 thread_local std::vector<Operation> group;
 
-/// The communicators of a group, each with the group's turn.
+/// The communicators of a NCCL group, with the group's operation number (turn) in each of them.
 using Turns = std::map<CommunicatorPtr, std::uint64_t>;
 
-/// The caller must lock issue_mutex().
+/// Takes the next turn in each communicator of the operations. The caller must lock issue_mutex().
 Turns take_turns(const std::vector<Operation>& operations) {
   Turns turns;
   for (const Operation& operation : operations) {
@@ -416,7 +415,7 @@ Turns take_turns(const std::vector<Operation>& operations) {
   return turns;
 }
 
-/// Waits for the turns. False if a communicator is aborted, or `deadline` has passed.
+/// Waits for all turns. Returns false if a communicator is aborted or `deadline` has passed.
 bool wait_for(const Turns& turns, std::optional<Clock::time_point> deadline) {
   Backoff backoff;
   for (const auto& [communicator, turn] : turns) {
@@ -453,8 +452,8 @@ void count(const std::vector<Operation>& operations) {
   }
 }
 
-/// A group runs on the stream of its first operation. The other streams wait before and after it,
-/// as NCCL allows.
+/// Runs a group on the stream of its first operation. The other operations' streams wait before and
+/// after the group, as NCCL allows.
 void launch(const std::vector<Operation>& operations) {
   count(operations);
   Stream& first = *operations.front().stream;
@@ -467,7 +466,7 @@ void launch(const std::vector<Operation>& operations) {
     first.wait_for(other->mark());
   }
   {
-    // Turns are taken in the order in which the streams get the work.
+    // The lock makes the order of the turns equal to the order of the work on the streams.
     const std::lock_guard lock(issue_mutex());
     first.submit_waiting([operations, turns = take_turns(operations)] { run(operations, turns); });
   }
@@ -476,7 +475,7 @@ void launch(const std::vector<Operation>& operations) {
   }
 }
 
-/// Applies the faults of TESSERA_FAKE_CUDA_FAULT. A lost operation makes its communicator lost.
+/// Applies the faults of TESSERA_FAKE_CUDA_FAULT. A lost operation blocks its communicator.
 ncclResult_t fail_on_demand(Communicator& communicator) {
   static std::atomic<std::int64_t> calls = 0;
   const std::int64_t number = ++calls;
@@ -494,7 +493,7 @@ ncclResult_t fail_on_demand(Communicator& communicator) {
   return ncclSuccess;
 }
 
-/// Adds to the calling thread's open group or, outside of one, launches at once.
+/// Adds the operation to the calling thread's open group; without an open group, launches it.
 ncclResult_t call(Operation operation) {
   if (operation.communicator == nullptr || operation.stream == nullptr) {
     return ncclInvalidArgument;
@@ -526,7 +525,7 @@ bool run_on_host(const Operation& operation) {
   return run({operation}, turns, Clock::now() + kPatience);
 }
 
-// ncclAllGather and the other collectives.
+// The NCCL functions for collectives, sends and receives.
 namespace {
 
 ncclResult_t call(Collective collective, const void* send, void* receive, std::size_t count,

@@ -21,14 +21,14 @@ namespace fake_cuda {
 
 constexpr std::size_t kCapacity = std::size_t{64} << 10;
 
-/// A queue with one writer and one reader. Both count bytes from the start.
+/// A queue with one writer and one reader. `written` and `read` count bytes since the start.
 struct Mailbox::Queue {
   alignas(64) std::atomic<std::uint64_t> written;
   alignas(64) std::atomic<std::uint64_t> read;
   alignas(64) std::array<std::byte, kCapacity> bytes;
 };
 
-/// The kernel gives zeroed memory, which is the initial state.
+/// The shared memory of all queues. The kernel zeroes the memory, which is the initial state.
 struct Mailbox::Segment {
   alignas(64) std::atomic<int> present;
 
@@ -115,7 +115,7 @@ void Backoff::pause() {
 
 namespace {
 
-/// Calls ROW(type, C++ type, name) for each type with arithmetic.
+/// Calls ROW(type, C++ type, name) for each type that reductions support.
 #define FAKE_NCCL_TYPES(ROW)               \
   ROW(ncclInt8, std::int8_t, "int8")       \
   ROW(ncclUint8, std::uint8_t, "uint8")    \
@@ -128,7 +128,7 @@ namespace {
   ROW(ncclFloat32, float, "fp32")          \
   ROW(ncclFloat64, double, "fp64")
 
-/// Calls `use` with a null pointer to the type's C++ type. False for types without arithmetic.
+/// Calls `use` with a null T* for the C++ type T. Returns false if reductions do not support T.
 template <class Use>
 bool with_type(ncclDataType_t type, Use&& use) {
   switch (type) {
@@ -143,7 +143,7 @@ bool with_type(ncclDataType_t type, Use&& use) {
   }
 }
 
-/// Half types are reduced in fp32 and rounded once.
+/// fp16 and bf16 values are reduced in fp32 and rounded once.
 template <class T>
 using Sum = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
 
@@ -183,7 +183,7 @@ void reduce_type(T* output, const std::vector<const void*>& inputs, std::size_t 
 }  // namespace
 
 std::size_t bytes_of(ncclDataType_t type) {
-  std::size_t bytes = 1;  // of the types without arithmetic, which are fp8
+  std::size_t bytes = 1;  // the size of fp8 types, which reductions do not support
   with_type(type, [&](auto* null) { bytes = sizeof(*null); });
   return bytes;
 }

@@ -50,7 +50,7 @@ CallStack take_stack() {
   while (first < count && library_of(frames.at(static_cast<std::size_t>(first))) == self) {
     ++first;
   }
-  // Parentheses, since braces would make a list of the two iterators.
+  // Parentheses are necessary: braces would make a list of the two iterators.
   return CallStack(frames.begin() + first, frames.begin() + count);
 }
 
@@ -92,7 +92,7 @@ void count_violation(const std::string& what) {
   ++record().violations[{what, std::move(stack)}];
 }
 
-// The report that a rank writes at its exit.
+// The report that a process writes when it exits.
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -121,7 +121,7 @@ Json streams_json() {
 Json launches_json() {
   Json launches = Json::object();
   for (const auto& [name, count] : record().launches) {
-    // Two libraries may contain the same kernel.
+    // Several libraries may contain the same kernel, so the counts are added.
     const std::string readable = demangle(name);
     launches[readable] = launches.value(readable, std::int64_t{0}) + count;
   }
@@ -192,7 +192,7 @@ void write_reports() {
     return;
   }
   const std::string path = settings().report + "." + std::to_string(settings().rank) + ".json";
-  // The file is renamed at the end, since the process may be killed while it writes.
+  // The file is renamed at the end, because the process may be killed while it writes.
   const std::string part = path + ".part";
   std::ofstream(part) << report_json().dump(1) << "\n";
   std::rename(part.c_str(), path.c_str());
@@ -200,7 +200,7 @@ void write_reports() {
 
 namespace {
 
-// libtorch's libraries are loaded after the fake, so that their destructors run before this one.
+// Runs after the destructors of libtorch's libraries, which are loaded after the fake library.
 [[gnu::destructor]] void write_reports_at_exit() {
   write_reports();
 }
@@ -211,7 +211,7 @@ namespace {
 
 extern "C" {
 
-// A program that ends with an error skips the destructors by calling one of these.
+// Writes the reports, because a program that exits through this function runs no destructors.
 void _exit(int code) {
   fake_cuda::write_reports();
   syscall(SYS_exit_group, code);

@@ -7,24 +7,24 @@
 #include <string>
 #include <vector>
 
-// The stack of a call, which is cheap to record and slow to print.
+// Call stacks, which are cheap to record and slow to print.
 
 namespace fake_cuda {
 
-/// Return addresses, innermost first, without those of the fake itself.
+/// Return addresses, innermost first, without the frames of the fake library.
 using CallStack = std::vector<void*>;
 
 CallStack take_stack();
 
-/// A line a frame: the demangled function or, where its library keeps no name, library+offset.
+/// Returns a line for each frame: the demangled function or, if there is no name, library+offset.
 std::vector<std::string> describe(const CallStack& stack);
 
-/// The demangled name, or `name` itself if it is not mangled.
+/// Returns the demangled name, or `name` if it is not mangled.
 std::string demangle(const char* name);
 
-// All calls that the process has made: the material of its report.
+// All CUDA, cuBLAS and NCCL calls of the process, from which the report is made.
 
-/// Memory of one kind: on devices, or pinned on the host.
+/// The use of one kind of memory: device memory or pinned host memory.
 struct MemoryUse {
   std::int64_t active = 0;
   std::int64_t allocations = 0;
@@ -37,16 +37,16 @@ struct StreamUse {
 };
 
 struct CommunicatorUse {
-  std::string id;  ///< the same on its ranks
+  std::string id;  ///< equal on all ranks of the communicator
   int ranks = 0;
   int rank = 0;
-  std::string made_by;  ///< init or split
+  std::string made_by;  ///< "init" or "split"
   bool finalized = false;
-  std::string ended_by;     ///< destroy or abort; empty while it lives
-  std::int64_t ended = -1;  ///< its place among the ends of this process's communicators
+  std::string ended_by;     ///< "destroy" or "abort"; empty while the communicator exists
+  std::int64_t ended = -1;  ///< index among this process's ended communicators; -1: not ended
 };
 
-/// Counts of the collectives that differ only in size.
+/// Collectives that differ only in size have the same key, and are counted together.
 struct CollectiveKey {
   std::string communicator;
   std::string name;
@@ -59,20 +59,20 @@ struct CollectiveKey {
 
 struct CollectiveUse {
   std::int64_t calls = 0;
-  std::int64_t bytes = 0;           ///< of this rank's input
-  std::int64_t unaligned = 0;       ///< calls whose buffers do not begin at a multiple of 16 bytes
-  std::int64_t unaligned_part = 0;  ///< bytes of the largest part that is no multiple of 16 bytes
+  std::int64_t bytes = 0;           ///< bytes of this rank's inputs
+  std::int64_t unaligned = 0;       ///< number of calls with buffers not aligned to 16 bytes
+  std::int64_t unaligned_part = 0;  ///< largest bytes per rank that are no multiple of 16; 0: none
 };
 
-/// The record of the process. `mutex` guards every member.
+/// Everything that the process records. `mutex` guards every member.
 struct Record {
   std::mutex mutex;
   std::map<std::string, std::int64_t> calls;
-  std::map<const char*, std::int64_t> launches;  ///< by the kernel's mangled name, one address each
+  std::map<const char*, std::int64_t> launches;  ///< by the address of the mangled kernel name
   std::map<std::string, std::int64_t> gemms;
   std::map<std::pair<std::string, CallStack>, std::int64_t> host_syncs;
   std::map<std::pair<std::string, CallStack>, std::int64_t> violations;
-  std::map<int, CallStack> contexts;  ///< devices, with the call that made the process's context
+  std::map<int, CallStack> contexts;  ///< for each device, the call that made the context
   MemoryUse device_memory;
   MemoryUse pinned_memory;
   std::map<std::int64_t, StreamUse> streams;
@@ -80,7 +80,7 @@ struct Record {
   std::map<CollectiveKey, CollectiveUse> collectives;
 };
 
-/// Never destroyed: other libraries call in until the very end of the process.
+/// Returns the record, which is never destroyed, because libraries call the fake until the end.
 Record& record();
 
 void count_call(const char* name);
@@ -91,25 +91,25 @@ void count_host_sync(const char* call);
 /// Counts a call that no correct program makes, or that the fake does not offer.
 void count_violation(const std::string& what);
 
-/// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json, if the process has used the fake.
+/// Writes TESSERA_FAKE_CUDA_REPORT.RANK.json if the process has used the fake library.
 void write_reports();
 
-/// The memory of each device, that of an H200.
+/// The memory of each device: that of an H200.
 constexpr std::int64_t kDeviceBytes = std::int64_t{140} << 30;
 
-// The environment variables that the fake reads, once, when it is first called.
+// The environment variables of the fake library. They are read once, at the first call.
 
-/// Faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK, by
-/// kind (README.md). The first call has number 1.
+/// The faults of TESSERA_FAKE_CUDA_FAULT, a comma-separated list of KIND:NUMBER or KIND:NUMBER@RANK
+/// (README.md): for each kind, the number of the call that fails. The first call has number 1.
 using Faults = std::map<std::string, std::int64_t>;
 
 struct Settings {
-  int rank;            ///< RANK, 0 without it
-  std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: where reports go; none if empty
-  int devices;         ///< TESSERA_FAKE_CUDA_DEVICES
+  int rank;            ///< value of RANK; 0 if not set
+  std::string report;  ///< TESSERA_FAKE_CUDA_REPORT: path prefix of reports; "": none
+  int devices;         ///< TESSERA_FAKE_CUDA_DEVICES: number of devices
   Faults faults;
 
-  /// The number of a fault; nullopt if there is none.
+  /// Returns the number of the call that fails by this kind of fault; nullopt if there is none.
   std::optional<std::int64_t> fault(const std::string& kind) const;
 };
 

@@ -48,7 +48,7 @@ Settings read_settings() {
           .faults = parse_faults(variable("TESSERA_FAKE_CUDA_FAULT"), rank)};
 }
 
-/// A wrong setting must not run like no setting.
+/// Ends the process if a setting is wrong, because a wrong setting must not be ignored.
 Settings settings_or_end() {
   try {
     return read_settings();
@@ -66,7 +66,7 @@ std::optional<std::int64_t> Settings::fault(const std::string& kind) const {
 }
 
 const Settings& settings() {
-  // Never destroyed: other libraries call in until the very end of the process.
+  // The settings are never destroyed, because libraries call the fake until the end of the process.
   static const auto* const once = new Settings(settings_or_end());
   return *once;
 }

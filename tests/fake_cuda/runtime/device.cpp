@@ -13,7 +13,7 @@
 namespace fake_cuda {
 namespace {
 
-constexpr std::uint64_t kThreads = 1024;  ///< the most in a block
+constexpr std::uint64_t kThreads = 1024;  ///< the maximum number of threads in a block
 constexpr unsigned kBlockZ = 64;
 constexpr unsigned kGridX = 2147483647;
 constexpr unsigned kGridYZ = 65535;
@@ -135,7 +135,7 @@ int attribute(cudaDeviceAttr name) {
 
 }  // namespace
 
-// cuDNN is switched off: it contains a CUDA runtime, which would look for a real device.
+// Disables cuDNN attention: cuDNN contains a CUDA runtime, which would look for a real device.
 [[gnu::constructor]] void switch_cudnn_attention_off() {
   setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1", /*overwrite=*/1);
 }
@@ -226,7 +226,7 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-// All other calls return their errors; only errors of launches are stored.
+// Only errors of launches are stored for this function. All other calls return their errors.
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_launch_error();
   clear_launch_error();
@@ -260,7 +260,7 @@ const char* cudaGetErrorName(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-// The driver's newer interface is not offered.
+// The driver's newer interface is not supported: no function is found.
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

@@ -18,7 +18,7 @@ namespace {
 
 using namespace tessera::kernels;
 
-/// fill_kernel of src/kernels/random.cu, run by one thread.
+/// Computes fill_kernel of src/kernels/random.cu on the host, with one thread.
 template <class T, class Draw>
 std::function<void()> fill(void** arguments) {
   return [data = *static_cast<T**>(arguments[0]), box = *static_cast<BoxView*>(arguments[1]),
@@ -27,7 +27,7 @@ std::function<void()> fill(void** arguments) {
   };
 }
 
-/// dropout_kernel of the same file.
+/// Computes dropout_kernel of src/kernels/random.cu on the host, with one thread.
 template <class T, class Compute>
 std::function<void()> drop(void** arguments) {
   return
@@ -38,12 +38,12 @@ std::function<void()> drop(void** arguments) {
       };
 }
 
-/// Copies the arguments of a launch and returns its work on the host. Null for kernels that compute
-/// nothing here.
+/// A function that copies the arguments of a launch and returns the kernel's work on the host. Null
+/// for kernels that the fake does not compute.
 using HostForm = std::function<void()> (*)(void** arguments);
 using Forms = std::map<std::string, HostForm>;
 
-/// The host forms for one element type, by the mangled names of their kernels.
+/// Returns the host forms for one element type, by parts of the demangled kernel names.
 template <class T, class Compute>
 Forms forms_of(const std::string& type, const std::string& compute) {
   const auto fill_kernel = [&](const std::string& draw) {
@@ -64,9 +64,9 @@ Forms all_forms() {
   return forms;
 }
 
-/// The host form of the kernel with this mangled name.
+/// Returns the host form of the kernel with the given mangled name; null if there is none.
 HostForm host_form_of(const std::string& kernel) {
-  // Demangling is slow, and libtorch registers thousands of kernels.
+  // Names are tested before demangling, which is slow: libtorch registers thousands of kernels.
   if (kernel.find("7tessera") == std::string::npos) {
     return nullptr;
   }
@@ -77,8 +77,8 @@ HostForm host_form_of(const std::string& kernel) {
   return found == forms.end() ? nullptr : found->second;
 }
 
-// Kernels are registered when libraries are loaded. A launch is counted, and computes if the kernel
-// has a host form.
+// Kernels are registered when libraries are loaded. Every launch is counted; kernels that have a
+// HostForm are also computed.
 
 struct Kernel {
   const char* name;
@@ -88,7 +88,7 @@ struct Kernel {
 
 struct Kernels {
   std::mutex mutex;
-  std::unordered_map<const void*, Kernel> by_function;  ///< the host's
+  std::unordered_map<const void*, Kernel> by_function;  ///< by the address of the host function
 };
 
 Kernels& kernels() {
@@ -140,7 +140,7 @@ thread_local Configuration configuration;
 
 using namespace fake_cuda;
 
-// The calls that nvcc generates. NVIDIA's header declares them only for nvcc.
+// Functions that nvcc-generated code calls. NVIDIA's header declares them only for nvcc.
 extern "C" {
 
 void** __cudaRegisterFatBinary(void*) {

@@ -23,14 +23,14 @@ struct Block {
   std::size_t bytes;
   MemoryKind kind;
   int device;
-  bool mapped;           ///< by the fake, not registered
-  void* view = nullptr;  ///< device memory, where the fake reads and writes it
+  bool mapped;           ///< whether the fake has mapped the memory; false for registered memory
+  void* view = nullptr;  ///< device memory only: the address at which the fake accesses it
 };
 
 struct Blocks {
   std::mutex mutex;
   std::map<std::uintptr_t, Block> by_address;
-  std::map<int, std::int64_t> used;  ///< bytes by device
+  std::map<int, std::int64_t> used;  ///< allocated bytes by device
   std::int64_t mallocs = 0;
 };
 
@@ -94,8 +94,8 @@ void* map(std::size_t bytes, int protection, int flags, int file) {
 
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
-/// Maps device memory twice: at `pointer`, which the host may not access, and at `view`. Memory is
-/// zero, and takes pages only where something is written.
+/// Maps device memory twice: at `pointer`, which the host may not access, and at `view`. The memory
+/// is zero; pages are allocated at the first write.
 void map_device(std::size_t bytes, void** pointer, void** view) {
   const int file = memfd_create("fake_cuda", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
@@ -120,10 +120,10 @@ struct sigaction previous {};
 
 constexpr char kWhat[] = "the host touches memory of a device";
 
-/// The lookup locks a mutex, which is not safe in a signal handler in general. Here it is: the fake
-/// never accesses device memory while it has the lock.
+/// Handles SIGSEGV. Locks a mutex, which in general is not safe in a signal handler. It is safe
+/// here, because the fake never accesses device memory while it holds the lock.
 void on_fault(int signal, siginfo_t* info, void*) {
-  // The instruction runs again, and the signal then has its default effect.
+  // The faulting instruction runs again, and the signal then has its default effect.
   sigaction(signal, &previous, nullptr);
   if (kind_of(info->si_addr) != MemoryKind::kDevice) {
     return;
@@ -135,8 +135,8 @@ void on_fault(int signal, siginfo_t* info, void*) {
   write_reports();
 }
 
-/// From now on a host access to device memory writes a violation with its stack to the report and a
-/// line to standard error; the process then dies of the signal.
+/// Makes each later host access to device memory end the process. Before, a violation with a stack
+/// is written to the report, and a line to standard error.
 void watch_host_access() {
   static const int once = [] {
     struct sigaction action {};
@@ -167,7 +167,7 @@ cudaError_t allocate(void** pointer, std::size_t bytes, MemoryKind kind) {
   return cudaSuccess;
 }
 
-/// A device ends all its work before memory is freed.
+/// Waits for all streams before freeing the memory, as CUDA does.
 cudaError_t release(void* pointer) {
   if (pointer == nullptr) {
     return cudaSuccess;
@@ -292,7 +292,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 
 }  // extern "C"
 
-// cudaMemcpy* and cudaMemset*: they move real bytes, in the order of their streams.
+// cudaMemcpy* and cudaMemset*. They copy real bytes, in the order of their streams.
 
 namespace fake_cuda {
 namespace {
@@ -320,7 +320,7 @@ void count_copy(const Stream& stream, const void* to, const void* from) {
   ++record().streams[stream.id()].copies;
 }
 
-/// Pageable host memory is read before the call returns, since the program may free it afterwards.
+/// Copies pageable host memory before the call returns, because the program may free it afterwards.
 std::shared_ptr<std::vector<std::byte>> staged(const void* from, std::size_t bytes) {
   const auto* const first = static_cast<const std::byte*>(from);
   return std::make_shared<std::vector<std::byte>>(first, first + bytes);
@@ -334,7 +334,7 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, Stream& stream) 
   }
   stream.submit([=] { std::memmove(view_of(to), view_of(from), bytes); });
   if (kind_of(to) == MemoryKind::kPageable) {
-    // The driver returns from such a copy only when it is done.
+    // As in CUDA, a copy to pageable memory returns only when it is done.
     stream.mark()->wait();
   }
   return cudaSuccess;
@@ -383,7 +383,7 @@ cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 
-// Kernels do not run, so that variables on the device are never read.
+// Writes nothing, because kernels that would read device variables do not run.
 cudaError_t cudaMemcpyToSymbol(const void*, const void*, std::size_t, std::size_t, cudaMemcpyKind) {
   count_call("cudaMemcpyToSymbol");
   return cudaSuccess;

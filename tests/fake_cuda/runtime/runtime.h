@@ -16,11 +16,11 @@
 #include <thread>
 #include <vector>
 
-// What an H200 refuses of a launch.
+// Limits of kernel launches on an H200.
 
 namespace fake_cuda {
 
-/// The dynamic shared memory of a block, without and with an attribute of the kernel.
+/// The most dynamic shared memory of a block: by default, and with an attribute of the kernel.
 constexpr std::size_t kSharedBytes = std::size_t{48} << 10;
 constexpr std::size_t kSharedBytesOptIn = std::size_t{227} << 10;
 
@@ -30,46 +30,46 @@ struct LaunchSizes {
   std::size_t shared_bytes = 0;
 };
 
-/// cudaSuccess if the launch may run, else the result of refuse_launch().
+/// Returns cudaSuccess if the launch is possible, otherwise the result of refuse_launch().
 cudaError_t check_launch(const char* kernel, const LaunchSizes& sizes, std::size_t shared_limit);
 
-/// Counts a violation, stores the error for cudaGetLastError(), and returns it.
+/// Counts a violation, stores `error` for cudaGetLastError(), and returns `error`.
 cudaError_t refuse_launch(const std::string& what, cudaError_t error);
 
-/// The last error of a launch of this thread.
+/// Returns the last launch error of the calling thread.
 cudaError_t last_launch_error();
 void clear_launch_error();
 
-// The kinds of memory: device memory, pinned and pageable host memory.
+// Device memory, pinned host memory and pageable host memory.
 
 enum class MemoryKind { kPageable, kPinned, kDevice };
 
-/// The kind of memory that holds `address`.
+/// Returns the kind of memory that contains `address`.
 MemoryKind kind_of(const void* address);
 
-/// How many bytes there are from `address` to the end of its memory; 0 for pageable memory.
+/// Returns the number of bytes from `address` to the end of its allocation; 0 for pageable memory.
 std::size_t bytes_from(const void* address);
 
-/// The address at which the fake accesses the memory that a program knows as `address`. Differs for
-/// device memory, which the host may not access at the program's address.
+/// Returns the address at which the fake accesses the memory that the program knows as `address`.
+/// The two differ for device memory, which the host may not access at the program's address.
 void* view_of(const void* address);
 template <class T>
 T* view_of(T* address) {
   return static_cast<T*>(view_of(static_cast<const void*>(address)));
 }
 
-/// The device of device memory.
+/// Returns the device whose memory contains `address`.
 int device_of(const void* address);
 
-// Streams that do their work in order, while the host continues.
+// Streams run their work in order, while the host continues.
 
-/// A point in the work of a stream, which is reached or not.
+/// A point in a stream's work. It is finished when all work before it is done.
 class Completion {
  public:
   void finish();
   bool finished() const { return finished_; }
   void wait() const { finished_.wait(false); }
-  /// When it was reached.
+  /// The time at which the point was reached.
   std::chrono::steady_clock::time_point time() const { return time_; }
 
  private:
@@ -78,7 +78,7 @@ class Completion {
 };
 using CompletionPtr = std::shared_ptr<Completion>;
 
-/// The object behind cudaStream_t. Never freed, since there are few.
+/// The object behind a cudaStream_t. Never freed, because there are few streams.
 class Stream {
  public:
   using Work = std::function<void()>;
@@ -89,17 +89,17 @@ class Stream {
   int device() const { return device_; }
   int priority() const { return priority_; }
 
-  /// Submits work that never waits for another stream or rank. An idle stream runs it at once, in
-  /// the calling thread.
+  /// Submits work that never waits for another stream or rank. If the stream is idle, the calling
+  /// thread runs the work at once.
   void submit(Work work) { add(std::move(work), /*may_wait=*/false); }
 
-  /// Submits work that may wait. It runs in the stream's own thread, so that the host continues.
+  /// Submits work that may wait. The stream's own thread runs the work, so that the host continues.
   void submit_waiting(Work work) { add(std::move(work), /*may_wait=*/true); }
 
-  /// A point after all work so far.
+  /// Returns a point after all work submitted so far.
   CompletionPtr mark();
 
-  /// The stream waits for the point.
+  /// Makes the stream's later work wait for the point.
   void wait_for(const CompletionPtr& point);
 
  private:
@@ -112,14 +112,14 @@ class Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Work> queue_;
-  bool busy_ = false;  ///< some work is running, which is not in the queue
+  bool busy_ = false;  ///< whether work is running; running work is no longer in the queue
   bool has_thread_ = false;
 };
 
-/// The stream of a handle; the device's default stream for null. Null after the stream's end.
+/// Returns the stream of a handle; for null, the device's default stream. Null if it was destroyed.
 Stream* find_stream(cudaStream_t handle);
 
-/// All existing streams, for calls that wait for a device.
+/// Returns all existing streams, for calls that wait for a device.
 std::vector<Stream*> all_streams();
 
 Stream* make_stream(int priority);
@@ -128,12 +128,12 @@ bool end_stream(cudaStream_t handle);
 /// Blocks the calling thread until all streams are idle.
 void wait_for_all_streams();
 
-// The devices that the fake shows: H200s.
+// The fake's devices, which look like H200s.
 
-/// The calling thread's device.
+/// Returns the calling thread's device.
 int current_device();
 
-/// Makes a context on the calling thread's device, which takes some hundred MiB of its memory.
+/// Creates a context on the calling thread's device, which takes some hundred MiB of its memory.
 void use_device();
 bool has_context(int device);
 

@@ -16,7 +16,7 @@ namespace {
 struct Streams {
   std::mutex mutex;
   std::set<Stream*> made;
-  std::map<int, Stream*> of_device;  ///< default streams
+  std::map<int, Stream*> of_device;  ///< default stream of each device
 };
 
 Streams& streams() {
@@ -59,7 +59,7 @@ Stream::Stream(int device, int priority)
 void Stream::add(Work work, bool may_wait) {
   std::unique_lock lock(mutex_);
   if (!may_wait && !busy_ && queue_.empty()) {
-    // Work that other threads submit now goes to the queue.
+    // While the work runs, other threads submit their work to the queue.
     busy_ = true;
     lock.unlock();
     work();
@@ -84,7 +84,7 @@ void Stream::run() {
     busy_ = true;
     lock.unlock();
     work();
-    work = nullptr;  // its captures may be freed only outside of the lock
+    work = nullptr;  // destroys the work's captures without the lock
     lock.lock();
     busy_ = false;
   }
@@ -145,7 +145,7 @@ void wait_for_all_streams() {
 
 }  // namespace fake_cuda
 
-// No stream is captured: CUDA graphs are not offered. libtorch asks before it allocates.
+// CUDA graphs are not supported, so no stream is captured. libtorch asks before it allocates.
 
 using namespace fake_cuda;
 
@@ -173,14 +173,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 
 }  // extern "C"
 
-// cudaStream* and cudaEvent*.
+// The functions cudaStream* and cudaEvent*.
 
 namespace fake_cuda {
 namespace {
 
 /// The object behind cudaEvent_t.
 struct Event {
-  CompletionPtr point;  ///< the last record of the event; null before the first one
+  CompletionPtr point;  ///< the point of the last cudaEventRecord(); null before the first one
 };
 
 struct Events {
@@ -193,7 +193,7 @@ Events& events() {
   return *once;
 }
 
-/// Null, and a violation, for an event that does not exist.
+/// Returns the event of a handle. If there is no such event, counts a violation and returns null.
 Event* find_event(cudaEvent_t handle) {
   auto* const event = reinterpret_cast<Event*>(handle);
   const std::lock_guard lock(events().mutex);

@@ -63,7 +63,7 @@ class KvCache {
 
   /// Makes a cache for texts of at most `positions` positions, including `padding`. The first
   /// padding[i] positions of text i have no token, so that texts of different lengths end at the
-  /// same position. `window` is the sliding window; 0: none.
+  /// same position. `window` is the size of the sliding window; 0: no window.
   KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding = {0});
 
   std::int64_t positions() const { return positions_; }

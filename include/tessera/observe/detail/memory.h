@@ -62,7 +62,7 @@ const char* to_string(MemoryPhase phase);
 enum class MemoryKind : std::uint8_t {
   kParameters,   ///< allocated in setup: this rank's shards, and buffers
   kOptimizer,    ///< allocated in the first update and not freed
-  kGradients,    ///< allocated in a backward and used after it
+  kGradients,    ///< allocated in a backward and used after this backward
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
   kActivations,  ///< allocated in a forward and used later, also in later steps (masks)
@@ -93,8 +93,7 @@ struct StepMemory {
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"
-  /// The moments of the step, in the order in which the moments reach their maximum; empty unless
-  /// requested.
+  /// The moments of the step, ordered by when each reaches its maximum; empty unless requested.
   std::vector<MomentMemory> moments;
 };
 

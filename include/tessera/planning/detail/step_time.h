@@ -36,11 +36,11 @@ struct StepTime {
   std::map<std::string, double> exposed;
   std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
   double flops = 0;         ///< FLOPs of all matrix products, including recomputation
-  std::vector<Span> spans;  ///< the step's intervals; operators of a phase without gaps form one
+  std::vector<Span> spans;  ///< intervals; consecutive operators of one phase are one interval
   std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
-/// Ranks whose tensors all have the same sizes. Only one rank of each kind is planned.
+/// Ranks whose tensors all have the same sizes. Only one of these ranks is planned.
 struct RankKind {
   int first = 0;           ///< the first rank of the kind
   int last = 0;            ///< the last rank of the kind
