@@ -124,7 +124,7 @@ planning::SearchSpace space_of(const planning::Machine& machine) {
       .machine = machine,
       .batch = kBatch,
       .first = {.ac = "none"},
-      .fixed_ac = true,
+      .fixed = {"ac"},
       .estimate = planning::estimate_by_plans(run_of, kDepth, "layers", kRanks, options),
   };
 }

@@ -85,7 +85,7 @@ TEST(Search, TheFastestThatFitsIsFirstAndFixedOptionsStay) {
   EXPECT_EQ(all.found.size(), 24U);  // tp of 1, 2, 4, 8
   EXPECT_EQ(planning::detail::name_of(all.best().layout), "dp 8 × tp 1, ac none, ZeRO-2");
   planning::SearchSpace fixed = space(1e6);
-  fixed.fixed_tp = fixed.fixed_ac = fixed.fixed_zero = true;
+  fixed.fixed = {"tp", "ac", "zero"};
   fixed.first = {.tp = 2, .ac = "full", .zero = 2};
   const planning::Search found = planning::search(fixed);
   ASSERT_EQ(found.found.size(), 1U);
@@ -106,7 +106,7 @@ TEST(Search, LayoutsLargerThanOneThatDoesNotFitAreSkippedAndMicroBatchesAreTried
 
 TEST(Search, OnlyAsManyBlocksAsNeededAreCheckpointed) {
   planning::SearchSpace asked = space(3100);
-  asked.fixed_tp = true;
+  asked.fixed = {"tp"};
   asked.blocks = 10;
   const planning::Search found = planning::search(asked);
   // Of 4000 and 2000 bytes with ZeRO-3, and of 100 more with ZeRO-2.
@@ -134,7 +134,7 @@ TEST(Search, OfLayoutsThatTakeAsLongTheSmallestIsFirst) {
 TEST(Search, OfManyRanksEndsAtOnce) {
   planning::SearchSpace asked = space(1e6);
   asked.ranks = asked.batch = 1 << 24;
-  asked.fixed_tp = true;
+  asked.fixed = {"tp"};
   EXPECT_EQ(planning::search(asked).best().layout.dp, 1 << 24);
   asked.ranks = std::int64_t{1} << 40;
   EXPECT_ERROR(planning::search(asked), "search for at most 16777216");
