@@ -14,7 +14,7 @@ SCRIPTS = {
     "latin": (0x41, 0x24F), "greek": (0x370, 0x3FF), "cyrillic": (0x400, 0x4FF), "hebrew": (0x5D0, 0x5EA),
     "arabic": (0x620, 0x669), "devanagari": (0x900, 0x97F), "thai": (0xE01, 0xE5B), "hangul": (0xAC00, 0xAD00),
     "jamo": (0x1100, 0x11FF), "kana": (0x3041, 0x30FF), "han": (0x4E00, 0x5200), "symbols": (0x2000, 0x2BFF),
-    "emoji": (0x1F300, 0x1FAFF), "marks": (0x300, 0x36F)}
+    "emoji": (0x1F300, 0x1F64F), "marks": (0x300, 0x36F)}
 SPACES = [" "] * 30 + ["  ", "\n", "\n\n", "\t", "\r\n", "    ", "\u00a0", "\u3000", "\u200b", "\u0085", "\u180e"]
 PIECES = ["don't", "I'LL", "we've", "1234567", "3.14159", "x+=1;", "</s>", "<|eot|>", "<s>", "\u2581", "\u2581\u2581",
           "e\u0301", "\u212b", "\ufb01", "\U0001f469\u200d\U0001f469\u200d\U0001f467", "\U0001f1e9\U0001f1ea",

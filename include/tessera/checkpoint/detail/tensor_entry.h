@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::checkpoint {
 
 /// The header entry of one tensor in a safetensors file.
@@ -18,3 +21,4 @@ struct TensorEntry {
 };
 
 }  // namespace tessera::checkpoint
+TESSERA_API_END

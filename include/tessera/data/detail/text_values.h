@@ -4,6 +4,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/export.h"
+
+TESSERA_API_BEGIN
 namespace tessera::data {
 
 /// The value of a JSON field: a string or a list of strings.
@@ -21,3 +24,4 @@ struct FileFingerprint {
 };
 
 }  // namespace tessera::data
+TESSERA_API_END
