@@ -261,7 +261,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // IterationState calls the functions below for all units.
 
-  /// Frees the parameters that an earlier iteration without a backward left gathered.
+  /// Frees the parameters that are still gathered since an iteration that had no backward.
   void abandon_iteration();
   void begin_iteration();
   /// Called when the root's forward has ended. Warns of modules of this unit that did not run, and

@@ -21,8 +21,8 @@ namespace llama {
 using namespace tessera::models;
 using Config = LlamaConfig;
 
-/// The type for the value of a flag: "bf16" or "fp16"; any other value means fp32. The command line
-/// has already rejected other names.
+/// The type for the value of a flag: "bf16", "fp16", else fp32. The command line has already
+/// rejected unknown names.
 inline c10::ScalarType scalar_type(const std::string& name) {
   if (name == "bf16") {
     return c10::kBFloat16;

@@ -13,7 +13,7 @@
 /// Ends the exported declarations that TESSERA_API_BEGIN has begun.
 #define TESSERA_API_END _Pragma("GCC visibility pop")
 
-/// Like TESSERA_API_BEGIN, for headers that are not installed, whose functions tests call.
+/// Like TESSERA_API_BEGIN, for headers that tests use but that are not installed.
 #define TESSERA_API_FOR_TEST_BEGIN TESSERA_API_BEGIN
 /// Ends the region that TESSERA_API_FOR_TEST_BEGIN has begun.
 #define TESSERA_API_FOR_TEST_END TESSERA_API_END

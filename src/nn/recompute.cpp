@@ -387,8 +387,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   const CheckpointOptions& options() const { return options_; }
 
-  /// Records the properties of a tensor, which autograd does not save itself. Returns the tensor's
-  /// number.
+  /// Records the properties of a tensor that autograd therefore does not save. Returns the tensor's
+  /// index in saved_.
   std::size_t pack(const at::Tensor& tensor) {
     saved_.emplace_back(tensor);
     if (options_.counts != nullptr) {
@@ -424,8 +424,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // The inputs as autograd's saved variables, so that an outer region can replace them and autograd
-  // checks their versions.
+  // The inputs, as autograd's saved variables: autograd checks the versions of saved variables, and
+  // an enclosing checkpointed module can replace them.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   // saved_ is a deque, because its elements contain an atomic and cannot be moved.

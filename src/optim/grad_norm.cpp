@@ -121,8 +121,9 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 }  // namespace
 
-/// Collects the gradients in two passes. First all ranks determine the joint mesh, with or without
-/// gradients. Then each rank collects its gradients; pending sums are reduced.
+/// Collects the gradients in two passes. First all ranks, also those without gradients, determine
+/// the joint mesh of the parameters. Then each rank collects its gradients and reduces Partial
+/// ones.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "

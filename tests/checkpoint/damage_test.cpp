@@ -386,7 +386,7 @@ void save_two(const fs::path& dir) {
   save_alone(dir, 2, 2);
 }
 
-/// Checks that the newest step and older steps are complete, as at any time during save_third().
+/// Checks that the newest and older steps are complete. Must hold at any time of save_third().
 void expect_whole_steps(const fs::path& dir, const std::string& when) {
   const bool third = fs::exists(dir / kManifestOf3);
   EXPECT_EQ(ExpectLoads(dir, third ? 3 : 2), third ? 3 : 2) << when;

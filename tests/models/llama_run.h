@@ -49,7 +49,7 @@ inline std::shared_ptr<Llama> make_llama(const Shape& shape) {
   return model;
 }
 
-/// Tokens of rows [first, last) of a step, one more than a sequence has: (rows, sequence + 1).
+/// The tokens of rows [first, last) of a step: (rows, sequence + 1). A row has one extra token.
 inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::int64_t step,
                             std::int64_t first, std::int64_t last) {
   const std::int64_t width = shape.sequence + 1;

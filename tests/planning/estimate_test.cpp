@@ -1,4 +1,4 @@
-// Tests predicted times, estimates and a search, by plans of a model other than Llama.
+// Plans a model that is not a Llama: predicted times, estimates of layouts, and the search.
 
 #include "tessera/planning/search.h"
 

@@ -1,5 +1,5 @@
-// A model other than Llama and its training step, for plans and for the runs that they are compared
-// with.
+// A model that is not a Llama, with its training step. Tests plan the model, run the model, and
+// compare the plan with the run.
 #pragma once
 
 #include <ATen/ops/conv2d.h>

@@ -67,7 +67,8 @@ void look_at_inputs(const at::RecordFunction& function, Call& call) {
     if (changes && !writes_nothing(name)) {
       written.insert(written.end(), tensors.begin(), tensors.end());
     }
-    // A view's argument has an alias that is not written; an out= argument has one that is written.
+    // In a schema, a view's argument has an alias without a write, an out= argument one with a
+    // write.
     const bool reads =
         changes ? !argument.is_out() && !overwrites(name) : argument.alias_info() == nullptr;
     if (reads && !reads_nothing(name)) {

@@ -1,6 +1,6 @@
 // Random sequences of requests for gradients: whole backwards, backwards with inputs,
-// autograd::grad, retained graphs, nested backwards, hooks and accumulation. Each has the gradients
-// of one rank, under tensor parallelism, FSDP and both.
+// autograd::grad, retained graphs, nested backwards, hooks and accumulation. Under tensor
+// parallelism, FSDP and both, the gradients equal those of one rank.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -399,8 +399,8 @@ class ShmCommunicator final : public Communicator {
     return std::make_shared<ShmWork>(group_, std::move(operation));
   }
 
-  /// Starts an operation. Its functions own the tensors, because the operation may outlive this
-  /// call.
+  /// Starts an operation. The operation's rounds own the tensors, because the operation may outlive
+  /// this call.
   template <class Rounds>
   WorkPtr start_rounds(ShmOperationPtr operation, const std::shared_ptr<Rounds>& rounds,
                        const std::vector<at::Tensor>& outputs,

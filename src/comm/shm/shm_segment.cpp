@@ -39,7 +39,7 @@ constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// How often a waiting rank checks before it sleeps: about 20 us, the time to sleep and wake up.
+/// The number of checks before a waiting rank sleeps. They take about 20 us, as sleeping does.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;

@@ -20,8 +20,9 @@ namespace {
 using detail::ceil_div;
 using detail::mesh_size;
 
-// Sharding rules unflatten a tensor dimension into factors (einsum index letters), layouts into
-// Digits. If the boundaries of factors and Digits disagree, the dimension cannot keep its sharding.
+// Sharding rules split a tensor dimension into factors (einsum index letters); layouts split it
+// into Digits (parts of a position). If their boundaries disagree, the dimension cannot stay
+// sharded.
 
 /// Unflattens `digit` into a major Digit of `extent` positions, which is returned, and a minor
 /// Digit, which remains in `digit`. Outer mesh dimensions divide the major Digit until its chunks

@@ -143,8 +143,8 @@ struct ConvolutionFactors {
         weight{out, in},
         result{batch, out} {
     forbid_empty_shards(rule);
-    // With several groups, a shard of the input channels would need the output channels of the same
-    // groups.
+    // In a convolution with several groups, a shard of the input channels affects only the output
+    // channels of its own groups.
     if (groups != 1) {
       keep_unsharded(rule, in);
       keep_unsharded(rule, out);

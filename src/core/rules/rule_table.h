@@ -109,8 +109,8 @@ struct UnaryRule {
 
 /// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
-/// The factors of a part of a tensor with the factors `whole`: the part lacks dimension `dim`, or
-/// has `size` positions there. The dimension stays unsharded in both.
+/// `whole` has the factors of a tensor. Returns the factors of a part without dimension `dim`, or
+/// with `size` elements along it. The dimension stays unsharded in the tensor and in the part.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
 /// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor

@@ -73,8 +73,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // A tensor that was not gathered has all memory that the view can read. A dense tensor has no
-  // gaps between elements.
+  // A tensor that was not gathered has all memory that its as_strided() can read. A dense tensor
+  // has no gaps between elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }

@@ -194,7 +194,7 @@ TEST_ON_MESH(Policy, RefusesPlainTensorsUnlessVouchedFor, {2}, {"tp"}) {
 
 using detail::CallKind;
 
-/// A distributed tensor on the first of two ranks, for plans only: the ranks cannot communicate.
+/// A distributed tensor of rank 0 of two, only for call plans: the ranks cannot communicate.
 at::Tensor on_two_ranks(const at::Tensor& tensor, const Placement& placement) {
   static const auto mesh = init_device_mesh(comm::fake_world(0, 2), {2}, {"x"});
   return distribute_tensor(tensor, mesh, {placement}).tensor().detach();

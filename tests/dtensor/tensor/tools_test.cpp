@@ -199,7 +199,8 @@ TEST(Agreement, FailsOnAllRanksWhereTwoDiffer) {
          distribute_tensor(at::zeros({4, 4}), rank.mesh({2}, {"x"}), {Shard{rank.rank()}});
        },
        "Shard(0)", "Shard(1)"},
-      // The ranks' tensors have as many elements, but other sizes: only the comparison notices.
+      // The ranks have equal numbers of elements but different sizes: only comparing ranks shows
+      // it.
       {"sizes of a redistribution",
        [](Rank& rank) {
          const auto x = distribute_tensor(at::ones({4, 4}), rank.mesh({2}, {"x"}), {Shard{0}});
