@@ -21,8 +21,8 @@ using detail::ceil_div;
 using detail::mesh_size;
 
 // Sharding rules split a tensor dimension into factors (einsum index letters); layouts split it
-// into Digits (parts of a position). If their boundaries disagree, the dimension cannot stay
-// sharded.
+// into Digits (see layout.h). If the boundaries of factors and Digits disagree, the dimension
+// cannot stay sharded.
 
 /// Unflattens `digit` into a major Digit of `extent` positions, which is returned, and a minor
 /// Digit, which remains in `digit`. Outer mesh dimensions divide the major Digit until its chunks
