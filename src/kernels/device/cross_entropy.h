@@ -89,6 +89,12 @@ TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
+/// Returns the beginning of a row; null for a tensor without columns, which has no memory.
+template <class T>
+TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
+  return data == nullptr ? nullptr : data + row * stride;
+}
+
 /// Calls body.operator()<N>(i) for the vectors of a row that begin at multiples of 16 bytes, and
 /// body.operator()<1>(i) for the remaining elements at both ends, so that every row is read in
 /// units of 16 bytes. With N = 1 the alignment does not matter.
@@ -136,7 +142,7 @@ struct RowSums {
 /// logit, so that large logits do not lose precision.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
-  const T* x = static_cast<const T*>(p.data) + row * p.stride;
+  const T* x = row_of(static_cast<const T*>(p.data), row, p.stride);
   const bool smooth = p.label_smoothing > 0;
   const float first = smooth && p.columns > 0 ? static_cast<float>(x[0]) : 0.0F;
   const float pivot = first - first == 0.0F ? first : 0.0F;
@@ -251,8 +257,8 @@ template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {
   const Logits& in = p.logits;
-  const T* x = static_cast<const T*>(in.data) + row * in.stride;
-  T* gradient = static_cast<T*>(p.gradient) + row * p.gradient_stride;
+  const T* x = row_of(static_cast<const T*>(in.data), row, in.stride);
+  T* gradient = row_of(static_cast<T*>(p.gradient), row, p.gradient_stride);
   if (in.is_ignored(row)) {
     return for_each_vector<T, N>(gradient, in.columns, team, [&]<int M>(std::int64_t i) {
       store(gradient + i, Floats<M>{}, M);
