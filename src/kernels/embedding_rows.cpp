@@ -114,8 +114,8 @@ void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_
                const at::Tensor& sums) {
   const std::int64_t dim = sums.size(1);
   const std::int64_t count = dim == 0 ? 0 : terms.numel() / dim;
-  const T* const from = in<T>(terms);
-  T* const to = out<T>(sums);
+  const auto* const from = in<T>(terms);
+  auto* const to = out<T>(sums);
   parallel_for(0, dim, 16, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t row = indices[i] - first_row;

@@ -88,7 +88,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
     return;
   }
   with_float_type(local.scalar_type(), "a random fill", [&]<class T>() {
-    T* const data = static_cast<T*>(local.mutable_data_ptr());
+    auto* const data = static_cast<T*>(local.mutable_data_ptr());
     std::visit(
         [&](const auto& draw) {
           for_each_range(local, place, [&](const BoxView& range, std::int64_t first) {
