@@ -204,7 +204,7 @@ double Machine::product_flops(c10::ScalarType type) const {
   if (c10::elementSize(type) > 1) {
     return peak_flops(type) * product_share;
   }
-  return fp8_share > 0 ? peak_flops(type) * fp8_share : flops_half * product_share;
+  return fp8_share > 0 && flops_fp8 > 0 ? flops_fp8 * fp8_share : flops_half * product_share;
 }
 
 double Machine::attention_flops(c10::ScalarType type, std::int64_t head_size) const {

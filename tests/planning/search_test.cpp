@@ -53,10 +53,13 @@ TEST(Machine, HasTheRatesOfItsTypesAndHeads) {
   EXPECT_EQ(machine.peak_flops(type), 1979e12);
   EXPECT_EQ(machine.peak_flops(c10::kBFloat16), 989e12);
   EXPECT_EQ(planning::machine_of("a100").peak_flops(type), 312e12);
-  // 8-bit products are as fast as 16-bit products unless the file gives their rate.
-  EXPECT_EQ(machine.product_flops(type), machine.product_flops(c10::kBFloat16));
   machine.fp8_share = 0.5;
   EXPECT_EQ(machine.product_flops(type), 0.5 * 1979e12);
+  // 8-bit products are as fast as 16-bit products if their rate is unknown.
+  machine.fp8_share = 0;
+  EXPECT_EQ(machine.product_flops(type), machine.product_flops(c10::kBFloat16));
+  const planning::Machine without = planning::machine_of("a100");
+  EXPECT_EQ(without.product_flops(type), without.product_flops(c10::kBFloat16));
   machine.attention_share = 0.5;
   machine.attention_share_64 = 0.25;
   EXPECT_EQ(machine.attention_flops(c10::kBFloat16, 64), 0.25 * 989e12);

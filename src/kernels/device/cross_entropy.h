@@ -89,10 +89,16 @@ TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
-/// Returns the beginning of a row; null for a tensor without columns, which has no memory.
+/// Returns the beginning of a row. A tensor without columns has no memory; on a CPU, arithmetic on
+/// the null pointer would be undefined. On a GPU the comparison would cost registers.
 template <class T>
 TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
-  return data == nullptr ? nullptr : data + row * stride;
+#ifndef __CUDA_ARCH__
+  if (data == nullptr) {
+    return nullptr;
+  }
+#endif
+  return data + row * stride;
 }
 
 /// Calls body.operator()<N>(i) for the vectors of a row that begin at multiples of 16 bytes, and
