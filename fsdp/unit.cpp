@@ -72,8 +72,8 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
 }
 
 // A unit must know when backward reaches and leaves the unit. libtorch's C++ modules have no
-// backward hooks, so the arguments of a unit pass through an autograd node of FSDP, and the results
-// of the unit get tensor hooks.
+// backward hooks. So a unit's arguments pass through an autograd node of FSDP, and its results get
+// tensor hooks.
 
 using tessera::detail::variable_list;
 

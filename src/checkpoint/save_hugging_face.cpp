@@ -276,8 +276,8 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
 }
 
 /// Adds an adapter under the file names of the weight of its Linear (several names for a fused
-/// Linear). Each part gets the whole matrix A of the adapter; the matrix B is split like the rows
-/// of the weight.
+/// Linear). Each part gets the whole matrix A of the adapter. The weight's rows and matrix B are
+/// split alike.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
   SentParameter b{

@@ -63,8 +63,8 @@ at::Tensor reference(const at::Tensor& maximum) {
   return maximum.masked_fill(maximum.eq(-kInfinity), 0);
 }
 
-/// Numbers for the gradient of each row, (rows) each: the factor of the row's softmax, the factor
-/// of the one-hot target, and a term that is added to each column.
+/// Three numbers for each row's gradient, (rows) each: a factor for the softmax, a factor for the
+/// one-hot target, and a term for every column.
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;

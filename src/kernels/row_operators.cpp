@@ -281,8 +281,8 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {(d * up.to(type) * slope).to(gate.scalar_type()), (d * g * sigmoid).to(up.scalar_type())};
 }
 
-/// Returns the distance between the beginnings of the rows of x, if it is constant and the elements
-/// of a row are consecutive; otherwise 0.
+/// Returns the distance between the beginnings of rows. Returns 0 if the distance varies, or if the
+/// elements of a row are not consecutive.
 std::int64_t row_stride(const at::Tensor& x) {
   if (x.dim() < 2 || x.stride(-1) != 1) {
     return 0;

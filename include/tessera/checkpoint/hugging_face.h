@@ -28,8 +28,8 @@ namespace tessera::checkpoint {
 /// the tensors of its parts. Persistent buffers are filled if the files contain these buffers; all
 /// other buffers keep their values (see nn::init_buffers).
 ///
-/// `model_name`: for files with other names, a function that returns the model's name for a tensor
-/// of the files, or "" to skip the tensor. Throws Error for two tensors with the same name.
+/// `model_name`: for files with other names. Given a tensor's name in the files, the function
+/// returns the name in the model, or "" to skip the tensor. Throws Error if two names are equal.
 ///
 /// Collective over `world`: a failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed:

@@ -23,8 +23,8 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
  public:
   /// Adds a value with its weight. Throws Error between sync() and unsync().
   void update(double value, double weight = 1);
-  /// The weighted mean of this rank's values since reset(). Between sync() and unsync(), the mean
-  /// of the values of all ranks. NaN if there are no values.
+  /// The weighted mean of this rank's values since reset(); between sync() and unsync(), of all
+  /// ranks' values. NaN if there are no values.
   double compute() const;
   /// Replaces this rank's values by the values of all ranks, until unsync(). Collective over
   /// `world`. Throws Error if the metric is already synced.

@@ -152,8 +152,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // Does nothing for a row that begins in an earlier tile and continues after this tile. The thread
-  // of the earlier tile adds this tile's sum.
+  // A row may begin in an earlier tile and continue after this tile. Then the earlier tile's thread
+  // adds this tile's sum.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }

@@ -153,8 +153,8 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// Computes the gradient of a row, by one team of threads. The team also adds the weight's gradient
-/// of the row to `sums`, which has `size` elements, unless `sums` is nullptr. With y = x
+/// Computes the gradient of a row, by one team of threads. Unless `sums` (`size` elements) is
+/// nullptr, the team also adds the row's part of the weight's gradient to `sums`. With y = x
 /// * rstd and g the gradient times the weight: dx = rstd * (g - y * mean(g * y)). Each thread adds
 /// to the same elements in every row.
 template <class T, class W, int N, class Team>

@@ -1,4 +1,4 @@
-// Allocations of a repeated call on distributed tensors, beside those of the operator itself.
+// Counts the allocations of a repeated call on distributed tensors that the operator itself lacks.
 
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>

@@ -277,7 +277,7 @@ TEST(OperatorSweep, FindsNoPlainAndNoWrongResult) {
   EXPECT_GT(operators.size(), 500U);
 }
 
-// The operators listed read only the sizes or type of a plain tensor beside a distributed one.
+// Given a distributed and a plain tensor, these operators read only the plain one's sizes or type.
 TEST(OperatorSweep, FindsNoPlainTensorThatIsTakenForTheSameOnAllRanks) {
   static const std::set<std::string> kReadsNoValues{
       "aten::type_as",    "aten::view_as",          "aten::expand_as",  "aten::to",

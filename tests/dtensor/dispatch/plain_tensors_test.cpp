@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// Plain tensors beside distributed ones: those that may differ between ranks are refused, and those
-// that count as replicated have the gradient of one rank.
+// Operators of distributed and plain tensors. Plain tensors that may differ between ranks are
+// refused. Plain tensors that count as replicated get the gradient of one rank.
 
 namespace {
 
