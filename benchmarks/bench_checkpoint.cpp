@@ -43,7 +43,7 @@ namespace {
 using namespace tessera;
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kWidth = 2048;  // a matrix has 16 MiB
+constexpr std::int64_t kWidth = 2048;  // each matrix has 16 MiB
 constexpr std::int64_t kMib = 1 << 20;
 constexpr int kRepetitions = 5;
 
@@ -61,7 +61,7 @@ class Matrices : public nn::Module<Matrices> {
 
 struct Seconds {
   double passed = 0;
-  double of_processor = 0;  ///< processor time of all threads of the process
+  double of_processor = 0;  ///< CPU time of all threads of the process
 };
 
 double processor_seconds() {
@@ -91,8 +91,8 @@ double median_of(const std::vector<Seconds>& times, double Seconds::*which) {
   return median(values);
 }
 
-/// The median time of each function in `works`; the functions run in turn, several times. `prepare`
-/// runs before each function and is not timed.
+/// Returns the median time of each function in `works`. The functions run in turn, several times.
+/// `prepare` runs before each function and is not timed.
 std::map<std::string, Seconds> medians(
     const std::vector<std::pair<std::string, std::function<void()>>>& works,
     const std::function<void()>& prepare = [] {}) {
@@ -110,7 +110,7 @@ std::map<std::string, Seconds> medians(
   return medians;
 }
 
-/// The baseline of any program: pwrite() of 1 MiB blocks, and fsync().
+/// The baseline for writing: pwrite() of 1 MiB blocks, then fsync().
 void write_plainly(const fs::path& path, std::int64_t mib) {
   const std::vector<char> bytes(kMib, 1);
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
@@ -135,8 +135,8 @@ void read_plainly(const fs::path& folder, const std::vector<at::Tensor>& into) {
   }
 }
 
-/// Drops the files from the page cache, so that they are read from disk. The files are on disk,
-/// because a save waits until they are.
+/// Drops the files from the page cache, so that the next read is from disk. All pages are already
+/// written, because a save waits for the disk.
 void drop_from_page_cache(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const int fd = open(entry.path().c_str(), O_RDONLY);
@@ -192,8 +192,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   const auto writing = medians(
       {{"plain", [&] { write_plainly(dir / "plain", mib); }},
        {"save", [&] { checkpoint::save(*world, dir / "run", ++step, {model}, {.keep = 2}); }}});
-  // All copies stay allocated at the same time, as in a save, because copying to memory that is new
-  // to the process takes longer.
+  // Copies of all tensors stay allocated at the same time, as in async_save(), because copying to
+  // memory that is new to the process takes longer.
   const auto copying = medians(
       {{"copy", [&] { copied(); }},
        {"async", [&] {
@@ -203,8 +203,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
           stalls.push_back(stall.count());
           pending.wait();
         }}});
-  // A folder with the files of the step but without a manifest. Such files are read without
-  // checksums.
+  // Makes a checkpoint folder without a manifest, whose files are hard links to those of the step.
+  // Files without a manifest are read without checksums.
   const fs::path checked = checkpoint::find_step(dir / "run");
   fs::create_directory(dir / "unchecked");
   for (const auto& entry : fs::directory_iterator(checked)) {
@@ -224,8 +224,8 @@ void one_rank(const fs::path& dir, std::int64_t mib) {
   report_reading("disk", mib, medians(reading, [&] { drop_from_page_cache(dir / "unchecked"); }));
 }
 
-/// Measures saving and loading on a 2 x 2 mesh, with half of the matrices replicated along the
-/// first dimension.
+/// Measures saving and loading checkpoints on a 2 x 2 mesh, with half of the matrices replicated
+/// along the first dimension.
 void four_ranks(const fs::path& dir, std::int64_t mib) {
   const auto worlds = comm::thread_worlds(4);
   std::vector<std::thread> ranks;

@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Collective {
   const char* name;
-  /// A collective to measure. `elements`: the number of floats in the larger of the input and
+  /// A collective to measure. `elements` is the number of floats in the larger of the input and
   /// output tensors.
   std::function<std::function<void()>(Communicator&, std::int64_t elements)> prepare;
 };
@@ -47,7 +47,7 @@ const Collective kCollectives[] = {
      }},
 };
 
-/// The median time of repeated calls, in microseconds.
+/// Returns the median time of a call in microseconds. A barrier precedes each call.
 double median_time(Communicator& group, const std::function<void()>& call, int repeats) {
   std::vector<double> times;
   call();
@@ -61,7 +61,7 @@ double median_time(Communicator& group, const std::function<void()>& call, int r
   return times[static_cast<std::size_t>(repeats / 2)];
 }
 
-/// The mean time of back-to-back calls, in microseconds, as in a training step.
+/// Returns the mean time of a call in microseconds, for back-to-back calls as in a training step.
 double mean_time(Communicator& group, const std::function<void()>& call, int repeats) {
   group.barrier();
   const auto start = Clock::now();

@@ -1,6 +1,6 @@
-// The overhead that a distributed tensor adds to an operator: the same call on a plain tensor and
-// on a distributed tensor of one rank, so that only the dispatch differs. Sizes are small, so that
-// the kernels take little time.
+// Measures the overhead that a distributed tensor adds to an operator call: the same call runs on a
+// plain tensor and on a distributed tensor of one rank, so that only the dispatch differs. Sizes
+// are small, so that the kernels take little time.
 //
 //   bench_dispatch [--benchmark_filter=REGEX]
 //
@@ -39,8 +39,8 @@ struct Case {
   std::string name;
   Tensors inputs;
   Operator run;
-  bool records = true;      ///< whether to measure also with autograd recording
-  std::size_t weights = 0;  ///< number of last inputs that are replicated; the others are Shard(0)
+  bool records = true;      ///< whether to measure with autograd recording, too
+  std::size_t weights = 0;  ///< the last `weights` inputs are replicated, all others Shard(0)
 };
 
 Tensors inputs_of(const Case& c, bool distribute) {
@@ -117,7 +117,7 @@ std::vector<Case> cases() {
   };
 }
 
-/// Measures the whole first call of an operator, including rule, propagation and plan.
+/// Measures an operator's first call, including sharding rule, propagation and call plan.
 void measure_first(benchmark::State& state, const Case& c) {
   const Tensors inputs = inputs_of(c, true);
   const at::NoGradGuard no_grad;
@@ -131,8 +131,8 @@ void measure_first(benchmark::State& state, const Case& c) {
 
 constexpr int kMisses = 1000;
 
-/// Measures mm on inputs whose sizes are new in each call, so that every call misses the cache:
-/// rule, propagation and layouts are computed again. The argument is the number of mesh dimensions.
+/// Measures mm on inputs of new sizes in each call, so that every call misses the dispatch cache
+/// and computes the layouts again. The benchmark's argument is the number of mesh dimensions.
 void measure_misses(benchmark::State& state) {
   const auto ndim = static_cast<std::size_t>(state.range(0));
   const auto mesh = tessera::init_device_mesh(tessera::comm::fake_world(0, 1 << ndim),

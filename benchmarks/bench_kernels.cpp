@@ -37,8 +37,8 @@ namespace {
 using namespace tessera;
 using Call = std::function<at::Tensor()>;
 
-/// The sizes of a model's block: `batch` sequences of tokens / batch tokens each, heads of
-/// head_dim.
+/// The sizes of a transformer block's activations and weights. Each of the `batch` sequences has
+/// tokens / batch tokens.
 struct Sizes {
   at::TensorOptions options;
   std::int64_t tokens, dim, hidden, head_dim, vocabulary, batch = 4;
@@ -46,7 +46,7 @@ struct Sizes {
   at::Tensor rand(at::IntArrayRef sizes) const { return at::rand(sizes, options); }
 };
 
-/// Measures a call by the device's own clock, over enough calls to hide the launch latency.
+/// Measures a call by GPU events around kCalls calls, enough calls to hide the launch latency.
 void time_on_gpu(benchmark::State& state, const Call& call) {
   constexpr int kCalls = 20;
   const auto device = c10::Device(c10::kCUDA, 0);
@@ -61,7 +61,7 @@ void time_on_gpu(benchmark::State& state, const Call& call) {
     }
     end.record(stream);
     end.synchronize();
-    // The minimum is needed for the fake CUDA of the tests, on which calls take no time.
+    // Google Benchmark needs a time above 0, but calls take no time on the fake CUDA of the tests.
     state.SetIterationTime(std::max(begin.elapsedTime(end) / 1e3, 1e-6) / kCalls);
   }
 }
@@ -86,8 +86,8 @@ void add(const std::string& name, const Call& call, std::int64_t bytes, bool on_
   }
 }
 
-/// Adds a benchmark of `ours` and of `aten`, which both read `inputs` and write as many bytes as
-/// `ours` returns.
+/// Adds two benchmarks, of `ours` and of `aten`. Both functions read `inputs` and write as many
+/// bytes as the result of `ours` has.
 void add_pair(const std::string& name, const std::vector<at::Tensor>& inputs, const Call& ours,
               const Call& aten) {
   std::int64_t bytes = static_cast<std::int64_t>(ours().nbytes());
@@ -153,7 +153,7 @@ void add_embedding(const Sizes& s) {
   const at::Tensor table = s.rand({rows, s.dim}), grad = s.rand({s.tokens, s.dim}),
                    indices = at::randint(rows, {s.tokens}, s.options.dtype(at::kLong));
   const std::string of = fmt::format("of {}, {}x{}", s.tokens, rows, s.dim);
-  // Only as many bytes of the embedding table are read as the result has.
+  // A lookup reads as many bytes of the embedding table as its result has, here the size of `grad`.
   add_pair(
       "embedding " + of, {grad, indices},
       [=] { return kernels::embedding_rows(table, indices, 0, rows); },
@@ -164,8 +164,8 @@ void add_embedding(const Sizes& s) {
       [=] { return at::embedding_dense_backward(grad, indices, rows, -1, false); });
 }
 
-/// Adds benchmarks of nn::FusedLinear: query, key and value of few tokens, with the sizes of a
-/// tensor-parallel rank.
+/// Adds benchmarks of nn::FusedLinear, which computes query, key and value in one matrix product:
+/// few tokens, with the sizes of a tensor-parallel rank.
 void add_fused_linear(const Sizes& s) {
   const at::Tensor x = s.rand({64, 1024}), weight = s.rand({512, 1024});
   add_pair(
@@ -184,7 +184,7 @@ void add_all(const Sizes& sizes) {
   }
 }
 
-/// The sizes of an 8B model.
+/// The sizes of a block of an 8B model.
 Sizes on_gpu(std::int64_t tokens) {
   return {.options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16),
           .tokens = tokens,
@@ -210,11 +210,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   at::set_num_threads(1);
-  // Creating the streams loads the library that needs CUDA.
+  // make_streams() also loads libtessera_cuda.so, the library with the CUDA kernels.
   const comm::StreamsPtr streams = cuda ? comm::make_streams(c10::Device(c10::kCUDA, 0)) : nullptr;
   add_all(cuda ? on_gpu(tokens) : on_cpu());
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
-  // The tensors of the benchmarks are freed before the library that the tensors need is unloaded.
+  // The benchmarks' tensors are freed here, because freeing them later needs an unloaded library.
   benchmark::ClearRegisteredBenchmarks();
 }

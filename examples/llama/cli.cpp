@@ -1,4 +1,4 @@
-// Flags of a command line and of a --config-file.
+// Reads flags from the command line and from a --config-file.
 
 #include "examples/llama/cli.h"
 
@@ -81,7 +81,7 @@ void refuse_two_values(const CLI::App& app) {
 
 void declare_config_file(CLI::App& app, const std::vector<FlagNames>& alternatives);
 
-/// Applies the settings that the flags of all programs have in common.
+/// Sets up --help, --config-file and the checks that the flags of all programs have in common.
 void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
   app.option_defaults()->group(app.get_help_ptr()->get_group());
   app.set_help_all_flag("--help-all", "Print all flags, by the sections of --config-file");
@@ -90,12 +90,12 @@ void prepare(CLI::App& app, const std::vector<FlagNames>& alternatives) {
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     check_integers(*option);
   }
-  // Unknown flags are handled later, because CLI11's error message suggests no similar name.
+  // Unknown flags are accepted here and rejected later, because CLI11 suggests no similar name.
   app.allow_extras();
 }
 
-/// Throws Error for an unknown flag name. `what`: the name, and where the name was given. The error
-/// message suggests the most similar name; of equally similar names, the first declared.
+/// Throws Error for an unknown flag name. `what` is the name and where the name was given. The
+/// message suggests the most similar name or, of equally similar names, the first one declared.
 [[noreturn]] void fail_unknown(const std::string& what, std::string_view name,
                                const CLI::App& app) {
   FlagNames names;
@@ -138,7 +138,7 @@ CLI::Validator number_of_at_least_0() {
   return number_check("of at least 0", [](double value) { return value >= 0; });
 }
 
-/// The check rejects subnormal numbers like 0.
+/// Returns a check that rejects 0, negative numbers and also subnormal numbers.
 CLI::Validator number_above_0() {
   return number_check("above 0",
                       [](double value) { return value >= std::numeric_limits<double>::min(); });
@@ -177,7 +177,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // exceeding a file-size limit is then a write error
+  std::signal(SIGXFSZ, SIG_IGN);  // makes a write above the file-size limit fail with an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     TESSERA_CHECK(std::cout.flush(),
@@ -201,7 +201,7 @@ class Entries {
   Entries(const CLI::App& app, const std::vector<FlagNames>& alternatives, std::string file)
       : app_(app), alternatives_(alternatives), file_(std::move(file)) {}
 
-  /// Adds the entries of a configuration file, or of its section `section`.
+  /// Adds the entries in `table`: a whole configuration file, or its section `section`.
   void add(const toml::table& table, const std::string& section = "") {
     for (const auto& [key, node] : table) {
       const std::string name(key.str());
@@ -245,14 +245,14 @@ class Entries {
     }
   }
 
-  /// The inputs of a flag in CLI11's form. Empty if the flag counts as not given: the value false
-  /// for a switch without a --no- form.
+  /// Returns a flag's values in CLI11's form. The list is empty for the value false of a switch
+  /// without a --no- form: such a flag counts as not given.
   std::vector<std::string> inputs(const std::string& key, const toml::node& node,
                                   const CLI::Option& option) const {
     if (const auto* flag = node.as_boolean()) {
       TESSERA_CHECK(option.get_expected_min() == 0, file_, ": \"", key, "\" takes a value");
       if (flag->get()) {
-        return {"{}"};  // CLI11's notation for a flag without a value
+        return {"{}"};  // CLI11's notation for a flag given without a value
       }
       return option.check_lname("no-" + key) ? FlagNames{"false"} : FlagNames{};
     }
@@ -273,8 +273,8 @@ class Entries {
     return values;
   }
 
-  /// Returns a value of the file as command-line text, so that the checks of the command line apply
-  /// to it.
+  /// Returns a value of the configuration file as text, so that the command line's checks apply to
+  /// the value.
   std::string text(const std::string& key, const toml::node& node) const {
     if (const auto* text = node.as_string()) {
       return text->get();
@@ -337,8 +337,8 @@ bool is_path(const CLI::Option& option) {
   return starts_with_any(option.get_option_text(), {"FILE", "DIR", "GLOB"});
 }
 
-/// Whether a value can be given on the command line. Some defaults mean "none" and cannot be given:
-/// --keep 0.
+/// Whether the option's check accepts a value on the command line. Some defaults mean "none" and
+/// are rejected: --keep 0.
 bool can_be_given(CLI::Option& option, const std::string& value) {
   try {
     std::string text = value;
@@ -365,7 +365,7 @@ std::vector<std::string> default_values(CLI::Option& option) {
   return real ? values : std::vector<std::string>{};
 }
 
-/// Normalizes a value, so that equal values on the command line and in a file have equal text.
+/// Normalizes a flag's value, so that equal values have equal text, wherever they are given.
 void write_alike(std::string& value, const CLI::Option& option) {
   if (is_path(option) && !value.empty()) {
     value = std::filesystem::absolute(value).lexically_normal().string();
@@ -466,12 +466,12 @@ std::string to_toml(const std::vector<ResolvedFlag>& flags) {
   return text;
 }
 
-// The functions below check the files that flags name.
+// check_files_differ() and its helper functions check the files that flags name.
 
 namespace {
 
-/// Returns the absolute path of a file, equal for all spellings of the path. The name of a folder
-/// may end in a slash.
+/// Returns the absolute path of a file. The result is equal for all spellings of the path, also
+/// with links and with a slash at the end.
 std::filesystem::path place_of(const std::string& file) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::absolute(file, error);

@@ -24,11 +24,11 @@ using FlagNames = std::vector<std::string>;
 /// --config-file, which reads flags from a TOML file. Keys are the flags' names, at the top level
 /// or in the table of the flag's group (CLI::Option::group): steps = 3 in [training]. `true` stands
 /// for a flag without a value, an array for a flag given several times. A flag on the command line
-/// overrides this flag, and its `alternatives` (flags that exclude each other), in the file.
+/// overrides the same flag in the file, and the flags that exclude this flag (`alternatives`).
 /// `first`: the flags that --help shows, while --help-all shows all; with {}, --help shows all.
 /// Throws tessera::Error, for example for an unknown name (with the most similar valid name), a key
 /// in the wrong section (with its correct section), and a second value of a flag that takes one.
-/// After --help was printed, CLI11's Success is thrown.
+/// Throws CLI11's Success after printing --help.
 void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
                         const std::vector<FlagNames>& alternatives = {},
                         const FlagNames& first = {});
@@ -37,11 +37,11 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 /// failure prints one line to stderr, "program: message", and returns 1.
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>));
 
-/// Returns the shortest text that converts back to the number: 0.1 is "0.1".
+/// Returns the shortest text that converts back to the same number: 0.1 becomes "0.1".
 std::string number_text(double value);
 
 /// Adds a switch that sets `on`, and optionally a flag that clears `on`: "--sp,!--no-sp". Unlike
-/// with CLI11's add_flag, the default can be read.
+/// CLI11's add_flag, add_switch() lets a program read the default.
 CLI::Option* add_switch(CLI::App& app, const std::string& names, bool& on, const std::string& help);
 
 /// Returns a check that an option's number is finite and within the bounds, inclusive. Unlike
@@ -57,8 +57,8 @@ using tessera::nearest;
 /// A flag of a program after parsing, whether it was given or not.
 struct ResolvedFlag {
   std::string name;                   ///< the flag's name without dashes
-  std::string section;                ///< the flag's group, its section in a configuration file
-  std::vector<std::string> values{};  ///< the flag's values; empty: not given, and no default
+  std::string section;                ///< the flag's group; a configuration file's section
+  std::vector<std::string> values{};  ///< the flag's values; empty: no value given, no default
   std::string note{};  ///< reason to omit the flag from a configuration file; "": none
   bool is_list = false, is_number = false, is_switch = false, is_path = false;
 };
@@ -74,11 +74,11 @@ struct LeftOut {
 /// program's variable.
 std::vector<ResolvedFlag> resolve_flags(CLI::App& app);
 
-/// Marks the flags that a configuration file omits.
+/// Marks the flags `left_out` in `flags`; to_toml() writes marked flags as comments.
 void leave_out(std::vector<ResolvedFlag>& flags, const std::vector<LeftOut>& left_out);
 
-/// Returns the values that must be equal on all ranks of a job, by flag, without outputs of rank 0.
-/// Paths may differ between ranks; for a path only whether it is given must be equal.
+/// Returns, by flag, the values that must be equal on all ranks, without flags for outputs of rank
+/// 0. Paths may differ between ranks, so the value of a path is only whether the path is given.
 std::map<std::string, std::string> shared_by_ranks(const std::vector<ResolvedFlag>& flags);
 
 /// Returns the text of a file for --config-file, in sections. Flags that are omitted or have no

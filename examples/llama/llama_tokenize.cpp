@@ -1,6 +1,6 @@
 // llama_tokenize: converts text to token shards. One thread reads and writes; other threads
 // tokenize several pieces of text at a time. Tokens are written in the order of the text, so shards
-// do not depend on the number of threads. Memory is limited by kBytesUnderWay.
+// do not depend on the number of threads. kBytesUnderWay limits the memory.
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -93,7 +93,7 @@ TokenizeOptions parse_tokenize_options(std::vector<std::string> arguments) {
   return o;
 }
 
-/// Returns the token that a text names: a number is a token id, any other text must be one token.
+/// Returns the id of the token `text`: a number is an id, any other text must be one token.
 std::int64_t token_of(const std::string& text, const data::Tokenizer& tokenizer) {
   const bool is_id = text.find_first_not_of("0123456789") == std::string::npos && text.size() < 10;
   const std::vector<std::int64_t> ids =
@@ -123,12 +123,12 @@ void encode_long(const data::Tokenizer& tokenizer, std::string_view text,
 /// Converts pieces of text to tokens. Immutable: several threads may use one encoder.
 struct PieceEncoder {
   data::TokenizerPtr tokenizer;
-  std::vector<std::int64_t> begin, end;  ///< tokens before and after each document
-  std::vector<std::string> files;        ///< file names for messages
-  std::string field;                     ///< the field with the text in JSONL objects
+  std::vector<std::int64_t> begin, end;  ///< special tokens before and after each document
+  std::vector<std::string> files;        ///< names of the input files, for messages
+  std::string field;                     ///< name of the field with the text in JSONL objects
 
-  /// Returns the tokens of a piece of text; no tokens for a document without text. Throws Error,
-  /// with file and line, for a JSONL line that is not an object with the text field `field`.
+  /// Returns the tokens of a piece of text; an empty list for a document without text. Throws
+  /// Error, with file and line, for a JSONL line that is not an object with the text field `field`.
   std::vector<std::int64_t> operator()(Piece piece) const {
     const bool begins = piece.begins;
     const bool ends = piece.ends;
@@ -170,7 +170,7 @@ PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> fil
                        .field = o.field};
   const data::Tokenizer& tokenizer = *encoder.tokenizer;
   SpecialTokens special;
-  // The tokenizer may be in the folder of a model.
+  // --tokenizer may name a model's folder, whose tokenizer is then used.
   if (const auto config = std::filesystem::path(o.tokenizer) / "config.json";
       std::filesystem::exists(config)) {
     special = read_special_tokens(o.tokenizer, read_config(config));
@@ -200,7 +200,7 @@ PieceEncoder make_encoder(const TokenizeOptions& o, std::vector<std::string> fil
   return encoder;
 }
 
-/// Whether a name has the form PREFIX_000012.bin. `base`: PREFIX without its folder.
+/// Whether a file name has the form PREFIX_000012.bin. `base` is PREFIX without its folder.
 bool is_shard(std::string_view name, const std::string& base) {
   if (!name.starts_with(base + "_") || !name.ends_with(".bin")) {
     return false;
@@ -215,8 +215,8 @@ bool is_shard(std::string_view name, const std::string& base) {
 /// the last. A shard's file appears only when the shard is complete. Not thread safe.
 class ShardSet {
  public:
-  /// Throws Error if a shard of this prefix already exists, because PREFIX_*.bin would also match
-  /// the existing shard.
+  /// Throws Error if a shard with the same prefix already exists, because PREFIX_*.bin would also
+  /// match the existing shard.
   ShardSet(std::string prefix, std::int64_t vocabulary, std::int64_t shard_tokens)
       : prefix_(std::move(prefix)), vocabulary_(vocabulary), shard_tokens_(shard_tokens) {
     const std::filesystem::path path(prefix_);
@@ -275,16 +275,16 @@ class ShardSet {
   std::unique_ptr<data::TokenShardWriter> writer_;
 };
 
-/// The minimum amount of text that is worth starting a thread.
+/// The minimum number of bytes of text for which starting a thread is worthwhile.
 constexpr std::size_t kChunkBytes = 256 << 10;
-/// The maximum amount of text that is read but not yet written; the tokens of this text take up to
-/// eight times as much memory.
+/// The maximum number of bytes of text whose tokens are not written yet. The tokens take up to
+/// eight times as much memory as the text.
 constexpr std::size_t kBytesUnderWay = 16 << 20;
 
-/// Pieces of text that are tokenized together, and the future of their tokens.
+/// Pieces of text that one thread tokenizes together.
 struct Chunk {
   std::size_t bytes;
-  /// The tokens of each piece of text in the chunk.
+  /// The future result: one list of tokens for each piece of text in the chunk.
   std::future<std::vector<std::vector<std::int64_t>>> tokens;
 };
 

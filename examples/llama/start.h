@@ -21,8 +21,8 @@ namespace llama {
 using namespace tessera::models;
 using Config = LlamaConfig;
 
-/// The type for the value of a flag: "bf16", "fp16", else fp32. The command line has already
-/// rejected unknown names.
+/// Returns the type that a flag's value names: "bf16", "fp16", otherwise fp32. Parsing the command
+/// line has already rejected unknown names.
 inline c10::ScalarType scalar_type(const std::string& name) {
   if (name == "bf16") {
     return c10::kBFloat16;
@@ -42,8 +42,8 @@ inline tessera::comm::CommunicatorPtr start_group(tessera::comm::World& world) {
 }
 
 /// Throws Error on every rank if ranks have different options (training::check_same_options) or
-/// different configurations; the message has the first difference. Collective: call it before any
-/// other collective over `world`.
+/// different model configurations; the message has the first difference. Collective: call
+/// check_same_start() before any other collective over `world`.
 inline void check_same_start(tessera::comm::World& world,
                              std::map<std::string, std::string> options, const Config& config) {
   const auto values = nlohmann::json::parse(config.json);

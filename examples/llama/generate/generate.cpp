@@ -24,7 +24,7 @@ namespace {
 
 constexpr double kRefused = -std::numeric_limits<double>::infinity();
 
-/// Keeps only the scores of the k most likely tokens, and of tokens as likely as the k-th.
+/// Keeps only the scores of the k most likely tokens, and of all tokens as likely as the k-th one.
 at::Tensor keep_top_k(const at::Tensor& scores, std::int64_t k) {
   if (k == 0 || k >= scores.size(-1)) {
     return scores;
@@ -48,7 +48,7 @@ at::Tensor keep_top_p(const at::Tensor& scores, double p) {
 }  // namespace
 
 at::Tensor token_probabilities(const at::Tensor& logits, const SamplingOptions& options) {
-  // The scores are fp64, so that the cumulative sum over a large vocabulary is accurate.
+  // The scores are fp64 numbers, so that the cumulative sum over a large vocabulary is accurate.
   const at::Tensor scores = logits.to(c10::kDouble) / options.temperature;
   return keep_top_p(keep_top_k(scores, options.top_k), options.top_p).softmax(-1);
 }

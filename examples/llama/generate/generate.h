@@ -23,8 +23,8 @@ class Sampler {
  public:
   explicit Sampler(SamplingOptions options) : options_(options) {}
   /// Returns one token per text from logits (texts, vocabulary): the most likely token at
-  /// temperature 0, else a random draw. A text's draw in the n-th call depends only on the seed, n,
-  /// and the text's index in the batch.
+  /// temperature 0, else a random draw. The random number of a text in the n-th call depends only
+  /// on the seed, on n, and on the text's index in the batch.
   Tokens next(const at::Tensor& logits);
 
  private:
@@ -36,13 +36,13 @@ class Sampler {
 
 struct PromptText {
   std::string text;
-  bool is_whole = false;  ///< whether the prompt already has begin tokens, as from a chat template
+  bool is_whole = false;  ///< whether the prompt already has begin tokens (chat template)
 };
 
 /// Returns the prompts of the command line or of the files of --prompts. A text file has one prompt
 /// per line. A *.jsonl file has objects with the field "prompt": a text, or a list with one
-/// complete text (is_whole). Empty lines are ignored. Throws tessera::Error, with the line, for a
-/// file that cannot be read this way, and for a file without prompts.
+/// complete text (is_whole). Empty lines are ignored. Throws tessera::Error for a file of another
+/// format (the message has the line), and for a file without prompts.
 std::vector<PromptText> prompt_texts(const GenerateOptions& options);
 
 }  // namespace llama

@@ -15,7 +15,7 @@ namespace llama {
 struct SamplingOptions {
   std::int64_t max_tokens = 200;
   double temperature = 0.8;  ///< sampling temperature; 0: the most probable token
-  std::int64_t top_k = 0;    ///< tokens to sample from; 0: top-k is off
+  std::int64_t top_k = 0;    ///< number of tokens to sample from; 0: top-k is off
   double top_p = 1.0;
   std::uint64_t seed = 0;
 };
@@ -24,7 +24,7 @@ struct SamplingOptions {
 struct GenerateOptions {
   std::string model, tokenizer;
   std::vector<std::string> prompt;
-  std::vector<std::string> prompts;  ///< files of prompts
+  std::vector<std::string> prompts;  ///< paths of files that contain prompts
   bool json = false;
   SamplingOptions sampling;
 
@@ -34,10 +34,10 @@ struct GenerateOptions {
   std::int64_t tp = 1;
   std::string device = "cpu", dtype;
 
-  std::map<std::string, std::string> shared;  ///< values, by flag, that must be equal on all ranks
+  std::map<std::string, std::string> shared;  ///< flags and values that must be equal on all ranks
 };
 
-/// Throws tessera::Error for wrong or missing flags.
+/// Parses the command line of llama_generate. Throws tessera::Error for wrong or missing flags.
 GenerateOptions parse_generate_options(std::vector<std::string> arguments);
 
 }  // namespace llama

@@ -47,15 +47,15 @@ using namespace llama;
 struct GrowingText {
   std::string prompt;
   data::StreamDecoder decoder;
-  std::string text = {};  ///< all text that may be shown so far
+  std::string text = {};  ///< the generated text, without an incomplete last character
   Tokens tokens = {};
 };
 
-/// Writes generated texts: a single text while it is generated, but several texts, or JSON, after
-/// all texts have ended.
+/// Writes generated texts. A single text is written token by token; several texts, or JSON, are
+/// written after all texts have ended.
 class TextWriter {
  public:
-  /// Writes the prompt of a single text. Does nothing without texts.
+  /// Writes the prompt if there is a single text and no JSON is requested.
   TextWriter(std::ostream& out, std::vector<GrowingText> texts, bool json, std::int64_t max_tokens)
       : out_(out), texts_(std::move(texts)), json_(json), max_tokens_(max_tokens) {
     if (streams()) {
@@ -63,7 +63,7 @@ class TextWriter {
     }
   }
 
-  /// Adds a token. Returns whether the text continues: whether the output stream is good.
+  /// Adds a token to text `index`. Returns false if writing failed, so that the text ends.
   bool push(std::size_t index, std::int64_t token) {
     GrowingText& text = texts_[index];
     text.tokens.push_back(token);
@@ -78,7 +78,7 @@ class TextWriter {
   void finish() {
     for (std::size_t i = 0; i < texts_.size(); ++i) {
       GrowingText& text = texts_[i];
-      const std::string rest = text.decoder.finish();  // the bytes of an incomplete character
+      const std::string rest = text.decoder.finish();  // bytes of an incomplete UTF-8 character
       text.text += rest;
       if (json_) {
         out_ << json_of(text) << '\n';
@@ -101,7 +101,7 @@ class TextWriter {
                                          {"text", text.text},
                                          {"tokens", text.tokens},
                                          {"finish", full ? "length" : "end"}};
-    // Invalid UTF-8 is replaced, because tokens may be single bytes.
+    // Invalid UTF-8 is replaced, because a token may be a single byte of a character.
     return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   }
 
@@ -117,8 +117,8 @@ class TextWriter {
 constexpr std::int64_t kMostTokensWithoutPositions = 1'000'000;
 
 /// Throws Error if the model cannot compute a prompt of `longest` tokens followed by `max_tokens`
-/// tokens. Beyond its positions a model still computes, as in `transformers`; the function then
-/// returns a warning, otherwise "".
+/// tokens. A model can compute more tokens than its max_position_embeddings, as in `transformers`;
+/// check_positions() then returns a warning, otherwise "".
 std::string check_positions(const Config& config, std::int64_t longest, std::int64_t max_tokens) {
   const std::int64_t most = config.max_positions;
   // --max-tokens is checked before the KV cache is allocated. The flag's default is always valid.
@@ -154,7 +154,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Prompts as one batch, padded on the left, so that all prompts end at the same position.
+/// A batch of all prompts, padded on the left, so that all prompts end at the same position.
 struct Batch {
   explicit Batch(const std::vector<Tokens>& prompts) {
     for (const Tokens& prompt : prompts) {
@@ -176,7 +176,7 @@ struct Batch {
   at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
 };
 
-/// The time that a generation took.
+/// How long a generation took, and how many tokens it processed.
 struct GenerationTimes {
   std::int64_t prompt_tokens = 0;  ///< tokens of all prompts
   double prompt_s = 0;             ///< seconds until the first token of each text
@@ -188,14 +188,14 @@ struct GenerationTimes {
 /// continues.
 using TokenSink = std::function<bool(std::size_t index, std::int64_t token)>;
 
-/// Rank 0's decisions after each forward: the next tokens, and which texts continue.
+/// Makes rank 0's decisions after each forward: which tokens are next, and which texts continue.
 class Chooser {
  public:
   Chooser(const SamplingOptions& options, std::size_t texts, const Tokens& end,
           const TokenSink& sink)
       : sampler_(options), end_(end), sink_(sink), goes_on_(texts, true) {}
 
-  /// A finished text keeps its row of the batch tensor, and its further tokens are dropped.
+  /// Returns the next tokens. The batch keeps the rows of finished texts, but not their tokens.
   Tokens next(const at::Tensor& logits) {
     Tokens tokens = sampler_.next(logits);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -220,8 +220,8 @@ class Chooser {
   std::int64_t given_ = 0;
 };
 
-/// Broadcasts rank 0's tokens. The ranks do not each sample, because the arithmetic of sampling may
-/// differ between processors, and the ranks would not notice that their texts differ.
+/// Broadcasts rank 0's tokens. Only rank 0 samples tokens, because the arithmetic of sampling may
+/// differ between processors, and no rank would notice that the ranks' texts differ.
 Tokens of_rank_0(Tokens own, comm::Communicator* ranks, c10::Device device) {
   if (ranks == nullptr || ranks->size() == 1) {
     return own;
@@ -268,7 +268,7 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
       break;
     }
     next.pop_back();
-    // Each further forward gets one token per text; the KV cache has the earlier tokens.
+    // Each forward after the first gets one token per text; the KV cache has the earlier tokens.
     input = at::tensor(next, c10::kLong).unsqueeze(1).to(device);
   }
   times.decoding_s = seconds_since(start) - times.prompt_s;
@@ -278,7 +278,7 @@ GenerationTimes generate_texts(Llama& model, const std::vector<Tokens>& prompts,
 
 // ---- Perplexity.
 
-/// How well a model predicts a text.
+/// The result of measuring how well a model predicts a text.
 struct TextLoss {
   std::int64_t tokens = 0;  ///< number of predicted tokens
   double mean = 0;          ///< mean negative log likelihood, in nats; its exp is the perplexity
@@ -300,14 +300,14 @@ TextLoss text_loss(Llama& model, const Tokens& text, std::int64_t window, std::i
   const at::Tensor tokens = at::tensor(text, c10::kLong);
   const std::int64_t last = std::ssize(text) - 1;
   double sum = 0;
-  // `sum` includes the losses of tokens [1, predicted). Token 0 is never predicted.
+  // `sum` has the losses of tokens 1 to predicted - 1. Token 0 is never predicted.
   std::int64_t predicted = 1;
   for (std::int64_t begin = 0; predicted <= last; begin += stride) {
     const std::int64_t end = std::min(begin + window, last);
     const at::Tensor inputs = tokens.slice(0, begin, end).unsqueeze(0).to(model.device());
     const at::Tensor targets = tokens.slice(0, begin + 1, end + 1).clone();
     targets.slice(0, 0, predicted - begin - 1).fill_(options.ignore_index);
-    // The loss is computed in chunks of tokens (HeadLoss), because the logits of a window may take
+    // HeadLoss computes the loss in chunks of tokens, because the logits of a window may take
     // gigabytes.
     const HeadLoss head{targets.to(model.device()), {.loss = options}, {}};
     sum += model(inputs, head).item<double>();
@@ -339,8 +339,8 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   nn::check_initialized(*model);
   model->eval();
   {
-    // One forward with gradients, in whose autograd graph the parallel styles detect gaps of the
-    // tensor-parallel plan.
+    // This forward records an autograd graph, in which the parallel styles detect parameters that
+    // the tensor-parallel plan does not cover.
     const c10::AutoGradMode gradients(true);
     (*model)(at::zeros({1, 1}, at::device(c10::Device(options.device)).dtype(c10::kLong)));
   }
@@ -348,7 +348,7 @@ std::shared_ptr<Llama> load_model(const GenerateOptions& options, const Config& 
   return model;
 }
 
-/// The facts of a run that are known before the model is loaded.
+/// What is known of a run before the model is loaded.
 struct Run {
   const GenerateOptions& options;
   Config config;
@@ -365,7 +365,7 @@ struct Run {
   }
 };
 
-/// Prints a line with one write, because several ranks may share the stream.
+/// Prints a line on rank 0, in one write, because several ranks may share the stream.
 void note(const Run& run, const std::string& line) {
   if (run.prints()) {
     std::cerr << line + "\n" << std::flush;
@@ -376,7 +376,7 @@ double per_second(std::int64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
-/// The prompts of a run: as tokens for the model, and as texts to print.
+/// The prompts of a run, both as tokens for the model and as texts to print.
 struct Prompts {
   std::vector<Tokens> inputs;
   std::vector<GrowingText> texts;

@@ -36,7 +36,7 @@ using planning::TrainingLayout;
 
 namespace {
 
-/// Returns advice on flags that reduce the memory of one kind.
+/// Returns advice: the flags that reduce memory of kind `kind` (parameters, activations and so on).
 std::string remedy(const TrainOptions& o, MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kParameters:
@@ -76,7 +76,7 @@ planning::MakeRun run_of(const TrainOptions& options) {
   return [options](const comm::WorldPtr& world) { return planned_run(options, world); };
 }
 
-/// The collectives of one kind, on one process group, that a module causes in a step.
+/// The collectives of one kind, on one process group, that a module calls in a training step.
 struct ModuleTraffic {
   /// The module's FQN. "model.layers.*.mlp" means all layers together; "" means outside the model.
   std::string module;
@@ -92,8 +92,8 @@ std::string pattern_of(const std::string& fqn) {
 }
 
 /// Attributes each collective of rank 0 to a module: to the module whose forward is running, or to
-/// the module whose output's gradient arrived last. So collectives of clipping and the optimizer
-/// are attributed to the last module of backward. Adds permanent hooks to the model.
+/// the module whose output's gradient arrived last. So collectives of gradient clipping and the
+/// optimizer are attributed to the last module of backward. Adds permanent hooks to the model.
 class TrafficByModule {
  public:
   TrafficByModule(nn::ModuleBase& model, comm::TrafficCounter& counter) : counter_(counter) {
@@ -102,7 +102,7 @@ class TrafficByModule {
       module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
         count();
         running_.push_back(name);
-        if (name.empty()) {  // forward of the model itself begins: the previous backward has ended
+        if (name.empty()) {  // the root's forward begins: backward has ended
           backward_.reset();
         }
       });
@@ -129,7 +129,7 @@ class TrafficByModule {
   }
 
  private:
-  /// Adds the collectives since the last call of count() to the current module.
+  /// Attributes the collectives since the last call of count() to the current module.
   void count() {
     const std::string module = !running_.empty() ? running_.back() : backward_.value_or("");
     for (const auto& [key, traffic] : counter_.since(last_)) {
@@ -163,8 +163,8 @@ bool is_given(const TrainOptions& options, const char* flag) {
   return std::ranges::find(options.given, flag) != options.given.end();
 }
 
-/// Returns a layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and --accumulate if
-/// the values are above 1.
+/// Returns a training layout as flags: "--dp 64 --tp 8 --ac full --zero 3", with --cp and
+/// --accumulate if the values are above 1.
 std::string flags_of(const TrainingLayout& layout) {
   const auto above_1 = [](const char* flag, std::int64_t value) {
     return value > 1 ? fmt::format(" {} {}", flag, value) : "";
@@ -185,9 +185,9 @@ TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   return options;
 }
 
-/// Plans one rank of each kind. Replaces --ac auto by the least recomputation that fits the
-/// machine, which may be that of some blocks; if no choice fits, by "full". Throws tessera::Error
-/// for options that llama_train rejects.
+/// Plans one rank of each kind of rank. Replaces --ac auto by the least recomputation with which
+/// the run fits the machine, for example of some blocks only, or by "full" if nothing fits. Throws
+/// tessera::Error for options that llama_train rejects.
 planning::RunPlan plan_llama(TrainOptions& options,
                              const std::optional<planning::Machine>& machine) {
   const auto plan = [&] {
@@ -206,7 +206,7 @@ planning::RunPlan plan_llama(TrainOptions& options,
     options.ac = ac;
     run = plan();
     if (run.fits()) {
-      // All blocks checkpointed fit, so a part of them may fit, too.
+      // With all blocks checkpointed the run fits, so fewer checkpointed blocks may be enough.
       const std::int64_t blocks = read_config(options.config).num_hidden_layers;
       const std::int64_t count = planning::checkpointed_blocks(
           peak, run.largest().memory.peak_bytes, machine->room(), blocks);
@@ -222,7 +222,7 @@ planning::RunPlan plan_llama(TrainOptions& options,
   return run;
 }
 
-/// Returns the collectives of rank 0 in the run's second step, by module, in their order.
+/// Returns rank 0's collectives in the run's second step, by module, in the order of the calls.
 std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
   const kernels::FakeMode fake;
   const comm::WorldPtr world = comm::fake_world(/*rank=*/0, static_cast<int>(options.ranks()));
@@ -235,7 +235,7 @@ std::vector<ModuleTraffic> plan_modules(const TrainOptions& options) {
   return traffic.end();
 }
 
-/// Returns a table of the modules' collectives, one line per entry.
+/// Returns a table of the modules' collectives, with one line for each entry of `modules`.
 std::string to_text(const std::vector<ModuleTraffic>& modules) {
   std::size_t width = 0;
   for (const ModuleTraffic& each : modules) {
@@ -251,7 +251,7 @@ std::string to_text(const std::vector<ModuleTraffic>& modules) {
   return modules.empty() ? "" : text;
 }
 
-/// The fields of the layout that flags give, so that a search does not choose them.
+/// Returns the fields of the training layout that flags set, which a search does not change.
 std::set<std::string> fixed_fields(const TrainOptions& o) {
   std::set<std::string> fixed;
   for (const std::string name : {"dp", "tp", "cp", "ac", "zero", "accumulate"}) {
@@ -273,7 +273,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
                               std::int64_t gpus) {
   const models::LlamaConfig config = read_config(o.config);
   const std::int64_t heads = config.num_attention_heads;
-  // All layers are equal, unless --freeze freezes only some of them.
+  // All layers need equal memory and time, unless --freeze freezes only some layers.
   const std::int64_t layers = o.freeze.empty() ? config.num_hidden_layers : 0;
   const auto cut_run = [&](const TrainingLayout& layout, std::int64_t few) {
     TrainOptions cut = with(o, layout);
@@ -343,8 +343,8 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Writes the plan as JSON, with all four degrees of parallelism and the collectives by module.
-/// RunPlan::mesh has only the dimensions above 1.
+/// Writes the run's plan as JSON, with the collectives by module and all four degrees of
+/// parallelism: RunPlan::mesh has only the dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
                 const std::string& file) {
@@ -356,7 +356,7 @@ void write_json(const planning::RunPlan& plan, const std::optional<planning::Sea
   for (const auto& [flag, value] : o.listing) {
     json["flags"][flag] = value;
   }
-  json["flags"]["--ac"] = o.ac;  // with --ac auto, the choice
+  json["flags"]["--ac"] = o.ac;  // the choice made for --ac auto
   json["modules"] = nlohmann::ordered_json::array();
   for (const auto& [module, backward, group, collective, traffic] : modules) {
     json["modules"].push_back({{"module", module},

@@ -41,8 +41,8 @@ bool is_zstd(const InputFile& file) {
                 "); copy or make it again");
 }
 
-/// Reads a file as it is, or decompresses gzip (RFC 1952). Consecutive gzip members are one text;
-/// other bytes after a member are ignored, as in the gzip program.
+/// Reads a file as it is, or decompresses gzip (RFC 1952). The contents of consecutive gzip members
+/// are joined; other bytes after a member are ignored, as by the program gzip.
 class GzipStream final : public ByteStream {
  public:
   explicit GzipStream(std::string path)
@@ -105,7 +105,7 @@ class ZstdStream final : public ByteStream {
   }
 
  private:
-  /// Refills the buffer; returns false at the end of the file.
+  /// Refills the empty input buffer from the file; returns false at the end of the file.
   bool refill() {
     const auto count =
         static_cast<std::size_t>(std::min<std::uint64_t>(buffer_.size(), file_.size() - offset_));
@@ -122,7 +122,7 @@ class ZstdStream final : public ByteStream {
   InputFile file_;
   std::uint64_t offset_ = 0;
   std::vector<unsigned char> buffer_;
-  std::span<unsigned char> input_;  ///< the part of the buffer that is not yet decompressed
+  std::span<unsigned char> input_;  ///< the part of buffer_ that is not decompressed yet
   std::unique_ptr<ZSTD_DStream, std::size_t (*)(ZSTD_DStream*)> state_;
   bool within_frame_ = false;
   bool has_more_ = false;
@@ -173,7 +173,7 @@ std::size_t cut_of(std::string_view text) {
   if (line_end > 0) {
     return line_end;
   }
-  // Returns the start of the last UTF-8 character, if that is one of the last 3 bytes.
+  // Without a line end, cuts before the last UTF-8 character, if it begins in the last 3 bytes.
   for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
       return i;
@@ -192,11 +192,11 @@ void DocumentReader::open() {
   at_end_ = false;
 }
 
-/// Reads until at least `bytes` bytes are unread in the buffer; returns false if the file ends
-/// earlier.
+/// Reads from the file until the buffer has at least `bytes` bytes that next() has not returned
+/// yet. Returns false if the file ends earlier.
 bool DocumentReader::fill(std::size_t bytes) {
   while (!at_end_ && left().size() < bytes) {
-    // Unread bytes move to the buffer's beginning at each read of the file, not for each Piece.
+    // The bytes move to the buffer's beginning once for each read of the file, not for each Piece.
     buffer_.erase(0, std::exchange(begin_, 0));
     const std::size_t had = buffer_.size();
     buffer_.resize(had + kReadBytes);
@@ -221,7 +221,7 @@ std::optional<Piece> DocumentReader::next_text() {
   }
   const bool begins = place_.offset == 0;
   // cut_of() gets at most kPieceBytes + 1 bytes, so that the cut does not depend on how much of the
-  // file the buffer has.
+  // file has been read.
   Piece piece = take(longer ? cut_of(left().substr(0, kPieceBytes + 1)) : left().size());
   piece.begins = begins;
   piece.ends = !longer;
@@ -272,7 +272,7 @@ std::optional<Piece> DocumentReader::next() {
 
 namespace {
 
-/// Removes repeated files: a name and a pattern, or two patterns, may match one file.
+/// Removes repeated files: two of the names and patterns in a flag may match the same file.
 std::vector<std::string> without_repeats(const std::vector<std::string>& files) {
   std::vector<std::string> once;
   std::set<std::filesystem::path> seen;

@@ -17,7 +17,7 @@ class ByteStream {
  public:
   virtual ~ByteStream() = default;
   /// Fills `out` and returns the number of bytes read, which is smaller than the size of `out` only
-  /// at the end of the file. Throws Error for damaged data; the message has the place in the file.
+  /// at the end of the file. Throws Error for damaged data; the message has the offset in the file.
   virtual std::size_t read(std::span<char> out) = 0;
 };
 
@@ -35,7 +35,7 @@ struct PiecePlace {
 /// A document, or a part of a long text file. Each piece is tokenized separately.
 struct Piece {
   PiecePlace place;
-  std::string text;  ///< the text; for a JSONL file, a whole line
+  std::string text;  ///< the text of the piece; a whole line of a JSONL file
   bool is_json = false;
   bool begins = true, ends = true;  ///< whether a document begins or ends in this piece of text
 };
@@ -45,20 +45,20 @@ inline constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 /// The maximum size of a line of a JSONL file; a longer line is an error.
 inline constexpr std::size_t kLineBytes = std::size_t{32} << 20;
 
-/// Returns where to cut a text that begins with `text`: after the last line end between two
-/// non-whitespace characters, where byte-level tokenizers split anyway; if there is no such line
-/// end, after the last line end; if there is no line end, between two characters. The result is
-/// above 0.
+/// Returns the offset at which to cut a text that begins with `text`: after the last line end
+/// between two non-whitespace characters, where byte-level tokenizers split anyway; if there is no
+/// such line end, after the last line end; if there is no line end, between two characters. The
+/// result is above 0.
 std::size_t cut_of(std::string_view text);
 
 /// Reads files in order. A text file is one document; in a JSONL file, each non-blank line is one
 /// document.
 class DocumentReader {
  public:
-  /// `all_json`: treat all files as JSONL, whatever their names.
+  /// `all_json`: whether to treat all files as JSONL, whatever their names.
   DocumentReader(std::vector<std::string> files, bool all_json);
-  /// Returns the next piece of text, never empty, or nullopt at the end of the last file. Throws
-  /// Error for a file that can't be read, and for a JSONL line of more than kLineBytes.
+  /// Returns the next non-empty piece of text, or nullopt at the end of the last file. Throws Error
+  /// for a file that can't be read, and for a JSONL line of more than kLineBytes.
   std::optional<Piece> next();
 
  private:
@@ -74,15 +74,14 @@ class DocumentReader {
   bool all_json_;
   PiecePlace place_;
   std::unique_ptr<ByteStream> stream_;
-  std::string buffer_;     ///< the contents that have been read from the file
+  std::string buffer_;     ///< a part of the file's decompressed contents
   std::size_t begin_ = 0;  ///< offset in buffer_ of the next piece of text
-  bool at_end_ = false;    ///< whether buffer_ has the rest of the file
+  bool at_end_ = false;    ///< whether the file has been read to its end
 };
 
-/// Lists the files of all patterns: the files of each pattern in byte order, and each file only
-/// where it occurs first. A pattern that is the name of an existing file matches only this file.
-/// `flag`: the flag with the patterns, for messages. Throws tessera::Error for a pattern without a
-/// match.
+/// Returns the files that match `patterns`: for each pattern in byte order, and each file only
+/// once. A pattern that is the name of an existing file matches only this file. `flag` is the
+/// patterns' flag, for messages. Throws tessera::Error for a pattern without a match.
 std::vector<std::string> list_files(const std::string& flag,
                                     const std::vector<std::string>& patterns);
 
