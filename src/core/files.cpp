@@ -20,9 +20,9 @@
 namespace tessera::files {
 
 // AtomicFile writes files that are either complete or absent (checkpoints, token shards, reports).
-// A reader of the final file never sees partial data, even after a crash. Steps of a write: write
-// to a temporary name in the same folder (rename() is atomic only within one file system), fsync,
-// rename, fsync of the folder.
+// A reader of the final file never sees partial data, even after a crash. AtomicFile writes a
+// temporary file in the same folder (rename() is atomic only within one file system), calls fsync,
+// renames the temporary file to the final name, and calls fsync on the folder.
 
 namespace {
 
@@ -61,15 +61,15 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// Whether the file still has a name. Another process may have removed the file as stale between
-/// this process's open() and flock(); data written to the file would then be lost.
+/// Whether an open file still has a name. Another process may have removed the file as stale
+/// between this process's open() and flock(); data written to the file would then be lost.
 bool still_linked(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink > 0;
 }
 
-/// Whether the file has two names, so that link() has succeeded. NFS repeats a request whose answer
-/// was lost, so link() may return an error although the link was made.
+/// Whether a file has two names, that is, whether link() has succeeded. NFS repeats a request whose
+/// answer was lost, so link() may return an error although the link was made.
 bool has_two_names(int fd) {
   struct stat status {};
   return fstat(fd, &status) == 0 && status.st_nlink == 2;
@@ -77,7 +77,7 @@ bool has_two_names(int fd) {
 
 /// Throws Error if `path` is a device, a pipe or a socket, which rename() would replace.
 void check_replaceable(const std::filesystem::path& path) {
-  std::error_code ignored;  // ignored; opening the file gives a better error
+  std::error_code ignored;  // an error of status() is ignored: open() reports it better
   const auto status = std::filesystem::status(path, ignored);
   TESSERA_CHECK(!std::filesystem::is_other(status), "cannot write '", path.string(),
                 "', which is a device, a pipe or a socket: give the name of a file");
@@ -103,7 +103,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(absolute_path(path)) 
   open_temporary();
 }
 
-/// Removes the temporary file unless publish() has succeeded, which clears `temporary_`.
+/// Removes the temporary file, unless publish() has renamed the file and cleared `temporary_`.
 AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) {
     unlink(temporary_.c_str());
@@ -114,14 +114,14 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // The process id alone is not unique, because threads of one process may write the same path at
-  // once (ranks that are threads in tests).
+  // The process id alone does not make a temporary file's name unique, because threads of one
+  // process may write the same path at once (tests run ranks as threads).
   static std::atomic<int> counter{0};
   while (fd_ < 0) {
     temporary_ = folder_of(path_) / (temporary_prefix(path_) + std::to_string(getpid()) + "-" +
                                      std::to_string(counter++));
     fd_ = open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    // An existing file with this name was left by a process that has ended and whose id was reused.
+    // If the temporary file exists, an ended process with the same process id has left the file.
     if (fd_ < 0 && errno == EEXIST) {
       continue;
     }
@@ -129,9 +129,9 @@ void AtomicFile::open_temporary() {
       temporary_.clear();
       fail_system("cannot write");
     }
-    // The lock shows other processes that this writer is alive. A process that looked before the
-    // lock was taken may have removed the file, or may hold the file's lock to remove it; this
-    // writer then tries another name.
+    // The file lock shows other processes that this writer is alive. Before this writer locks its
+    // temporary file, a process that removes stale files may lock or remove the file. This writer
+    // then tries another name.
     const bool is_taken = flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (is_taken || !still_linked(fd_)) {
       close(std::exchange(fd_, -1));
@@ -151,13 +151,13 @@ void AtomicFile::reserve(std::uint64_t bytes) {
   }
 }
 
-/// Loops, because pwrite() may write fewer bytes than requested; above 2 GiB it always does.
+/// The loop is needed, because pwrite() may write fewer bytes than requested, always above 2 GiB.
 void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      // pwrite() sets no error for a result of 0, but then the loop would never end.
+      // A result of 0 is an error without an errno, because repeating the call might never end.
       errno = written == 0 ? EIO : errno;
       fail_system("cannot write");
     }
@@ -170,7 +170,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
   }
 }
 
-/// Must be called before publish(), because the rename may reach the disk before the data do.
+/// sync() must precede publish(), because a rename may reach the disk before the file's data.
 void AtomicFile::sync() {
   if (uninterrupted([&] { return fsync(fd_); }) != 0) {
     fail_system("cannot make durable");
@@ -186,14 +186,14 @@ void AtomicFile::publish() {
   sync_folder(folder_of(path_));
 }
 
-/// Uses link(), because rename() would replace a file that another process has published.
+/// publish_new() uses link(), because rename() would replace a file of another process.
 bool AtomicFile::publish_new() {
   const bool linked = link(temporary_.c_str(), path_.c_str()) == 0 || has_two_names(fd_);
   if (!linked && errno == EEXIST) {
     return false;
   }
   if (!linked && (errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS)) {
-    publish();  // without hard links, rename() is the only way
+    publish();  // a file system without hard links needs rename()
     return true;
   }
   if (!linked) {
@@ -222,8 +222,8 @@ bool write_new_file(const std::filesystem::path& path, const std::string& text) 
   return file.publish_new();
 }
 
-// The kernel releases the lock of a file when its writer ends. So a temporary file that can be
-// locked has no writer and is removed.
+// The kernel releases the lock of a file when its writer ends. So a temporary file that this
+// process can lock has no writer, and remove_leftovers() removes the file.
 void remove_leftovers(const std::filesystem::path& folder,
                       const std::function<bool(const std::string& name)>& of) {
   const std::string mark = temporary_mark();
@@ -234,9 +234,9 @@ void remove_leftovers(const std::filesystem::path& folder,
     if (end == std::string::npos || !name.starts_with('.') || !of(name.substr(1, end - 1))) {
       continue;
     }
-    // O_WRONLY, because NFS grants an exclusive lock only for a file that is opened for writing.
-    // O_NOFOLLOW, because a symbolic link must not be followed. O_NONBLOCK, because opening a FIFO
-    // must not wait.
+    // O_WRONLY is set, because NFS grants an exclusive lock only for a file that is opened for
+    // writing; O_NOFOLLOW, because a symbolic link must not be followed; O_NONBLOCK, because
+    // opening a FIFO must not wait.
     const int fd = open(entry.path().c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) {
       continue;
@@ -255,7 +255,7 @@ void sync_folder(const std::filesystem::path& folder) {
   if (fd >= 0) {
     close(fd);
   }
-  // Some file systems cannot sync a folder, need not do it, and return one of these errors.
+  // EINVAL and EOPNOTSUPP mean that the file system cannot sync a folder and need not do it.
   const bool not_needed = error == EINVAL || error == EOPNOTSUPP;
   TESSERA_CHECK(synced || not_needed, "cannot make the folder '", folder.string(),
                 "' durable: ", std::strerror(error),
@@ -302,7 +302,7 @@ void check_content(const InputFile& file) {
 
 InputFile::InputFile(std::filesystem::path path, std::string what, Symlinks symlinks)
     : path_(std::move(path)) {
-  // O_NONBLOCK is used below, because opening a FIFO must not wait for a writer.
+  // O_NONBLOCK is set, because opening a FIFO must not wait for a writer.
   const int nofollow = symlinks == Symlinks::kRefuse ? O_NOFOLLOW : 0;
   fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | nofollow);
   try {
@@ -335,7 +335,7 @@ InputFile::~InputFile() {
 InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
 
-/// Loops, because pread() may return fewer bytes than requested; 0 means the end of the file.
+/// The loop is needed, because pread() may return fewer bytes than requested; 0 means end of file.
 void InputFile::read_at(std::uint64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const auto got = pread(fd_, out.data(), out.size(), static_cast<off_t>(offset));

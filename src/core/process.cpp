@@ -15,8 +15,8 @@
 
 namespace tessera::detail {
 
-// Switches are environment variables. A misspelt value is an error and does not mean "off";
-// otherwise a requested check would silently not run.
+// Environment variables switch optional checks on and off. A misspelt value is an error and does
+// not mean "off"; otherwise a requested check would silently not run.
 
 /// An empty variable counts as not set, because shells often clear a variable with NAME= .
 std::optional<bool> environment_switch(const char* name) {
@@ -44,7 +44,7 @@ namespace {
 
 constexpr std::array kStopSignals = {SIGTERM, SIGUSR1};
 
-// Whether a stop signal has come; a global variable, because signal handlers can use only globals.
+// Whether the process has received a stop signal. A signal handler can use only global variables.
 std::atomic<bool> stop_came = false;
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal's handler may not wait for a lock");
 std::array<struct sigaction, kStopSignals.size()> old_actions;
@@ -101,8 +101,8 @@ void keep_freed_memory() {
   if (chosen_by_user()) {
     return;
   }
-  // Free memory at the end of the heap is kept, and large blocks are in the heap and not in
-  // mappings. Setting one of the two limits ends glibc's automatic adjustment of both.
+  // glibc then keeps free memory at the end of the heap, and allocates large blocks in the heap.
+  // Setting one of the two limits ends glibc's automatic adjustment of both limits.
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
 #endif

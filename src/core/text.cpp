@@ -67,7 +67,7 @@ class Checker final : public nlohmann::json_sax<json> {
   int depth_ = 0;
   std::size_t keys_ = 0;
   std::size_t values_ = 0;
-  /// The keys read so far of each unfinished JSON object, the outermost object first.
+  /// The keys read so far of each JSON object that is not complete, the outermost object first.
   std::vector<std::unordered_set<std::string>> objects_;
 };
 
@@ -77,7 +77,7 @@ void detail::check_strict_json(std::string_view text, const JsonLimits& limits) 
   TESSERA_CHECK(!text.starts_with(kByteOrderMark),
                 "JSON begins with a byte order mark: save it without one");
   TESSERA_CHECK(text.starts_with('{'), "JSON does not begin with '{'");
-  // The parser takes a NUL byte as the end of its input and would ignore the bytes after it.
+  // The JSON parser takes a NUL byte as the end of its input and would ignore all later bytes.
   TESSERA_CHECK(text.find('\0') == std::string::npos, "JSON contains a NUL byte");
   Checker checker(limits);
   json::sax_parse(text, &checker);
@@ -118,8 +118,8 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 namespace tessera {
 namespace {
 
-/// Returns the Levenshtein distance. `row` is one row of the dynamic program's table; `diagonal` is
-/// the entry of the previous row that was just overwritten.
+/// Returns the Levenshtein distance. `row` is one row of the dynamic programming table; `diagonal`
+/// is the overwritten entry of the previous row.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

@@ -16,7 +16,7 @@ namespace tessera::detail {
 
 // The canonical form of the Digits of a tensor dimension (see Layout). Layouts are interned by
 // content, so all descriptions of one sharding must get one form. Otherwise equal layouts would be
-// different objects, and would be redistributed into each other.
+// different objects, and tensors would be redistributed between equal layouts.
 
 namespace {
 
@@ -42,7 +42,7 @@ bool cuts_scale(const MeshSizes& mesh, std::int64_t extent, std::int64_t factor,
   return cuts_scale(mesh, chunk, factor, rest) && cuts_scale(mesh, extent % chunk, factor, rest);
 }
 
-/// Returns the number of positions of the Digit (sub-dimension) on the rank that has the most.
+/// Returns the largest number of positions of a Digit (sub-dimension) that any rank stores.
 std::int64_t largest_chunk(const MeshSizes& mesh, const Digit& digit) {
   auto extent = digit.extent;
   for (const int dim : digit.mesh_dims) {
@@ -75,7 +75,7 @@ std::int64_t mesh_product(const MeshSizes& mesh_sizes, const std::vector<int>& m
 std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Digit> digits) {
   std::vector<Digit> out;
   for (auto& digit : digits) {
-    // A digit of one position that is not sharded is needed only if a dimension has no other digit.
+    // A Digit of one position that is not sharded is kept only if its dimension has no other Digit.
     if (digit.extent == 1 && digit.mesh_dims.empty() && digits.size() > 1) {
       continue;
     }
@@ -90,8 +90,8 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
   if (out.size() != 1) {
     return out;
   }
-  // A single Digit (sub-dimension) is the whole dimension, so its extent is set to 0. The layout
-  // then does not depend on sizes.
+  // A single Digit (sub-dimension) is the whole tensor dimension. The Digit's extent is set to 0,
+  // so that the layout does not depend on the sizes of tensors.
   if (out.front().mesh_dims.empty()) {
     return {};
   }
@@ -99,8 +99,8 @@ std::vector<Digit> canonical_digits(const MeshSizes& mesh_sizes, std::vector<Dig
   return out;
 }
 
-/// Meshes with dimensions of size 1 are common, because one configuration serves any number of
-/// GPUs. Without this function, redistribution plans would have collectives in groups of one rank.
+/// Replicates mesh dimensions of size 1, which are common because one configuration serves any
+/// number of GPUs. Otherwise redistribution plans would have collectives in groups of one rank.
 LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
   const auto& mesh = layout->mesh_sizes();
   const auto is_unit = [&](int dim) { return mesh_size(mesh, dim) == 1; };
@@ -123,10 +123,10 @@ LayoutPtr without_unit_mesh_dims(LayoutPtr layout) {
 namespace tessera {
 
 // Layouts, and the table that interns them. Every operator on distributed tensors compares and
-// hashes layouts. Interning makes this cheap, because pointers can be compared instead.
+// hashes layouts. Interning makes equal layouts one object, so only pointers are compared.
 
-/// The data that identify a layout. check() must be called before the canonical form is computed,
-/// which uses mesh dimensions as indices.
+/// The data that identify a layout. check() must be called before canonical_digits(), which uses
+/// mesh dimensions as indices.
 struct Layout::Content {
   std::vector<std::int64_t> mesh_sizes;
   Layout::Dims dims;
@@ -182,13 +182,13 @@ void Layout::Content::canonicalise() {
 class Layout::Table {
  public:
   static Table& instance() {
-    // The table is never destroyed, because static objects may have layouts.
+    // The table of layouts is never destroyed, because static objects may refer to layouts.
     static auto* const table = new Table;
     return *table;
   }
 
   LayoutPtr find_or_make(const Content& content) {
-    // Nearly every call finds its layout under the shared lock.
+    // Nearly every layout is already in the table and is found under the shared lock.
     {
       const std::shared_lock lock(mutex_);
       if (const auto found = layouts_.find(content); found != layouts_.end()) {
@@ -250,8 +250,8 @@ std::vector<int> Layout::mesh_dims_of(int tensor_dim) const {
 
 namespace {
 
-/// Returns a Digit (sub-dimension) as text. `alone`: whether it is the only Digit of its tensor
-/// dimension; its extent is then omitted.
+/// Returns a Digit (sub-dimension) as text. `alone`: whether the Digit is the only Digit of its
+/// tensor dimension. The text then omits the extent.
 std::string to_string(const Digit& digit, bool alone) {
   std::string out;
   for (const int dim : digit.mesh_dims) {

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// MeshShape has the sizes and names of a mesh's dimensions, and numbers its positions row-major, as
-// PyTorch's DeviceMesh does. DeviceMesh (mesh/) adds the ranks.
+// MeshShape has the sizes and names of a mesh's dimensions, and numbers the positions in the mesh
+// row-major, as PyTorch's DeviceMesh does. DeviceMesh (mesh/) adds the ranks.
 
 MeshShape::MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names)
     : sizes_(std::move(sizes)), names_(std::move(names)) {
@@ -105,7 +105,7 @@ struct Run {
   std::int64_t size = 0;
 };
 
-/// The chunk of one Digit (see Layout) that the rank at a coordinate stores.
+/// The chunk of a Digit (sub-dimension) that the rank at one mesh coordinate stores.
 struct Chunk {
   std::int64_t extent = 0;  ///< number of positions of the whole Digit
   std::int64_t offset = 0;
@@ -128,7 +128,7 @@ Chunk chunk_of(const Layout& layout, const Digit& digit, std::int64_t dim_size,
   return out;
 }
 
-/// Throws Error for lists of a wrong length, which would cause reads past the end.
+/// Throws Error if `sizes` or `coordinate` has a wrong length, which would cause invalid reads.
 void check_arguments(const Layout& layout, std::span<const std::int64_t> sizes,
                      std::span<const std::int64_t> coordinate) {
   TESSERA_CHECK(static_cast<int>(sizes.size()) == layout.tensor_ndim(), "layout ",
@@ -170,7 +170,7 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
       return {};
     }
     // If the rank has all positions of the later Digits (sub-dimensions), neighbouring ranges merge
-    // into one range. Otherwise there are separate ranges for each position of this Digit.
+    // into one range. Otherwise each position of the current Digit has separate ranges.
     if (local_stride == global_stride) {
       out = {{chunk.offset * global_stride, 0, chunk.size * local_stride}};
     } else {
@@ -184,7 +184,7 @@ std::vector<Run> runs(const Layout& layout, int dim, std::int64_t size,
 
 }  // namespace
 
-/// The size is 0 for the last chunks if there are too few positions; torch.chunk omits such chunks.
+/// If there are more chunks than positions, the last chunks have size 0; torch.chunk omits them.
 std::int64_t chunk_size(std::int64_t size, std::int64_t chunks, std::int64_t index) {
   const auto full = detail::ceil_div(size, chunks);
   return std::clamp(size - index * full, std::int64_t{0}, full);
@@ -195,8 +195,8 @@ std::int64_t chunk_offset(std::int64_t size, std::int64_t chunks, std::int64_t i
   return std::min(size, index * detail::ceil_div(size, chunks));
 }
 
-/// The local size is the product of the local sizes of the Digits (sub-dimensions): for each
-/// position of an outer Digit a rank has equally many positions of the inner Digits.
+/// The local size is the product of the local sizes of the Digits (sub-dimensions), because a rank
+/// has the same positions of the inner Digits for each position of an outer Digit.
 std::int64_t local_size(const Layout& layout, int tensor_dim, std::int64_t size,
                         std::span<const std::int64_t> coordinate) {
   const auto& digits = layout.digits(tensor_dim);
@@ -230,7 +230,7 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
   return out;
 }
 
-/// A 0-d tensor has one block (Box) with empty lists: its element. An empty shard has no block.
+/// The element of a 0-d tensor is one block (Box) with empty lists. An empty shard has no block.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate) {
   check_arguments(layout, sizes, coordinate);

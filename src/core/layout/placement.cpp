@@ -30,7 +30,7 @@ constexpr std::array<std::pair<std::string_view, ReduceOp>, 5> kReduceOps{{
     {"product", ReduceOp::kProduct},
 }};
 
-/// A visitor for std::visit, so that a placement type without an overload does not compile.
+/// A visitor for std::visit: if a type of placement has no overload, the code does not compile.
 struct Printer {
   std::string operator()(const Replicate&) const { return "Replicate()"; }
   std::string operator()(const Shard& s) const { return detail::concat("Shard(", s.dim, ")"); }
@@ -42,8 +42,8 @@ struct Printer {
   }
 };
 
-/// Parses a placement without spaces. Returns nullopt if the text is not a placement. "Partial()"
-/// is a sum, as in PyTorch. PyTorch prints "sf=" and accepts "split_factor=".
+/// Parses a placement that contains no spaces. Returns nullopt if the text is not a placement.
+/// "Partial()" is a sum, as in PyTorch. PyTorch prints "sf=" and accepts "split_factor=".
 std::optional<Placement> parse(const std::string& text) {
   static const std::regex kShard(R"((?:Shard|S)\((?:dim=)?(-?\d{1,18})\))");
   static const std::regex kStridedShard(
@@ -72,7 +72,7 @@ std::optional<Placement> parse(const std::string& text) {
 
 }  // namespace
 
-/// Sum and average commute. For other pairs of different reductions the order matters.
+/// Sum and average reductions commute. The order of any other two different reductions matters.
 bool commute(ReduceOp a, ReduceOp b) {
   const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_linear(a) && is_linear(b));
@@ -112,7 +112,7 @@ std::ostream& operator<<(std::ostream& stream, const Placements& placements) {
 }
 
 Placement parse_placement(std::string_view text) {
-  // PyTorch prints a space after each comma, but users may omit it. No name contains a space.
+  // PyTorch prints a space after each comma; users may omit the space. No name contains a space.
   std::string packed(text);
   std::erase_if(packed, [](unsigned char c) { return std::isspace(c) != 0; });
   const auto placement = parse(packed);
@@ -151,9 +151,9 @@ struct Cut {
   std::int64_t split_factor = 1;
 };
 
-/// Returns the order of mesh dimensions that explains all split factors, or nullopt. Mesh
-/// dimensions are inserted from the last to the first, so those in `order` are later in the mesh. A
-/// split factor is the product of sizes of such later mesh dimensions.
+/// Returns the order of mesh dimensions that explains all split factors; nullopt if there is none.
+/// Mesh dimensions are inserted from the last to the first, so those in `order` are later in the
+/// mesh. A split factor is the product of sizes of such later mesh dimensions.
 std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
   std::vector<int> order;
   for (const Cut& cut : cuts | ranges::views::reverse) {
@@ -222,7 +222,7 @@ class DigitCutter {
       if (!left || *left == 0) {
         return std::nullopt;
       }
-      // The boundary is inside this Digit (sub-dimension), which is split there.
+      // The boundary is inside the current Digit (sub-dimension), so the Digit is split there.
       if (*left % factor == 0 && *left != factor) {
         const auto behind = *left / factor;
         digits_[i].extent /= behind;
@@ -237,7 +237,7 @@ class DigitCutter {
     if (factor != 1) {
       return std::nullopt;
     }
-    // The split factor covers all positions. The mesh dimension then divides an additional Digit
+    // If the split factor covers all positions, the mesh dimension divides an additional Digit
     // (sub-dimension) of one position, which only the rank at coordinate 0 has.
     digits_.push_back(Digit{1, {}});
     return digits_.size() - 1;
@@ -247,8 +247,8 @@ class DigitCutter {
   std::vector<Digit> digits_;
 };
 
-/// Returns the sub-dimensions (Digit) of a tensor dimension of size `size`. Prefers a single one
-/// with the order of pure_order(): it does not depend on `size`, and may be divided unevenly.
+/// Returns the sub-dimensions (Digit) of a tensor dimension of size `size`. Prefers a single Digit
+/// with the order of pure_order(), which is independent of `size` and may be divided unevenly.
 std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector<Cut>& cuts,
                                             std::int64_t size) {
   if (cuts.empty()) {
@@ -266,15 +266,15 @@ std::optional<std::vector<Digit>> to_digits(const Sizes& mesh, const std::vector
   return std::move(cutter).digits();
 }
 
-/// The content of a list of placements: the cuts of each tensor dimension in mesh order, and the
-/// partial mesh dimensions.
+/// A parsed list of placements: the cuts of each tensor dimension in mesh order, and the partial
+/// mesh dimensions.
 struct CutsAndPartials {
   std::vector<std::vector<Cut>> cuts;
   std::vector<PartialDim> partial;
 };
 
-/// Returns `dim` as an index from 0. Throws Error if `dim` is out of range, with the whole list of
-/// placements as the user wrote it.
+/// Returns `dim` as an index from 0. If `dim` is out of range, throws an Error whose message
+/// contains all `placements`.
 std::size_t tensor_dim(const Placements& placements, std::int64_t dim, std::int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, "placements ", to_string(placements),
                 " shard dimension ", dim, " of a tensor with ", ndim,
@@ -305,7 +305,7 @@ CutsAndPartials cuts_of(const Placements& placements, std::size_t ndim) {
 
 /// Returns the split factor of `mesh_dim`, which shards one of `digits`: the number of positions
 /// that a rank has of the preceding Digits when PyTorch applies `mesh_dim`, times the sizes of
-/// later mesh dimensions that divide the Digit first. See NOTE [Orders and strided shards].
+/// later mesh dimensions that divide the same Digit first. See NOTE [Orders and strided shards].
 std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, int mesh_dim) {
   std::int64_t factor = 1;
   for (const auto& digit : digits) {
@@ -313,7 +313,7 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     const auto at = std::find(order.begin(), order.end(), mesh_dim);
     if (at == order.end()) {
       factor *= digit.extent;
-      // Mesh dimensions before `mesh_dim` have divided this Digit (sub-dimension) already, because
+      // Mesh dimensions before `mesh_dim` have already divided this Digit (sub-dimension), because
       // PyTorch applies placements in mesh order.
       for (const int m : order) {
         factor /= m < mesh_dim ? mesh_size(mesh, m) : 1;
@@ -325,7 +325,7 @@ std::int64_t split_factor(const Sizes& mesh, const std::vector<Digit>& digits, i
     }
     break;
   }
-  // The factor may be 0 after an uneven division of preceding Digits (sub-dimensions);
+  // The split factor may be 0 after an uneven division of preceding Digits (sub-dimensions);
   // to_placements() then throws Error.
   return std::max(factor, std::int64_t{1});
 }
@@ -345,8 +345,8 @@ Placement placement_of(const Layout& layout, int mesh_dim) {
   return StridedShard{dim, factor};
 }
 
-/// Whether a tensor dimension has several Digits (sub-dimensions). Only such a layout may have no
-/// equivalent list of placements.
+/// Whether a tensor dimension of a layout has several Digits (sub-dimensions). Only a layout with
+/// such a dimension may have no equivalent list of placements.
 bool has_several_digits(const Layout& layout) {
   return std::any_of(layout.dims().begin(), layout.dims().end(),
                      [](const auto& digits) { return digits.size() > 1; });
@@ -392,7 +392,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // Converts back and compares, because not every layout has an equivalent list of placements.
+  // The placements are converted back to a layout and compared, because some layouts have none.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

@@ -20,9 +20,9 @@ namespace tessera {
 namespace {
 
 // A SearchState lists the possible next steps from a layout. A collective can append or remove only
-// the innermost mesh dimensions of a tensor dimension, or of a Digit of it (layout.h).
+// the innermost mesh dimensions of a tensor dimension or of a Digit (sub-dimension; layout.h).
 
-/// What a redistribution plan must achieve: a tensor of global `sizes` must get layout `to`.
+/// The task of a redistribution plan: to give layout `to` to a tensor of global sizes `sizes`.
 struct Problem {
   LayoutPtr to = nullptr;
   std::span<const std::int64_t> sizes;
@@ -41,9 +41,9 @@ bool contains(std::span<const int> list, int value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-/// Returns `digits` with only the mesh dimensions in `present`. nullopt if a Digit (sub-dimension)
-/// has a mesh dimension in `present` after one that is not, because missing mesh dimensions can
-/// only be appended at the end.
+/// Returns `digits` without the mesh dimensions that are not in `present`. Returns nullopt if a
+/// removed mesh dimension precedes a remaining mesh dimension of the same Digit (sub-dimension),
+/// because a step can only append the removed mesh dimensions at the end.
 std::optional<Digits> restricted(Digits digits, std::span<const int> present) {
   for (auto& digit : digits) {
     auto& dims = digit.mesh_dims;
@@ -69,8 +69,8 @@ struct Destination {
   Digits digits;
 };
 
-/// The last mesh dimensions of a Digit (sub-dimension). One collective can remove only these,
-/// because the chunks of later mesh dimensions are within the chunks of earlier ones.
+/// The last mesh dimensions of a Digit (sub-dimension). One collective can remove only the last
+/// mesh dimensions, because their chunks are within the chunks of earlier mesh dimensions.
 struct Tail {
   int dim = 0;
   std::size_t digit = 0;
@@ -84,7 +84,7 @@ struct Tail {
 /// mesh dimension, so the search visits fewer layouts.
 class SearchState {
  public:
-  /// `problem` must outlive this object.
+  /// `problem` must outlive the SearchState.
   SearchState(const Problem& problem, LayoutPtr layout)
       : problem_(problem),
         layout_(layout),
@@ -154,8 +154,8 @@ class SearchState {
     return out;
   }
 
-  /// Returns `mesh_dims` in their order in the target, which decides which chunk each rank gets. If
-  /// the target does not shard the first of them, the order is kept. Mesh dimensions that the
+  /// Returns `mesh_dims` in their order in the target layout, which decides which chunk each rank
+  /// gets. Keeps the order if the target does not shard mesh_dims[0]. Mesh dimensions that the
   /// target uses for another tensor dimension are last.
   std::vector<int> in_final_order(std::vector<int> mesh_dims) const {
     const int dim = problem_.to->sharded_dim(mesh_dims.front());
@@ -206,8 +206,8 @@ class SearchState {
       // in the target, because its position in the order would be wrong.
       const bool is_final = std::any_of(mesh_dims.begin(), mesh_dims.end(),
                                         [&](int m) { return problem_.to->sharded_dim(m) == dim; });
-      // Skips tensor dimensions with several Digits (sub-dimensions), because it depends on the
-      // sizes to which Digit a mesh dimension can be appended.
+      // Tensor dimensions with several Digits (sub-dimensions) are skipped, because the sizes
+      // decide to which Digit a mesh dimension can be appended.
       if (digits.size() > 1 || is_final) {
         continue;
       }
@@ -222,7 +222,7 @@ class SearchState {
     return out;
   }
 
-  // The functions after_... return the layout after a step.
+  // The functions after_removal() and others that begin with after_ return the layout after a step.
 
   /// The layout after the mesh dimensions of `tail` were gathered, or moved to `destination`.
   LayoutPtr after_removal(const Tail& tail, const Destination* destination = nullptr) const {
@@ -249,7 +249,7 @@ class SearchState {
 
  private:
   /// Finds the settled mesh dimensions (see SearchState) of tensor dimension `dim`: the longest
-  /// common prefix of the mesh dimensions that divide it now and in the target. If `dim` has
+  /// common prefix of the mesh dimensions that divide `dim` now and in the target. If `dim` has
   /// several Digits (sub-dimensions), either all of its mesh dimensions are settled or none.
   void settle(int dim) {
     const auto& here = layout_->digits(dim);
@@ -287,7 +287,7 @@ class SearchState {
   }
 
   /// Whether the current Digits (sub-dimensions) of `dim` equal the target's Digits without the
-  /// mesh dimensions that are not in `present`. They are compared in canonical form, because
+  /// mesh dimensions that are not in `present`. The Digits are compared in canonical form, because
   /// removing mesh dimensions may merge neighbouring Digits.
   bool fits_several_digits(int dim, const std::vector<int>& present) const {
     const auto& there = problem_.to->digits(dim);
@@ -313,22 +313,22 @@ class SearchState {
         !std::equal(mesh_dims.rbegin(), mesh_dims.rend(), order.rbegin())) {
       return false;
     }
-    // Uneven nested chunks have other boundaries than the chunks of a single division.
+    // If nested chunks are uneven, they have other boundaries than the chunks of a single division.
     const auto extent = digit->extent == 0 ? problem_.size(dim) : digit->extent;
     return extent % detail::mesh_product(layout_->mesh_sizes(), order) == 0;
   }
 
   const Problem& problem_;
   LayoutPtr layout_;
-  // For each mesh dimension, whether it already shards as in the target (see SearchState).
+  // For each mesh dimension, whether it is settled: already shards as in the target layout.
   std::vector<bool> settled_;
-  // Per tensor dimension, whether all mesh dimensions that shard it now do so as in the target.
+  // For each tensor dimension, whether all mesh dimensions that shard it now are settled.
   std::vector<bool> complete_;
 };
 
 // The costs of redistribution steps: the bytes that a step sends, from the actual sizes of shards;
-// its time by a CostModel; and the lower bound for the A* search. The rank that sends most bytes
-// counts, because a collective takes as long as its slowest rank.
+// the step's time by a CostModel; and the lower bound for the A* search. The bytes of the rank that
+// sends most are used, because a collective takes as long as its slowest rank.
 
 /// The assumed time of a collective: latency_us + bytes / bytes_per_us microseconds, where bytes is
 /// Step::bytes.
@@ -379,8 +379,7 @@ std::int64_t elements(const Problem& problem, const Step& step) {
   switch (step.kind) {
     case StepKind::kAllGather:
       return local * (parts - 1);
-    case StepKind::kReduceScatter:  // counts short shards as large, because they are
-                                    // padded
+    case StepKind::kReduceScatter:  // a short shard is padded to the largest shard
       return local_numel(*step.to, problem.sizes, first_coordinate(problem)) * (parts - 1);
     case StepKind::kAllReduce:
       return 2 * (local - local / parts);
@@ -395,8 +394,8 @@ std::int64_t elements(const Problem& problem, const Step& step) {
 }
 
 /// Estimated numbers of elements per rank: `needed` is the size of the shard in the target layout;
-/// `present` is how many of these elements a rank already has. Not rounded, because rounding up
-/// could make the lower bound too high.
+/// `present` is how many of these elements a rank already has. The numbers are not rounded, because
+/// rounding up could make the lower bound too high.
 struct Shares {
   double needed = 1;
   double present = 1;
@@ -427,7 +426,7 @@ Shares shares(const SearchState& state) {
   return out;
 }
 
-/// The number of different reductions that must still run, each in a collective of its own.
+/// The number of different reductions that must still run; each reduction needs its own collective.
 int pending_reductions(const SearchState& state) {
   unsigned ops = 0;
   for (const auto& partial : state.layout()->partial()) {
@@ -439,8 +438,8 @@ int pending_reductions(const SearchState& state) {
   return __builtin_popcount(ops);
 }
 
-/// Whether some tensor dimension is sharded over a mesh dimension that must be removed from it,
-/// which needs at least one collective.
+/// Whether some mesh dimension must be removed from the tensor dimension that it shards, which
+/// needs at least one collective.
 bool has_pending_shard(const SearchState& state) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (state.layout()->sharded_dim(m) >= 0 && !state.is_settled(m)) {
@@ -470,19 +469,19 @@ double least_cost(const CostModel& model, const Problem& problem, LayoutPtr layo
     return 0;
   }
   const auto [needed, present] = shares(state);
-  // If a reduction still has to run, a rank's current values are not final, so the rank must
-  // receive all elements that it needs.
+  // If a reduction must still run, a rank's current values are not final, so the rank must receive
+  // all elements of its target shard.
   const auto received = reductions > 0 ? needed : needed - present;
   return collectives * model.latency_us +
          received * static_cast<double>(problem.itemsize) / model.bytes_per_us;
 }
 
-// The functions below add the useful next steps from a layout, one function for each kind of step.
-// The search chooses among these steps by cost. Each function documents which steps it omits,
-// because these are never planned.
+// The functions slice() to all_gather() add the useful next steps from a layout, one function for
+// each kind of step. The search chooses among these steps by cost. Each function documents which
+// steps it omits; omitted steps are never planned.
 
 /// Proposes to shard a replicated tensor as in the target, by a local slice. Other slices are
-/// omitted, because they would have to be gathered again.
+/// omitted, because their shards would have to be gathered again.
 void slice(const SearchState& state, std::vector<Step>& out) {
   for (int m = 0; m < state.layout()->mesh_ndim(); ++m) {
     if (!state.is_replicated_on(m)) {
@@ -522,7 +521,7 @@ void make_partial(const SearchState& state, std::vector<Step>& out) {
 }
 
 /// For each set of mesh dimensions that may be reduced together, proposes to shard the tensor
-/// dimension that they divide in the target, or temporarily another one (Problem::temporary_dims).
+/// dimension that the set shards in the target, or one of Problem::temporary_dims.
 void reduce_scatter(const SearchState& state, std::vector<Step>& out) {
   for (const auto& set : state.reducible_sets()) {
     const auto mesh_dims = state.in_final_order(set);
@@ -549,8 +548,8 @@ void all_reduce(const SearchState& state, std::vector<Step>& out) {
   }
 }
 
-/// Proposes to move the last mesh dimensions of one tensor dimension to another tensor dimension. A
-/// new order within one tensor dimension needs two such steps, or an all-gather.
+/// Proposes to move the last mesh dimensions of one tensor dimension to another tensor dimension.
+/// Reordering the mesh dimensions of one tensor dimension needs two such steps, or an all-gather.
 void all_to_all(const SearchState& state, std::vector<Step>& out) {
   for (const auto& tail : state.tails()) {
     for (const auto& destination : state.destinations(tail.mesh_dims)) {
@@ -581,7 +580,7 @@ void all_gather(const SearchState& state, std::vector<Step>& out) {
 
 using Move = void (*)(const SearchState& state, std::vector<Step>& out);
 
-// The order of these functions decides between plans of equal cost: the plan found first wins.
+// Of plans with equal cost the first found is chosen, so the order of kMoves matters.
 constexpr std::array<Move, 6> kMoves{slice,      make_partial, reduce_scatter,
                                      all_reduce, all_to_all,   all_gather};
 
@@ -597,7 +596,7 @@ class Search {
  public:
   Search(const Problem& problem, const CostModel& model) : problem_(problem), model_(model) {}
 
-  // The queue never becomes empty, because an all-gather towards the target is always possible.
+  // run() always finds a path, because an all-gather towards the target is always possible.
   std::vector<Step> run(LayoutPtr from) {
     reach(from, 0, kNone, {});
     while (!queue_.empty()) {
@@ -630,9 +629,9 @@ class Search {
   // An entry of the search queue. Of entries with equal estimates the one with the lower node
   // number comes first, so the result does not depend on the implementation of std::priority_queue.
   struct Entry {
-    double estimate = 0;  // estimated cost of the whole path through the entry's node
+    double estimate = 0;  // estimated cost of the whole path through the node
     std::size_t number = 0;
-    // Compares inversely, because the top of a std::priority_queue is its largest entry.
+    // The comparison is inverted, because the top of a std::priority_queue is its largest entry.
     friend bool operator<(const Entry& a, const Entry& b) {
       return a.estimate != b.estimate ? a.estimate > b.estimate : a.number > b.number;
     }
@@ -648,7 +647,7 @@ class Search {
     for (auto& step : proposed_) {
       step.bytes = elements(problem_, step) * problem_.itemsize;
       const auto cost = nodes_[number].cost + step_cost(model_, step);
-      // `step.to` is copied first, because `step` is moved in the same call.
+      // `step.to` is copied before the call of reach(), because `step` is moved in the call.
       const auto to = step.to;
       reach(to, cost, number, std::move(step));
     }
@@ -745,7 +744,7 @@ std::int64_t RedistributionPlan::bytes() const {
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize) {
   check_arguments(from, to, sizes);
-  // The search ignores mesh dimensions of size 1; relabel() changes them without communication.
+  // The search ignores mesh dimensions of size 1; relabel() changes these without communication.
   const auto start = detail::without_unit_mesh_dims(from);
   const auto end = detail::without_unit_mesh_dims(to);
   RedistributionPlan plan;
@@ -762,7 +761,7 @@ RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
 
 namespace {
 
-/// The names of StepKind's values, in their order.
+/// The names of the values of StepKind, in the order of the values.
 constexpr std::array kNames{"all-gather", "reduce-scatter", "all-reduce", "all-to-all",
                             "slice",      "make-partial",   "relabel"};
 

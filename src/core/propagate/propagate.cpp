@@ -20,9 +20,9 @@ namespace {
 using detail::ceil_div;
 using detail::mesh_size;
 
-// Sharding rules split a tensor dimension into factors (einsum index letters); layouts split it
-// into Digits (see layout.h). If the boundaries of factors and Digits disagree, the dimension
-// cannot stay sharded.
+// Sharding rules split a tensor dimension into factors (einsum index letters); layouts split a
+// tensor dimension into Digits (see layout.h). If the boundaries of factors and Digits disagree,
+// the dimension cannot stay sharded.
 
 /// Unflattens `digit` into a major Digit of `extent` positions, which is returned, and a minor
 /// Digit, which remains in `digit`. Outer mesh dimensions divide the major Digit until its chunks
@@ -34,7 +34,7 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
   }
   Digit major{extent, {}};
   Digit minor{digit.extent / extent, {}};
-  // Positions of the major Digit (sub-dimension) in a chunk of the mesh dimensions visited so far.
+  // The number of positions of the major Digit in a chunk of the mesh dimensions visited so far.
   std::int64_t left = extent;
   // Whether a mesh dimension has divided the Digit (sub-dimension) unevenly. Later mesh dimensions
   // would then divide chunks of different sizes, which a Digit cannot express.
@@ -44,13 +44,13 @@ std::optional<Digit> cut(Digit& digit, std::int64_t extent,
     if (uneven) {
       return std::nullopt;
     }
-    // The visited mesh dimensions divide the major Digit (sub-dimension) into single positions, so
-    // this mesh dimension divides the minor Digit.
+    // If the visited mesh dimensions divide the major Digit (sub-dimension) into single positions,
+    // the remaining mesh dimensions divide the minor Digit.
     if (left == 1) {
       minor.mesh_dims.push_back(mesh_dim);
       continue;
     }
-    // Chunks of the digit must end where blocks of `minor.extent` positions end.
+    // Chunks of the whole Digit must end where blocks of `minor.extent` positions end.
     if (ceil_div(left * minor.extent, parts) != ceil_div(left, parts) * minor.extent) {
       return std::nullopt;
     }
@@ -115,11 +115,11 @@ std::optional<FactorDigits> align_digits(std::vector<Digit> digits,
       of_factor.push_back(std::move(*digit++));
     }
   }
-  // Returns nullopt if Digits remain, because they would belong to no factor (index letter).
+  // Remaining Digits would belong to no factor (index letter), so the result is then nullopt.
   return digit == digits.end() ? std::optional(std::move(result)) : std::nullopt;
 }
 
-/// Removes the innermost mesh dimension from a tensor dimension's `digits` and returns it, or -1.
+/// Removes the innermost mesh dimension from `digits` and returns it; -1 if there is none.
 int drop_innermost(std::vector<Digit>& digits) {
   for (Digit& digit : digits | ranges::views::reverse) {
     if (digit.mesh_dims.empty()) {
@@ -161,8 +161,8 @@ bool splits_to_nothing(std::span<const Digit> digits, std::span<const std::int64
 // mesh dimensions have already divided the tensors.
 
 struct FactorPlacement {
-  /// How a mesh dimension divides a tensor. kFactor: the einsum index letter `factor` is sharded.
-  /// kOtherShard: the tensor is sharded, but not at the boundaries of factors.
+  /// How a mesh dimension divides a tensor. kFactor: the factor (einsum index letter) `factor` is
+  /// sharded. kOtherShard: the tensor is sharded, but not at the boundaries of factors.
   enum Kind { kReplicate, kFactor, kPartial, kOtherShard };
   Kind kind = kReplicate;
   int factor = -1;
@@ -175,7 +175,7 @@ struct FactorPlacement {
 struct Choice {
   enum Kind { kReplicate, kFactor, kLinear };
   Kind kind = kReplicate;
-  int index = -1;  ///< index of the sharded factor, or index in ShardingRule::linear
+  int index = -1;  ///< index of a factor, or index in ShardingRule::linear
   friend bool operator==(const Choice&, const Choice&) = default;
 };
 
@@ -227,9 +227,9 @@ std::vector<std::int64_t> common_mesh(const OpCall& call, std::span<const Layout
   return first->mesh_sizes();
 }
 
-/// A TensorGroupPropagation computes the layouts of one group of a rule's tensors: it chooses what
-/// each mesh dimension shards, one after another (see propagate), revokes impossible choices, and
-/// makes layouts from the choices. Refers to its constructor's arguments, which must outlive it.
+/// A TensorGroupPropagation computes the layouts of one group of a rule's tensors. It chooses what
+/// each mesh dimension shards (see propagate), revokes impossible choices, and makes layouts from
+/// the choices. It refers to the arguments of its constructor, which must outlive it.
 class TensorGroupPropagation {
  public:
   TensorGroupPropagation(const ShardingRule& rule, const OpCall& call,
@@ -282,12 +282,12 @@ class TensorGroupPropagation {
     bool plain = false;  // whether the input is not distributed
     bool inplace = false;
     std::int64_t bytes = 0;                        // number of bytes of the global tensor
-    std::vector<FactorPlacement> placements = {};  // by mesh dimension
-    // Sharded factors (einsum index letters), and how each is divided.
+    std::vector<FactorPlacement> placements = {};  // for each mesh dimension
+    // The sharded factors (einsum index letters) of the input, and the Digits of each factor.
     std::vector<std::pair<int, std::vector<Digit>>> digits = {};
   };
 
-  /// Returns a Choice for each mesh dimension. `unsharded` lists index letters not to shard.
+  /// Returns a Choice for each mesh dimension. Does not shard the factors in `unsharded`.
   std::vector<Choice> choose(const std::set<int>& unsharded) const {
     std::vector<Choice> choices;
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
@@ -298,7 +298,7 @@ class TensorGroupPropagation {
 
   /// Returns the placement that `choice` needs for an input. A tensor with the sharded factor
   /// (index letter) is sharded. Otherwise a tensor that is added to a sum is Partial, so that it is
-  /// added once; an input in Linear::partial_inputs stays partial; others are replicated.
+  /// added once; an input in Linear::partial_inputs stays partial; other inputs are replicated.
   FactorPlacement wanted_placement(int input, const Choice& choice) const {
     if (choice.kind == Choice::kFactor) {
       const auto& factors = rule_.inputs[static_cast<std::size_t>(input)];
@@ -340,12 +340,12 @@ class TensorGroupPropagation {
   bool is_unread(int input) const { return contains(rule_.unread, input); }
 
   /// Whether neither the values nor the local sizes of an input matter, because the sizes of the
-  /// outputs are arguments (new_zeros). Its layout is then only a hint for the outputs' layouts.
+  /// outputs are arguments (new_zeros). The input's layout is then only a hint for the outputs.
   bool is_hint(int input) const { return is_unread(input) && !rule_.size_arguments.empty(); }
 
-  /// Returns how an input divides `factor` (index letter), as Digits whose extents are not 0. Of
-  /// all inputs, the one that agrees with `choices` on the most mesh dimensions is used; of
-  /// several, one that is written in place, then the largest. Empty if no input shards the factor.
+  /// Returns how an input divides `factor` (index letter), as Digits whose extents are not 0.
+  /// Chooses the input that agrees with `choices` on the most mesh dimensions; among equals, an
+  /// input that is written in place, then the largest input. Empty if no input shards the factor.
   std::vector<Digit> carried_digits(int factor, const std::vector<Choice>& choices) const {
     const Choice wanted{Choice::kFactor, factor};
     const std::vector<Digit>* best = nullptr;
@@ -353,8 +353,8 @@ class TensorGroupPropagation {
     bool inplace = false;
     for (const Input& input : inputs_) {
       for (const auto& [held, digits] : input.digits) {
-        // An input that is written in place cannot be redistributed, so its Digits are used, and
-        // other inputs are ignored.
+        // An input that is written in place cannot be redistributed, so the Digits of this input
+        // are used, and other inputs are ignored.
         if (held != factor || inplace) {
           continue;
         }
@@ -374,7 +374,7 @@ class TensorGroupPropagation {
     return best ? *best : std::vector<Digit>{};
   }
 
-  /// A cost. Choices without communication win; all other choices are compared by bytes.
+  /// The cost of a choice. Choices without communication win; others are compared by bytes.
   struct Cost {
     bool moves = false;
     double bytes = 0;
@@ -497,8 +497,8 @@ class TensorGroupPropagation {
     return result;
   }
 
-  /// Whether a factor (einsum index letter) may be sharded. If an output lacks the factor, the
-  /// factor needs a reduction, which says how to combine the outputs of the ranks.
+  /// Whether a factor (einsum index letter) may be sharded. If an output lacks the factor, the rule
+  /// must give the factor a reduction, which combines the outputs of the ranks.
   bool may_shard(int factor) const {
     const auto& properties = rule_.factors[static_cast<std::size_t>(factor)];
     if (properties.unsharded) {
@@ -510,8 +510,8 @@ class TensorGroupPropagation {
            });
   }
 
-  /// Whether an output would be partial with reductions that do not commute. Their order in a
-  /// Layout is fixed, and may not be the order in which the operator needs them.
+  /// Whether an output would be partial with reductions that do not commute. A Layout fixes the
+  /// order of reductions, and the operator may need another order.
   bool mixes_reductions(const Choice& choice, const std::vector<Choice>& before) const {
     return std::any_of(group_.outputs.begin(), group_.outputs.end(), [&](int output) {
       const FactorPlacement placement = output_placement(output, choice);
@@ -558,7 +558,7 @@ class TensorGroupPropagation {
     if (is_unread(input.index) && !is_sharded(have) && !is_sharded(want)) {
       return 0;
     }
-    // The bytes of the local tensor: other mesh dimensions have already divided the global one.
+    // The number of bytes of the local tensor, which other mesh dimensions have already divided.
     auto bytes = static_cast<double>(input.bytes);
     for (std::size_t m = 0; m < mesh_sizes_.size(); ++m) {
       if (m != mesh_dim && is_sharded(input.placements[m])) {
@@ -589,7 +589,7 @@ class TensorGroupPropagation {
       for (const auto& dim : rule_.outputs[static_cast<std::size_t>(output)]) {
         for (int factor : dim) {
           const std::int64_t size = rule_.factors[static_cast<std::size_t>(factor)].size;
-          // A dimension of size 0 counts as size 1, as in bytes_of().
+          // A dimension of size 0 counts as size 1 in the cost, as in bytes_of().
           bytes *= static_cast<double>(std::max<std::int64_t>(size, 1));
         }
       }
@@ -649,7 +649,7 @@ class TensorGroupPropagation {
 
   /// Returns how the chosen mesh dimensions divide a factor (einsum index letter), as Digits
   /// (sub-dimensions): first as in the input that carried_digits() selects, then over the chosen
-  /// mesh dimensions that do not shard the factor in this input.
+  /// mesh dimensions that do not shard the factor in that input.
   std::vector<Digit> factor_digits(int factor) const {
     std::vector<Digit> digits = carried_digits(factor, choices_);
     std::set<int> present;
@@ -754,9 +754,8 @@ class TensorGroupPropagation {
   const ShardingRule::TensorGroup& group_;
   // Inputs of this TensorGroup that are written in place, with their outputs.
   std::vector<ShardingRule::Inplace> inplace_;
-  std::vector<int> linear_;    // indices in ShardingRule::linear
-  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size,
-                               // the largest first
+  std::vector<int> linear_;    // indices of the group's entries in ShardingRule::linear
+  std::vector<Input> inputs_;  // inputs of this group: inputs written in place first, then by size
   std::vector<Choice> choices_;  // a Choice for each mesh dimension, the outermost first
   // How each sharded factor (einsum index letter) is divided, by the factor's index.
   std::map<int, std::vector<Digit>> digits_;
@@ -782,7 +781,7 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
     }
   }
   result.outputs.resize(rule.outputs.size());
-  // Most rules have no explicit groups; the layouts of all tensors are then decided together.
+  // Most rules have no explicit TensorGroup; the layouts of all tensors are then decided together.
   const ShardingRule::TensorGroup all{all_indices(rule.inputs.size()),
                                       all_indices(rule.outputs.size())};
   const std::span<const ShardingRule::TensorGroup> groups =

@@ -49,13 +49,13 @@ std::vector<std::string> expand_names(std::string_view names) {
   return result;
 }
 
-/// The library's rules. It changes only before main(), so look-ups need no lock.
+/// The library's rules. The registry changes only before main(), so look-ups need no lock.
 struct Registry {
-  // The names of the operators in `families` refer to the keys, whose addresses do not change.
+  // `families` refers to the operator names in `entries`. Addresses of std::map keys are stable.
   std::map<std::string, RuleFunction::Entry, std::less<>> entries;
   std::vector<RuleFamily> families;
 
-  // The tables are in the order of docs/operators/operators.md.
+  // The tables of rules are in the order of docs/operators/operators.md.
   Registry() {
     for (const auto& make_table :
          {rules::pointwise_table, rules::matmul_table, rules::reduction_table, rules::scan_table,
@@ -74,7 +74,7 @@ struct Registry {
     families.push_back({"of this library", {}});
   }
 
-  /// Adds a rule to the last family.
+  /// Adds a rule to the last family of rules.
   void add(const std::string& name, RuleFunction::Entry entry) {
     const auto [at, is_new] = entries.emplace(name, std::move(entry));
     TESSERA_CHECK(is_new, "rule table: two rules for ", name);
@@ -88,10 +88,10 @@ Registry& registry() {
   return *instance;
 }
 
-// The functions below adapt the rule of a functional operator to in-place and out= variants.
+// The following functions adapt the rule of a functional operator to in-place and out= variants.
 
-/// Whether a tensor of `sizes` has the sizes of the result, so that it can be written. libtorch
-/// resizes or rejects a tensor of other sizes.
+/// Whether a tensor of `sizes` has the sizes of the result, so that the operator can write to the
+/// tensor. libtorch resizes or rejects a tensor of other sizes.
 bool same_sizes(const ShardingRule& rule, const rules::TensorFactors& factors,
                 const rules::Sizes& sizes) {
   return std::equal(factors.begin(), factors.end(), sizes.begin(), sizes.end(),
@@ -153,19 +153,19 @@ std::optional<ShardingRule> apply_out(const RuleFunction::Body& body, const OpCa
   return rule;
 }
 
-// The functions below store the rules that programs register.
+// The following functions store the rules that programs register.
 
-/// The rules that the program has registered. They may change at run time, so they need a lock.
+/// The rules that the program has registered. A mutex protects them from concurrent changes.
 struct UserRules {
   std::mutex mutex;
-  // a std::map, because the addresses of its entries do not change
+  // The container is a std::map, because the addresses of its entries do not change.
   std::map<std::string, RuleFunction::Entry, std::less<>> rules;
-  // Operators whose rule was looked up, so that it may be in a cache of call plans.
+  // Operators whose rule was looked up, so that a cache of call plans may contain the rule.
   std::set<std::string, std::less<>> looked_up;
 };
 
 UserRules& user_rules() {
-  // The object is never destroyed, because operators may run while static objects are destroyed.
+  // UserRules are never destroyed: operators may run while static objects are destroyed.
   static auto* instance = new UserRules;
   return *instance;
 }

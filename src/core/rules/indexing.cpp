@@ -20,8 +20,8 @@ std::size_t dim_of(const OpCall& call, std::size_t arg, int tensor) {
   return static_cast<std::size_t>(wrap_dim(call, call.integer(arg), meta_of(call, tensor).ndim()));
 }
 
-/// Lets dimension `dim` of `tensors` be sharded together if it has the same size in all of them.
-/// Otherwise it stays unsharded, because libtorch accepts index tensors that are smaller than self.
+/// Lets dimension `dim` of `tensors` be sharded if the dimension has the same size in all tensors.
+/// Otherwise `dim` stays unsharded: libtorch accepts index tensors that are smaller than self.
 void share_dim(ShardingRule& rule, const OpCall& call, const std::vector<int>& tensors,
                std::size_t dim) {
   const std::int64_t size = meta_of(call, tensors[0]).sizes[dim];
@@ -42,10 +42,10 @@ bool same_ndim(const OpCall& call, const std::vector<int>& tensors) {
   });
 }
 
-/// What happens to several writes to one element: the last one counts, or the values are added.
+/// What several writes to one element do: the last write counts, or the values are added.
 enum class Write { kReplace, kAdd };
 
-/// Gives the factors of `dims` the reduction sum.
+/// Gives the factors (einsum index letters) of `dims` the reduction sum.
 void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   for (const Factors& dim : dims) {
     for (int factor : dim) {
@@ -54,8 +54,8 @@ void add_reduction(ShardingRule& rule, const TensorFactors& dims) {
   }
 }
 
-/// Adds the output of an operator that writes tensor `source` (or a number, if it is negative) into
-/// tensor `self`, and its linearity. An added `self` is one term of a sum.
+/// Declares the output of an operator that writes `source` (a number if negative) into tensor
+/// `self`, and the operator's linearity. If values are added, `self` is one term of the sum.
 void add_written(ShardingRule& rule, int self, int source, Write write) {
   rule.outputs.push_back(input_of(rule, self));
   if (write == Write::kAdd) {
@@ -131,8 +131,8 @@ RuleFunction::Body scatter(Write write, bool has_source) {
     for (std::size_t i = 0; i < meta_of(call, self).sizes.size(); ++i) {
       share_dim(rule, call, i == dim ? written : all, i);
     }
-    // Only added values can be combined from shards. Otherwise the factor (einsum index letter)
-    // gets no reduction, so the dimension stays unsharded.
+    // Only added values can be combined from shards. For replaced values the factor (einsum index
+    // letter) gets no reduction, so the dimension stays unsharded.
     if (write == Write::kAdd) {
       add_reduction(rule, {input_of(rule, index)[dim]});
     }
@@ -193,13 +193,13 @@ std::optional<ShardingRule> index_add_rule(const OpCall& call) {
 struct AdvancedIndex {
   std::vector<int> indices;   ///< index tensors, without None entries
   std::vector<bool> indexed;  ///< for each dimension of self, whether it is indexed
-  TensorFactors broadcast;    ///< factors of the index tensors after broadcasting
-  TensorFactors result;       ///< factors of self[indices]
+  TensorFactors broadcast;    ///< factors (index letters) of the index tensors, broadcast
+  TensorFactors result;       ///< factors (index letters) of self[indices]
 };
 
 /// Adds the factors (einsum index letters) of self[indices]. Indexed dimensions stay unsharded,
-/// because an index may be any of their positions. nullopt for masks, whose number of selected
-/// elements depends on data: libtorch accepts tensors of bool and uint8 as masks, and rejects int8.
+/// because an index may be any of their positions. Returns nullopt for masks, where the data decide
+/// how many elements are selected: libtorch takes bool and uint8 tensors as masks, but not int8.
 std::optional<AdvancedIndex> add_index(ShardingRule& rule, const OpCall& call) {
   const int self = call.tensor_index(0);
   const std::vector<TensorRef> refs = call.tensor_list(1);
@@ -273,8 +273,8 @@ std::optional<ShardingRule> index_put_rule(const OpCall& call) {
   if (add) {
     add_reduction(rule, index->broadcast);
   }
-  // Without accumulation the last write wins, on which shards of the indices could not agree, so
-  // the factors of the indices have no reduction.
+  // If values are not accumulated, the last write wins. Shards of the indices could not agree on
+  // the last write, so the factors (einsum index letters) of the indices have no reduction.
   add_written(rule, self, values, add ? Write::kAdd : Write::kReplace);
   return rule;
 }
@@ -297,14 +297,14 @@ Table indexing_table() {
 }
 
 // The rules of cat, stack and their inverses. The dimension along which tensors are joined or split
-// stays unsharded, because shards of the single tensors are not a shard of the joined one. Equal
-// sizes are an exception: the dimension is unflattened to (number of tensors, size), and the second
-// may be sharded, as in a fused weight.
+// stays unsharded, because shards of the single tensors are not a shard of the joined tensor. If
+// all sizes are equal, the dimension is unflattened to (number of tensors, size), and the second
+// sub-dimension may be sharded, as in a fused weight.
 
 namespace {
 
-/// Returns the tensors to join. `skip`: whether to leave out empty 1-d tensors. cat ignores them,
-/// for any shape of the other tensors; stack does not accept them.
+/// Returns the tensors to join. `skip`: whether to leave out empty 1-d tensors. cat ignores empty
+/// 1-d tensors, whatever the shape of the other tensors; stack does not accept them.
 std::vector<int> joined_tensors(const OpCall& call, bool skip) {
   std::vector<int> result;
   for (TensorRef ref : call.tensor_list(0)) {
@@ -360,7 +360,7 @@ std::optional<ShardingRule> cat_rule(const OpCall& call) {
   return rule;
 }
 
-/// Every dimension of the tensors may be sharded; only the dimension that stack adds is not.
+/// All dimensions of the tensors may be sharded; the dimension that stack adds stays unsharded.
 std::optional<ShardingRule> stack_rule(const OpCall& call) {
   const std::vector<int> tensors = joined_tensors(call, false);
   if (tensors.empty() || !have_one_size(call, tensors)) {
@@ -381,7 +381,7 @@ std::optional<ShardingRule> stack_rule(const OpCall& call) {
 }
 
 /// Returns the rule of an operator that splits a tensor along `dim`, which stays unsharded. `sizes`
-/// are the outputs' sizes along `dim`; -1 means that the output lacks the dimension.
+/// are the outputs' sizes along `dim`; -1 means that the output has no dimension `dim`.
 ShardingRule split_along(const OpCall& call, std::size_t dim, const Sizes& sizes) {
   const int self = call.tensor_index(0);
   ShardingRule rule = start(call);
@@ -409,7 +409,7 @@ ShardingRule part_of_equals(const OpCall& call, std::size_t dim, std::int64_t co
   return rule;
 }
 
-/// Returns the rule of an operator that splits `dim` into `count` equal parts and returns all.
+/// Returns the rule of an operator that returns all of `count` equal parts of dimension `dim`.
 ShardingRule split_equally(const OpCall& call, std::size_t dim, std::int64_t count) {
   ShardingRule rule = part_of_equals(call, dim, count);
   const int along = rule.outputs[0][dim].front();
@@ -439,7 +439,7 @@ ShardingRule slice_of_part(const OpCall& call, std::size_t dim, std::int64_t siz
   return rule;
 }
 
-/// Calls `rule` with the dimension in argument `arg`. Returns nullopt for a 0-d tensor.
+/// Calls `rule` with the dimension in argument `arg`. Returns nullopt if the tensor is 0-d.
 template <class Rule>
 RuleFunction::Body along_dim(std::size_t arg, Rule rule) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
@@ -460,7 +460,7 @@ std::optional<ShardingRule> split_rule(const OpCall& call, std::size_t dim) {
     return split_equally(call, dim, size / step);
   }
   Sizes sizes;
-  // There is at least one part, even of an empty dimension.
+  // split.Tensor returns at least one part, even of an empty dimension.
   for (std::int64_t at = 0; at == 0 || at < size; at += step) {
     sizes.push_back(std::min(step, size - at));
   }
@@ -495,8 +495,8 @@ std::optional<ShardingRule> slice_rule(const OpCall& call, std::size_t dim) {
   if (step < 1) {
     return std::nullopt;
   }
-  // Only default arguments count as the whole dimension, because the same arguments are used on the
-  // local tensor, where an end such as -1 would shorten every shard.
+  // A slice covers the whole dimension only if its arguments are the defaults, because the local
+  // call has the same arguments: an end such as -1 would shorten every shard.
   const bool takes_all = first == 0 && last == size && step == 1 &&
                          call.integer_or(3, size) >= size && call.integer_or(2, 0) == 0;
   const std::int64_t taken = last - first;

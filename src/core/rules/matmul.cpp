@@ -16,7 +16,7 @@ namespace tessera::rules {
 
 namespace {
 
-/// An einsum equation, "mk,kn->mn". Operand "+" is added to the result ("+,mk,kn->mn": addmm).
+/// An einsum equation: "mk,kn->mn". A "+" is an added operand: "+,mk,kn->mn" is addmm.
 struct Einsum {
   std::vector<std::string> operands;
   std::string result;
@@ -33,15 +33,15 @@ struct Einsum {
   }
 };
 
-using Letters = std::map<char, int>;  // factor of each index letter
+using Letters = std::map<char, int>;  // the factor of each index letter
 
-/// Whether the operand is not multiplied, but broadcast and added to the matrix product.
+/// Whether an operand of the einsum equation is added to the matrix product, not multiplied.
 bool is_added(const std::string& operand) {
   return operand.front() == '+';
 }
 
-/// Gives an operand of the matrix product the factors of its index letters. Returns false if its
-/// sizes do not agree with those of the other operands.
+/// Gives an operand of the matrix product the factors of its index letters. Returns false if the
+/// operand's sizes do not agree with the sizes of the other operands.
 bool bind_operand(ShardingRule& rule, const OpCall& call, const Einsum& einsum,
                   const std::string& letters, int tensor, Letters& bound) {
   const Sizes& sizes = meta_of(call, tensor).sizes;
@@ -153,7 +153,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
   }
   const int a_matrix = std::min(a_ndim, 2), b_matrix = std::min(b_ndim, 2);
 
-  OpCall batch = call;  // the call with both tensors reduced to their batch dimensions
+  OpCall batch = call;  // the call, with the batch dimensions of both tensors only
   batch.tensors[static_cast<std::size_t>(a)].sizes.resize(
       static_cast<std::size_t>(a_ndim - a_matrix));
   batch.tensors[static_cast<std::size_t>(b)].sizes.resize(
@@ -164,7 +164,7 @@ std::optional<ShardingRule> matmul_rule(const OpCall& call) {
     return std::nullopt;
   }
 
-  // Returns no rule for wrong sizes, because libtorch's own error message is better.
+  // For wrong sizes there is no rule, because libtorch's own error message is better.
   const std::int64_t contracted = meta_of(call, a).sizes.back();
   const std::int64_t other = meta_of(call, b).size(b_ndim - b_matrix);
   if (contracted != other) {

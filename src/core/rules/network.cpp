@@ -15,9 +15,8 @@ namespace {
 /// are unsharded. The leading dimensions get the reduction sum if `reduce` is true (in a backward).
 struct NormFactors {
   TensorFactors input;
-  TensorFactors normalised;  ///< factors of weight and bias
-  TensorFactors statistics;  ///< factors of mean and rstd: those of leading dimensions, then
-                             ///< dimensions of size 1
+  TensorFactors normalised;  ///< factors (einsum index letters) of weight and bias
+  TensorFactors statistics;  ///< factors of mean and rstd; normalised dimensions have size 1
 
   NormFactors(ShardingRule& rule, const Sizes& sizes, std::size_t normalised_dims, bool reduce) {
     for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
@@ -129,7 +128,7 @@ namespace {
 
 /// The factors (einsum index letters) of a convolution: input (batch, in channels, space...),
 /// weight (out channels, in channels, window...), result (batch, out channels, space...). Space and
-/// window stay unsharded, and so do channels if there are several groups.
+/// window stay unsharded, and so do channels if the convolution has several groups.
 struct ConvolutionFactors {
   Factors batch, in, out;
   TensorFactors input, weight, result;
@@ -155,8 +154,8 @@ struct ConvolutionFactors {
   }
 };
 
-/// Whether the convolution has a rule; a transposed one has none. For 0 input channels libtorch
-/// computes other sizes of the result.
+/// Whether the convolution has a rule; a transposed convolution has no rule. For 0 input channels
+/// the rule would be wrong, because libtorch computes other sizes of the result.
 bool is_supported(const TensorMeta& input, const TensorMeta& weight, bool transposed) {
   return !transposed && input.ndim() == weight.ndim() && input.ndim() >= 3 && input.size(1) != 0;
 }
@@ -169,7 +168,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
   const int input = call.tensor_index(0), weight = call.tensor_index(1);
   ShardingRule rule = start(call);
   ConvolutionFactors factors(rule, call.tensor(0), call.tensor(1), call.integer(8));
-  // The result has the batch dimension, so its factor (einsum index letter) needs no reduction.
+  // The factor (index letter) of the batch needs no reduction, because the result has the batch.
   rule.factors[static_cast<std::size_t>(factors.batch[0])].reduction.reset();
   input_of(rule, input) = factors.input;
   input_of(rule, weight) = factors.weight;
@@ -181,8 +180,8 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
     with_input.push_back(bias);
     with_weight.push_back(bias);
   }
-  // Spatial sizes of the result depend on stride, padding and dilation. The rule declares them
-  // unknown; they are taken from the local result.
+  // Spatial sizes of the result depend on stride, padding and dilation. The rule declares these
+  // sizes unknown; they are read from the local result.
   while (factors.result.size() < factors.input.size()) {
     factors.result.push_back({add_unsharded(rule, ShardingRule::kUnknown)});
   }
@@ -195,7 +194,7 @@ std::optional<ShardingRule> convolution_rule(const OpCall& call) {
 /// The rule of convolution_backward(grad, input, weight, bias sizes, stride, padding, dilation,
 /// transposed, output padding, groups, mask) -> gradients of input, weight, bias. If input channels
 /// were sharded, each rank would compute the whole gradient of the bias, and the sum over ranks
-/// would be wrong. So they stay unsharded if that gradient is requested.
+/// would be wrong. So input channels stay unsharded if the gradient of the bias is requested.
 std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
   if (!is_supported(call.tensor(1), call.tensor(2), call.boolean_or(7, false))) {
     return std::nullopt;
@@ -215,14 +214,14 @@ std::optional<ShardingRule> convolution_backward_rule(const OpCall& call) {
     TensorFactors& output = rule.outputs.emplace_back(i == 1 ? factors.input : factors.weight);
     for (std::size_t dim = 0; dim < output.size(); ++dim) {
       // A dimension without a factor (einsum index letter) in the forward is unsharded. The
-      // gradient is an output, whose dimensions need factors with their sizes.
+      // gradient is an output of the backward, so each dimension needs a factor with its size.
       if (output[dim].empty()) {
         output[dim] = {add_unsharded(rule, call.tensor(i).sizes[dim])};
       }
     }
   }
   rule.outputs.push_back({factors.out});
-  // If output channels are sharded, the argument with the bias's sizes becomes local sizes.
+  // If output channels are sharded, argument 3 (the bias's sizes) must contain local sizes.
   if (!call.is_none(3) && !call.integers(3).empty()) {
     rule.size_arguments.push_back({3, 2});
   }
@@ -284,8 +283,8 @@ std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = start(call);
   for (std::int64_t size : meta_of(call, indices).sizes) {
     const int factor = add_reduced(rule, size, ReduceOp::kSum);
-    // So far only the indices have factors (einsum index letters), one for each dimension, so
-    // factor i belongs to dimension i.
+    // Only the indices have factors (einsum index letters) here, one factor for each dimension, so
+    // factor i belongs to dimension i of the indices.
     input_of(rule, indices)[rule.factors.size() - 1] = {factor};
   }
   input_of(rule, grad) = input_of(rule, indices);
@@ -318,8 +317,7 @@ struct Kernel {
   int bias = -1;
   int dropout = 3;
   int causal = 4;
-  int debug = -1;  ///< index of the flag that requests the dropout mask; a call that requests it
-                   ///< has no rule
+  int debug = -1;  ///< index of the flag that requests the dropout mask; if set, there is no rule
   Statistics statistics = kRows;
   /// Index of a bool argument; if it is false, the log-sum-exp has the sizes (batch, heads, 0).
   int asks_statistics = -1;
@@ -349,8 +347,8 @@ struct AttentionFactors {
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // In a backward, the gradients of key, value and bias are sums over the dimensions that they
-    // lack. The kernels divide by the sizes of these dimensions, so no shard may be empty.
+    // In an attention backward, the gradients of key, value and bias are sums over dimensions that
+    // the gradients lack. The kernels divide by the sizes of the latter: no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;
@@ -375,8 +373,8 @@ struct AttentionFactors {
     return f;
   }
 
-  /// Sets the factors of the mask or bias, which broadcasts to (batch, heads, queries, keys), and
-  /// returns them; none if the call has no bias.
+  /// Sets the factors of the attention mask or bias, which broadcasts to (batch, heads, queries,
+  /// keys), and returns the factors; none if the call has no mask or bias.
   TensorFactors set_bias(ShardingRule& rule, const OpCall& call, const Kernel& kernel) const {
     const auto arg = static_cast<std::size_t>(kernel.bias);
     if (kernel.bias < 0 || !call.has_tensor(arg)) {
@@ -405,19 +403,19 @@ bool is_set(const OpCall& call, int flag) {
   return flag >= 0 && call.boolean_or(static_cast<std::size_t>(flag), false);
 }
 
-/// Whether queries may be sharded. With a causal mask they may not, because the kernel would take
-/// the first local query as query 0.
+/// Whether queries may be sharded. With a causal mask queries stay unsharded, because the kernel
+/// would take the first local query as query 0.
 bool splits_queries(const OpCall& call, const Kernel& kernel) {
   return kernel.statistics != Kernel::kPaddedRows && !is_set(call, kernel.causal);
 }
 
-/// Whether the call has dropout. With probability 0 a call draws no random numbers.
+/// Whether the attention call has dropout. With probability 0 the call draws no random numbers.
 bool drops(const OpCall& call, const Kernel& kernel) {
   const auto arg = static_cast<std::size_t>(kernel.dropout);
   return !call.is_none(arg) && call.number(arg) != 0;
 }
 
-/// Returns the rule of a kernel (query, key, value, ...) -> result, log-sum-exp, other outputs.
+/// Returns the rule of an attention kernel (query, key, value, ...) -> result, log-sum-exp, ....
 RuleFunction::Body attention(Kernel kernel) {
   return [=](const OpCall& call) -> std::optional<ShardingRule> {
     ShardingRule rule = start(call);

@@ -184,7 +184,7 @@ Table pointwise_table() {
           {"where{.self,.self_out}", pointwise("12*")},
           {"masked_fill{.Tensor,_.Tensor}", pointwise("02*")},
           {"masked_fill{.Scalar,_.Scalar}", masked_fill_scalar, true},
-          // Copies, and operators that fill a tensor with a constant.
+          // Operators that copy a tensor, and operators that fill a tensor with a constant.
           {"positive clone detach{,_,_copy} alias{,_copy} lift lift_fresh{,_copy} contiguous "
            "_pin_memory",
            pointwise("0*")},
@@ -193,7 +193,7 @@ Table pointwise_table() {
           {"fill_.Tensor", overwrite("1*")},
           {"fill_.Scalar", overwrite("0~ 0<")},
           {"zero_", overwrite("0*")},
-          // Operators for which no Partial input stays Partial.
+          // Pointwise operators for which no Partial input gives a Partial result.
           {"abs{,.out,_} angle{,.out} sgn{,.out,_} acos{,.out,_} acosh{,.out,_} atanh{,.out,_} "
            "asin{,.out,_} cos{,.out,_} cosh{,.out,_} erfc{,.out,_} erfinv{,.out,_} frac{,.out,_} "
            "log{,.out,_} log10{,.out,_} log1p{,.out,_} log2{,.out,_} reciprocal{,.out,_} "

@@ -13,14 +13,14 @@ namespace {
 
 /// Indices of the arguments of a reduction in its schema; -1 if the reduction lacks the argument.
 struct Arguments {
-  int dim = -1;  ///< index of the dimension argument: an integer, a list, or None for all;
-  ///< -1: the operator always reduces all dimensions
+  int dim = -1;  ///< index of the argument with the dimensions: an integer, a list, or None (all)
+  ///< If `dim` is -1, the operator always reduces all dimensions.
   int keepdim = -1;
   int dtype = -1;
 };
 
 /// The kind of a reduction. kCount: a sum that is not linear in its input (counts, norms).
-/// kUnsharded: cannot be computed from the shards' results, so reduced dimensions stay unsharded.
+/// kUnsharded: the shards' results cannot be combined, so reduced dimensions stay unsharded.
 enum class Kind { kSum, kCount, kProduct, kMax, kMin, kAny, kAll, kUnsharded };
 
 /// Returns the reduction that combines the results of shards. For bools, "any" is a maximum and
@@ -49,8 +49,8 @@ std::vector<bool> reduced_dims(const OpCall& call, const Arguments& arguments, i
                            : named_dims(call, static_cast<std::size_t>(arguments.dim), ndim);
 }
 
-/// Adds the factor (einsum index letter) of a reduced dimension. For a maximum its shards must not
-/// be empty, because libtorch throws; other reductions of an empty shard have a value.
+/// Adds the factor (einsum index letter) of a reduced dimension. No shard of a maximum may be
+/// empty, because libtorch throws; other reductions of an empty shard have a value.
 int add_reduced_dim(ShardingRule& rule, std::int64_t size, Kind kind) {
   const std::optional<ReduceOp> op = reduction_of(kind);
   if (!op) {
@@ -107,7 +107,7 @@ RuleFunction::Body reduction(Kind kind, Arguments arguments, std::size_t outputs
 }
 
 /// The rule of a mean: the sum of the shards' sums, divided by the global number of elements. In
-/// half precision, where the sum could overflow, it is the average of the means of equal shards.
+/// half precision, where the sum could overflow, the rule averages the means of equal shards.
 std::optional<ShardingRule> mean_rule(const OpCall& call) {
   const bool by_dim = call.op != "aten::mean";
   const Arguments arguments = by_dim ? Arguments{1, 2, 3} : Arguments{-1, -1, 1};
@@ -192,16 +192,15 @@ Table reduction_table() {
 
 namespace {
 
-/// For which reductions a Partial first tensor gives a Partial result.
+/// The reductions for which a Partial first tensor gives a Partial result.
 enum class Linearity {
   kNone,
-  kLinear,  ///< for sums and averages
-  kMoves,   ///< for all reductions, because elements only change places
+  kLinear,  ///< sums and averages
+  kMoves,   ///< all reductions, because the operator only moves elements
 };
 
 struct Along {
-  int dim = 1;  ///< index of the argument with the dimension, or with a list of dimensions (empty:
-                ///< all dimensions)
+  int dim = 1;  ///< index of the argument with the dimension or dimensions; an empty list means all
   std::size_t outputs = 1;
   Linearity linearity = Linearity::kNone;
 };
@@ -248,7 +247,7 @@ std::optional<ShardingRule> triangle_rule(const OpCall& call) {
   return std::move(unary).linear(factors);
 }
 
-/// The rule of cumsum(self, dim, dtype). A Partial self is not allowed if dtype casts it first.
+/// The rule of cumsum(self, dim, dtype). A Partial self is not allowed if `dtype` casts self first.
 std::optional<ShardingRule> cumsum_rule(const OpCall& call) {
   return along({.linearity = call.is_none(2) ? Linearity::kLinear : Linearity::kNone})(call);
 }
@@ -309,10 +308,10 @@ struct NllFactors {
   }
 };
 
-/// nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight. With
-/// reduction kSum the loss is the sum of the shards' losses. With kMean the loss is divided by the
-/// total weight, which no shard knows, so samples stay unsharded. (If they are sharded, a lowering
-/// is cheaper: src/dtensor/lowerings/reductions.cpp.)
+/// The rule of nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total
+/// weight. With kSum the loss is the sum of the shards' losses. With kMean the loss is divided by
+/// the total weight, which no shard knows, so samples stay unsharded. (For sharded samples a
+/// lowering is cheaper: src/dtensor/lowerings/reductions.cpp.)
 std::optional<ShardingRule> nll_forward(const OpCall& call) {
   const Sizes& sizes = call.tensor(0).sizes;
   if (sizes.empty()) {
@@ -363,7 +362,7 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   input_of(rule, call.tensor_index(1)) = factors.input;
   input_of(rule, call.tensor_index(2)) = factors.target;
   set_input(rule, call, 3, factors.weight);
-  // The values of the total weight are read only for a mean, which is divided by it.
+  // Only a mean, which is divided by the total weight, reads the values of the total weight.
   if (call.integer(4) != kMean) {
     rule.unread.push_back(call.tensor_index(6));
   }
@@ -372,10 +371,10 @@ std::optional<ShardingRule> nll_backward(const OpCall& call) {
   return rule;
 }
 
-/// loss(self, target, ..., reduction, ...) compares pairs of elements and then reduces. As in
-/// mean_rule, a mean runs as a sum that is scaled by the global count; in half precision it is the
-/// average of the means of equal shards. The backward has no reduction. Its first argument is the
-/// gradient, a scalar or a tensor of the elements' shape; it is linear in the gradient.
+/// The rule of a loss(self, target, ..., reduction, ...) that compares pairs of elements and then
+/// reduces. A mean runs as a sum that is scaled by the global count; in half precision it is the
+/// average of the means of equal shards. The loss's backward has no reduction, and is linear in its
+/// first argument: the gradient, a scalar or a tensor of the elements' shape.
 std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_arg,
                                       bool is_backward) {
   ShardingRule rule = start(call);
@@ -388,7 +387,7 @@ std::optional<ShardingRule> loss_rule(const OpCall& call, std::size_t reduction_
   }
   const std::int64_t reduction = call.integer(reduction_arg);
   const bool averages = !is_backward && reduction == kMean && call.tensor(0).itemsize <= 2;
-  // Each rank computes the sum over its elements, divided by the global number of elements.
+  // For a mean, each rank divides the sum over its elements by the global number of elements.
   if (reduction == kMean && !averages) {
     std::int64_t count = 1;
     ShardingRule::LocalCall local{call.op, call.args, 1.0, {}};

@@ -12,8 +12,8 @@
 
 namespace tessera::rules {
 
-// The functions of sharding_rule.h for writing rules. They know no particular operators. Tensor
-// indices refer to OpCall::tensors.
+// The functions of sharding_rule.h for writing rules. The functions know no particular operators.
+// Tensor indices refer to OpCall::tensors.
 
 namespace {
 
@@ -22,7 +22,7 @@ int push(ShardingRule& rule, ShardingRule::Factor factor) {
   return static_cast<int>(rule.factors.size()) - 1;
 }
 
-/// Adds one term of add_linear_terms(): digits ("01"), then at most one character such as "~".
+/// Adds a term of add_linear_terms(): tensor digits ("01") and at most one character such as "~".
 void add_linear_term(ShardingRule& rule, std::string_view term, const std::vector<int>& tensors) {
   std::vector<int> inputs;
   char sign = '+';
@@ -108,8 +108,8 @@ ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> o
   return group;
 }
 
-/// Declares averages too, because an average is a sum divided by the number of ranks, so a linear
-/// operator commutes with it.
+/// add_linear() declares averages too, because an average is a sum divided by the number of ranks,
+/// so a linear operator commutes with averages.
 void add_linear(ShardingRule& rule, std::vector<int> inputs) {
   rule.linear.push_back({inputs, ReduceOp::kSum});
   rule.linear.push_back({std::move(inputs), ReduceOp::kAvg});
@@ -135,7 +135,7 @@ void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vec
   }
 }
 
-/// As in libtorch, a 0-d tensor accepts dimensions 0 and -1.
+/// For a 0-d tensor, wrap_dim() accepts dimensions 0 and -1, as libtorch does.
 int wrap_dim(const OpCall& call, std::int64_t dim, int ndim) {
   const std::int64_t count = std::max(ndim, 1);
   TESSERA_CHECK(dim >= -count && dim < count, call.op, ": dimension ", dim,
@@ -265,15 +265,15 @@ std::size_t out_count(std::string_view op) {
 
 namespace tessera {
 
-// The functions with which sharding rules read the arguments of a call. They convert as schemas do
-// (an int is a number, one dimension is a list of one) and throw Error for other types. Such an
-// error means that the rule reads the wrong argument: a bug in a table of rules, not in the user's
-// call.
+// The functions with which sharding rules read the arguments of a call. The functions convert as
+// schemas do (an int is a number, one dimension is a list of one) and throw Error for other types.
+// Such an error means that the rule reads the wrong argument: a bug in a table of rules, not in the
+// user's call.
 
 namespace {
 
-/// The value of an argument past the end of OpCall::args. Older schemas have fewer arguments, and
-/// rules of out= variants see the call without `out`.
+/// The None that stands for an argument past the end of OpCall::args. Older schemas have fewer
+/// arguments, and rules of out= variants see the call without `out`.
 const Argument kNone;
 
 const Argument& argument(const OpCall& call, std::size_t arg) {
@@ -295,7 +295,7 @@ std::int64_t TensorMeta::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// A missing optional tensor is a None, or a TensorRef with index -1.
+/// An optional tensor that is missing is None, or a TensorRef with index -1.
 bool OpCall::has_tensor(std::size_t arg) const {
   const auto* ref = std::get_if<TensorRef>(&argument(*this, arg));
   return ref && ref->index >= 0;
@@ -311,8 +311,8 @@ const TensorMeta& OpCall::tensor(std::size_t arg) const {
   return tensors.at(static_cast<std::size_t>(tensor_index(arg)));
 }
 
-/// Accepts a single tensor in place of a list, so that overloads that differ only in this can share
-/// a rule.
+/// tensor_list() accepts a single tensor in place of a list, so that overloads with a tensor and
+/// with a list can share a rule.
 std::vector<TensorRef> OpCall::tensor_list(std::size_t arg) const {
   if (is_none(arg)) {
     return {};
@@ -327,7 +327,7 @@ bool OpCall::is_none(std::size_t arg) const {
   return std::holds_alternative<std::monostate>(argument(*this, arg));
 }
 
-/// A bool counts as 0 or 1, so that flags may be read like numbers.
+/// integer() reads a bool as 0 or 1, so that flags may be read like numbers.
 std::int64_t OpCall::integer(std::size_t arg) const {
   if (const auto* flag = std::get_if<bool>(&argument(*this, arg))) {
     return *flag ? 1 : 0;
@@ -354,7 +354,7 @@ double OpCall::number(std::size_t arg) const {
   return static_cast<double>(integer(arg));
 }
 
-/// Accepts a single integer, because libtorch converts dim=1 to a list only for some overloads.
+/// integers() accepts an integer, because only some overloads of libtorch convert dim=1 to a list.
 std::vector<std::int64_t> OpCall::integers(std::size_t arg) const {
   if (is_none(arg)) {
     return {};

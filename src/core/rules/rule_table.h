@@ -14,8 +14,6 @@
 
 namespace tessera::rules {
 
-// The functions below are for the tables of sharding rules in this folder.
-
 /// Returns a name without namespace and overload: "add_" for "aten::add_.Tensor".
 std::string_view base_name(std::string_view op);
 /// Whether the operator's base name ends in one underscore, as names of in-place operators do.
@@ -27,8 +25,8 @@ std::size_t out_count(std::string_view op);
 /// Returns the product of the sizes of einsum index letters; negative if a size is kUnknown.
 std::int64_t size_of(const ShardingRule& rule, const Factors& factors);
 
-/// Returns a TensorGroup of all input tensors of the call and the given outputs. Outputs in no
-/// group are replicated.
+/// Returns a TensorGroup of all input tensors of the call and the given outputs. An output that is
+/// in no TensorGroup is replicated.
 ShardingRule::TensorGroup group_of_inputs(const OpCall& call, std::vector<int> outputs);
 
 /// Declares that the operator is jointly linear in the tensors `inputs`: if all of them are Partial
@@ -46,8 +44,8 @@ void add_linear(ShardingRule& rule, const std::vector<int>& inputs,
 ///   "12*"  every reduction: elements are selected, not changed
 void add_linear_terms(ShardingRule& rule, std::string_view terms, const std::vector<int>& tensors);
 
-/// Returns for each of `ndim` dimensions whether the list of dimensions in argument `arg` contains
-/// it. All true if the argument is None or empty.
+/// Returns, for each of `ndim` dimensions, whether argument `arg` lists the dimension. Every
+/// element is true if the argument is None or empty.
 std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 
 /// Adds one factor (einsum index letter) for each dimension of the broadcast sizes, and gives the
@@ -55,11 +53,11 @@ std::vector<bool> named_dims(const OpCall& call, std::size_t arg, int ndim);
 std::optional<TensorFactors> add_broadcast(ShardingRule& rule, const OpCall& call,
                                            const std::vector<int>& tensors);
 
-/// Declares that the operator commutes with every reduction of `inputs`, because it moves elements
-/// without changing them.
+/// Declares that the operator commutes with every reduction of `inputs`, because the operator moves
+/// elements without changing them.
 void add_any_linear(ShardingRule& rule, const std::vector<int>& inputs);
 
-/// Returns `dim` as an index from 0. Throws Error if it is out of range; a 0-d tensor counts as
+/// Returns `dim` as an index from 0. Throws Error if `dim` is out of range; a 0-d tensor counts as
 /// having one dimension.
 int wrap_dim(const OpCall& call, std::int64_t dim, int ndim);
 
@@ -71,32 +69,32 @@ inline const TensorMeta& meta_of(const OpCall& call, int tensor) {
   return call.tensors[static_cast<std::size_t>(tensor)];
 }
 
-/// Sets the factors (einsum index letters) of tensor argument `arg` if it is not None.
+/// Sets the factors (index letters) of tensor argument `arg`. Does nothing if `arg` is None.
 void set_input(ShardingRule& rule, const OpCall& call, std::size_t arg,
                const TensorFactors& factors);
 
-/// A rule under construction, for an operator that reads one tensor: argument 0.
+/// A rule under construction, for an operator that reads one tensor, argument 0.
 struct UnaryRule {
   ShardingRule rule;
-  TensorFactors input;  ///< factors of the tensor; initially one factor for each dimension
+  TensorFactors input;  ///< the tensor's factors; initially one for each dimension
 
   explicit UnaryRule(const OpCall& call)
       : rule(start(call)),
         input(add_factors(rule, call.tensor(0).sizes)),
         self_(call.tensor_index(0)) {}
 
-  /// Completes the rule of an operator that moves elements without changing them, so that any
-  /// pending reduction may stay pending.
+  /// Completes the rule of an operator that moves elements without changing them: a Partial input
+  /// gives a Partial result, for every reduction.
   ShardingRule moved(TensorFactors output) && {
     add_any_linear(rule, {self_});
     return std::move(*this).finish(std::move(output));
   }
-  /// Completes the rule of a linear operator: sums and averages may stay pending.
+  /// Completes the rule of a linear operator: a Partial sum or average gives a Partial result.
   ShardingRule linear(TensorFactors output) && {
     add_linear(rule, {self_});
     return std::move(*this).finish(std::move(output));
   }
-  /// Completes the rule of an operator for which no partial input stays partial.
+  /// Completes the rule of an operator for which no Partial input gives a Partial result.
   ShardingRule finish(TensorFactors output) && {
     input_of(rule, self_) = std::move(input);
     rule.outputs = {std::move(output)};
@@ -109,8 +107,8 @@ struct UnaryRule {
 
 /// Returns the rule of an operator whose result has the sizes and the layout of argument 0.
 ShardingRule unchanged(const OpCall& call);
-/// `whole` has the factors of a tensor. Returns the factors of a part without dimension `dim`, or
-/// with `size` elements along it. The dimension stays unsharded in the tensor and in the part.
+/// `whole` has the factors of a tensor. Returns the factors of a part of the tensor: without
+/// dimension `dim`, or with `size` elements along it. Tensor and part stay unsharded along `dim`.
 TensorFactors part_along(ShardingRule& rule, const TensorFactors& whole, std::size_t dim,
                          std::optional<std::int64_t> size);
 /// Returns the factors (einsum index letters) of a tensor of `sizes` that broadcasts to a tensor
@@ -130,7 +128,7 @@ TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
-  bool reads_numbers = false;  ///< see RuleFunction::reads_numbers()
+  bool reads_numbers = false;  ///< as in RuleFunction::reads_numbers()
 };
 
 /// The sharding rules of a family of similar operators.

@@ -89,7 +89,7 @@ std::optional<ShardingRule> unsqueeze_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// The rule of expand(self, size). Size -1 leaves a dimension unchanged; new ones are in front.
+/// The rule of expand(self, size). Size -1 leaves a dimension unchanged; new dimensions come first.
 std::optional<ShardingRule> expand_rule(const OpCall& call) {
   UnaryRule view(call);
   const Sizes& own = call.tensor(0).sizes;
@@ -137,7 +137,7 @@ std::optional<ShardingRule> repeat_rule(const OpCall& call) {
   return std::move(view).moved(output);
 }
 
-/// Only sums may stay pending, because complex numbers have no maximum.
+/// Only sums and averages stay Partial, because complex numbers have no maximum.
 std::optional<ShardingRule> view_as_real_rule(const OpCall& call) {
   UnaryRule view(call);
   TensorFactors output = view.input;
@@ -156,7 +156,7 @@ std::optional<ShardingRule> view_as_complex_rule(const OpCall& call) {
   return std::move(view).linear(std::move(output));
 }
 
-// The rules of reshape and view: finds the sub-dimensions that the two shapes share.
+// The rules of reshape and view, which find the sub-dimensions that two shapes share.
 
 /// Finds the factors (einsum index letters) that the two shapes of a reshape share. Walks both
 /// shapes, major dimension first, and gives the current dimensions a common factor: its size is the
@@ -177,7 +177,7 @@ class Reshape {
     return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
   }
 
-  /// Handles tensors without elements, for which any shape is a view of any other. Leading
+  /// Handles tensors without elements, which can be viewed in any shape without elements. Leading
   /// dimensions of equal size share factors (einsum index letters). The remaining dimensions are
   /// matched by share() if their sizes are not 0, otherwise by equal trailing sizes.
   void share_without_elements() {
@@ -203,7 +203,7 @@ class Reshape {
   }
 
   /// Finds shared factors (einsum index letters) from dimension `first` of both shapes on. `i` and
-  /// `o` are one past the current dimensions of input and output.
+  /// `o` are the indices after the current dimensions of input and output.
   void share(std::size_t first) {
     std::size_t i = first, o = first;
     std::int64_t in = 1, out = 1;  // remaining sizes of the current input and output dimensions
@@ -254,7 +254,7 @@ class Reshape {
   const Sizes &from_, &to_;
 };
 
-/// Returns the sizes with -1 replaced; nullopt if a tensor of these sizes has not `numel` elements.
+/// Returns `sizes` with -1 replaced; nullopt if these sizes do not have `numel` elements.
 std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
   std::int64_t known = 1;
   std::int64_t* inferred = nullptr;
@@ -268,7 +268,7 @@ std::optional<Sizes> infer_sizes(Sizes sizes, std::int64_t numel) {
     }
   }
   if (inferred) {
-    // If another size is 0, the value of -1 is ambiguous, and libtorch throws as well.
+    // If another size is 0, the value for size -1 is ambiguous, and libtorch throws as well.
     if (known == 0 || numel % known != 0) {
       return std::nullopt;
     }
@@ -303,7 +303,7 @@ std::optional<ShardingRule> reshape_rule(const OpCall& call) {
   return rule;
 }
 
-/// The rule of _reshape_alias. Its stride argument has global strides, so view() runs locally.
+/// The rule of _reshape_alias. The local call is view(), because the stride argument is global.
 std::optional<ShardingRule> reshape_alias_rule(const OpCall& call) {
   std::optional<ShardingRule> rule = reshape_rule(call);
   if (rule) {
