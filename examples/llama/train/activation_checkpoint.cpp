@@ -1,6 +1,6 @@
-// --ac auto: chooses the activation checkpointing of a run by a plan of the run's memory. The plan
-// is made by llama_plan in a separate process, because a plan replaces the allocator of its
-// process.
+// --ac auto: chooses the activation checkpointing of a run from a plan of the run's memory.
+// llama_plan makes the plan in a separate process, because planning replaces the memory allocator
+// of the process.
 
 #include <ATen/ops/empty.h>
 #include <c10/util/ScopeExit.h>
@@ -34,11 +34,11 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-/// The margin for memory that a plan does not count, such as fragmentation and the workspaces of
-/// cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
+/// The margin for memory that llama_plan does not count, such as fragmentation and the workspaces
+/// of cuBLAS. On one H200, libtorch reserved up to 1.19 times the planned memory.
 constexpr double kReservedPerPlanned = 1.2;
 
-/// Returns how many bytes of this rank's device a plan may use.
+/// Returns how many bytes of this rank's device the planned tensors may use.
 std::int64_t own_room(const TrainOptions& o) {
   if (o.memory) {
     return static_cast<std::int64_t>(*o.memory * kGiB);
@@ -76,8 +76,8 @@ int run_logged(std::vector<std::string> command, const std::string& log) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-/// Returns the line of llama_plan's log that shows why the plan failed: its error, or the last
-/// line.
+/// Returns the line of llama_plan's log that shows why llama_plan failed: its error message, or the
+/// last line.
 std::string error_in(const std::string& log) {
   std::ifstream in(log);
   std::string last;
@@ -90,8 +90,8 @@ std::string error_in(const std::string& log) {
   return last.empty() ? "the program wrote nothing" : last;
 }
 
-/// Returns llama_plan's JSON for this run, on devices with `room` bytes. The plan is for an
-/// arbitrary GPU type, because the speed of the GPU does not change which plans fit.
+/// Returns llama_plan's JSON for this run on devices with `room` bytes. The GPU type in the call is
+/// arbitrary, because the speed of a GPU does not change how much memory a run needs.
 nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
   std::string name = std::filesystem::temp_directory_path() / "llama_train-XXXXXX";
   TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, "can't make a folder ", name,
@@ -104,7 +104,7 @@ nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
   const std::filesystem::path flags = folder / "run.toml", json = folder / "plan.json",
                               log = folder / "plan.log";
   std::ofstream(flags) << o.resolved;
-  const std::filesystem::path program =  // in the folder of this program
+  const std::filesystem::path program =  // in the folder of llama_train
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("llama_plan");
   const int code =
       run_logged({program.string(), "--config-file", flags.string(), "--dp", std::to_string(o.dp),

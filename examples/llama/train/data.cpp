@@ -1,4 +1,4 @@
-// The data of a run: samples, held-out data, and their fingerprints.
+// Opens the data of a run (samples and held-out data), and computes fingerprints of the data.
 
 #include "examples/llama/train/run.h"
 
@@ -34,7 +34,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-/// Returns the shards that the names and globs of a flag match: sorted, and each shard once.
+/// Returns the token shards that a flag's names and globs match: sorted, and each shard once.
 std::vector<std::string> shards_of(const char* flag, const std::vector<std::string>& globs) {
   std::vector<std::string> files = list_files(flag, globs);
   std::ranges::sort(files);
@@ -53,7 +53,7 @@ std::vector<std::vector<std::string>> token_files(const TrainOptions& options) {
   return sources;
 }
 
-/// Tokenizes the files one after another, and frees each text before it reads the next text.
+/// Tokenizes the files one after another. Frees the text of a file before the next file is read.
 data::TokenSourcePtr tokens_of_texts(const data::Tokenizer& tokenizer,
                                      const std::vector<std::string>& files) {
   std::vector<std::int64_t> tokens;
@@ -73,14 +73,14 @@ SpecialTokens special_tokens(const TrainOptions& options, const Config& config) 
   return read_special_tokens(folder, config);
 }
 
-/// The tokens that end documents and completions; at least one.
+/// Returns the tokens that end documents and completions (at least one token).
 std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& config,
                                      data::TokenizerPtr tokenizer) {
   std::vector<std::int64_t> end;
   if (options.eos_token) {
     end = {*options.eos_token};
   } else {
-    // By default, the end token is the one that llama_tokenize uses.
+    // By default, the end token is the same as in llama_tokenize.
     const std::string file = tokenizer_file(options.tokenizer, options.model);
     if (!tokenizer && !file.empty()) {
       tokenizer = data::open_tokenizer(file);
@@ -98,7 +98,7 @@ std::vector<std::int64_t> end_tokens(const TrainOptions& options, const Config& 
   return end;
 }
 
-/// The tokens before and after each text, on which samples depend.
+/// The special tokens before and after each text. Samples depend on these tokens.
 struct EdgeTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
@@ -107,7 +107,7 @@ struct EdgeTokens {
 EdgeTokens edge_tokens(const TrainOptions& options, const Config& config,
                        const data::TokenizerPtr& tokenizer) {
   if (!options.jsonl.empty()) {
-    list_files("--jsonl", options.jsonl);  // throws first if a file is missing
+    list_files("--jsonl", options.jsonl);  // throws if a file is missing
     return {text_begin(*tokenizer, special_tokens(options, config)),
             end_tokens(options, config, tokenizer)};
   }
@@ -157,7 +157,7 @@ std::vector<data::WeightedSamples> open_samples(const TrainOptions& options, con
   return sources;
 }
 
-/// Returns the settings, other than the files, on which samples depend.
+/// Returns the settings on which the samples depend, besides the data files.
 Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   Json result = Json::object();
   if (!edges.begin.empty()) {
@@ -177,7 +177,7 @@ Json samples_of(const TrainOptions& options, const EdgeTokens& edges) {
   return result;
 }
 
-/// Zeros as the samples of a planned run, enough for one step. A plan depends on no token values.
+/// The samples of a planned run: zeros for one step. A plan does not depend on token values.
 class ZeroSamples final : public data::SampleSource {
  public:
   explicit ZeroSamples(const TrainOptions& options) : options_(options) {}
@@ -229,8 +229,8 @@ Json to_json(const std::vector<data::FileFingerprint>& files) {
   return list;
 }
 
-/// Returns the fingerprint of a tokenizer: to_json() of its first file. The key "beside" has the
-/// tokenizer's other files. Returns null for the byte tokenizer ("").
+/// Returns the fingerprint of a tokenizer: the to_json() entry of its first file, with the entries
+/// of its other files under the key "beside". Returns null for the byte tokenizer ("").
 Json tokenizer_fingerprint(const std::string& tokenizer) {
   if (tokenizer.empty()) {
     return {};
@@ -284,7 +284,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
   }
   TrainingData data;
   if (!options.text.empty() || !options.jsonl.empty() || !options.eval_text.empty()) {
-    // A new model that is trained on texts only, without --tokens, accepts any tokenizer.
+    // A new model that is trained without --tokens accepts a tokenizer of any vocabulary.
     const bool new_to_text = options.model.empty() && options.tokens.empty();
     data.tokenizer = open_tokenizer(options.tokenizer, options.model, config, new_to_text);
   }
@@ -345,8 +345,8 @@ Json data_fingerprint(const TrainOptions& options, const TrainingData& data) {
 
 namespace {
 
-/// Makes fingerprints comparable: removes entries from `now` that older programs did not save, and
-/// converts `saved` to the current format.
+/// Makes two fingerprints comparable: removes entries from `now` that older versions of llama_train
+/// did not save, and converts `saved` to the current format.
 void adapt_older_record(Json& saved, Json& now) {
   Json& samples = saved["samples"];
   samples = samples.is_null() ? Json::object() : samples;
@@ -377,7 +377,7 @@ void check_same_data(const TrainOptions& options, const TrainingData& data, comm
   const std::vector<std::string> held_out = options.eval_text.empty()
                                                 ? shards_of("--eval-tokens", options.eval_tokens)
                                                 : options.eval_text;
-  // "training" is null with --steps 0.
+  // With --steps 0 no training data are compared, and "training" is null.
   const Json own = {{"training", options.steps > 0 ? data_fingerprint(options, data) : Json()},
                     {"held-out", to_json(data::fingerprints(held_out))}};
   const std::vector<std::string> all = comm::texts_that_differ(*start_group(world), own.dump());

@@ -1,8 +1,8 @@
 // Trains a Llama on a mesh of dp_replicate x dp x cp x tp ranks. train(), the last function in this
-// file, is the whole run. LlamaRun is the model and its training step; run.cpp creates mesh, model
-// and optimizer from the flags; this file has the outputs, the checks of checkpoints and the loop.
-// All other parts are in the library (docs/training.md). All ranks make all collective calls in the
-// same order; only rank 0 prints and writes.
+// file, executes the whole run. LlamaRun (run.cpp) has mesh, model, optimizer and training step.
+// This file has the outputs, the checks of checkpoints and the loop. All other parts are in the
+// library (docs/training.md). All ranks make all collective calls in the same order; only rank 0
+// prints and writes.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -48,7 +48,7 @@ std::string text_of(const std::string& to_use_it, const TrainOptions& options) {
   return "# The flags of a run of llama_train, given or not. " + to_use_it + options.resolved;
 }
 
-/// Returns the flags in a config.toml except --resume, which may change when a run is restarted.
+/// Returns the flags in the text of a config.toml, without --resume, which a restart may change.
 std::string flags_of(const std::string& text) {
   std::istringstream lines(text);
   std::string kept;
@@ -60,8 +60,8 @@ std::string flags_of(const std::string& text) {
   return kept;
 }
 
-/// Claims a folder for a new run. With --resume auto (`may_begin_again`), the folder may be that of
-/// a run that ended before its first save.
+/// Reserves a folder for a new run. With --resume auto (`may_begin_again`), the folder may belong
+/// to a run with the same flags that ended before its first save.
 void take_for_a_new_run(const std::filesystem::path& folder, const std::string& text,
                         bool may_begin_again) {
   const std::filesystem::path config = folder / "config.toml";
@@ -75,7 +75,7 @@ void take_for_a_new_run(const std::filesystem::path& folder, const std::string& 
       found = name;
     }
   }
-  // If two runs start at the same time, only one run creates the file.
+  // If two runs start at the same time, only one of the runs creates config.toml.
   if (found.empty() && !files::write_new_file(config, text) && !begins_again) {
     found = "config.toml";
   }
@@ -114,8 +114,8 @@ void take_run_folder(const TrainOptions& options, bool goes_on) {
 
 // ---- Outputs.
 
-/// Returns the files that --save-hf copies next to the weights: the files of --model, but with the
-/// tokenizer of --tokenizer. nullopt without both flags: other files in the folder stay unchanged.
+/// Returns the files that --save-hf copies next to the weights: the files of --model, with the
+/// tokenizer of --tokenizer. nullopt if neither flag is given: then no file is copied.
 std::optional<std::map<std::string, std::filesystem::path>> copied_files(const TrainOptions& o) {
   if (o.model.empty() && o.tokenizer.empty()) {
     return std::nullopt;
@@ -132,8 +132,8 @@ std::optional<std::map<std::string, std::filesystem::path>> copied_files(const T
       std::filesystem::is_directory(tokenizer) ? tokenizer : tokenizer.parent_path());
   chosen.erase("generation_config.json");
   if (!std::filesystem::is_directory(tokenizer)) {
-    // The tokenizer of --tokenizer replaces the model's tokenizer: its file gets the usual name,
-    // and all tokenizer files of the model are dropped.
+    // The tokenizer file of --tokenizer gets the usual name and replaces all tokenizer files of the
+    // model.
     for (const char* form : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"}) {
       chosen.erase(form);
     }
@@ -143,7 +143,7 @@ std::optional<std::map<std::string, std::filesystem::path>> copied_files(const T
   return chosen;
 }
 
-/// Returns the folder or name of the base model, for an export of adapters.
+/// Returns the folder or name of the base model, for the configuration of exported LoRA adapters.
 std::string base_model(const TrainOptions& options) {
   return options.model.empty() ? std::filesystem::path(options.config).parent_path().string()
                                : options.model;
@@ -165,7 +165,7 @@ std::string attention_of_a_rank(const LlamaRun& run) {
   return kernel + (options.deterministic ? ", deterministic" : "");
 }
 
-/// Describes how many parameters are trained; "" if all parameters are trained.
+/// Returns text with the number of trained parameters; "" if all parameters are trained.
 std::string trained_share(const Llama& model) {
   std::int64_t trained = 0;
   bool all = true;
@@ -187,8 +187,8 @@ std::string fp8_share(const Llama& model) {
   return fmt::format("fp8: {} of {} linear layers", converted, linears);
 }
 
-/// Creates or checks all outputs before the training. Collective. Rank 0 does the work. All ranks
-/// throw if rank 0 fails: otherwise the other ranks would continue without rank 0.
+/// Creates or checks all outputs on rank 0 before the training. Collective: if rank 0 fails, all
+/// ranks throw, because the other ranks must not continue without rank 0.
 void prepare_outputs(const LlamaRun& run, training::Checkpointer& checkpoints,
                      training::MetricLog& log) {
   const TrainOptions& options = run.options;
@@ -263,12 +263,12 @@ void export_weights(LlamaRun& run) {
   }
 }
 
-/// Writes run.json, the record of the run, next to the file of --metrics.
+/// Writes the record of the run, run.json, next to the file of --metrics.
 void write_record(const LlamaRun& run) {
   const bool has_place =
       std::filesystem::is_regular_file(run.options.metrics) || !run.options.output_dir.empty();
   if (!run.is_main() || run.options.metrics.empty() || !has_place) {
-    return;  // metrics that go to a pipe have no folder for run.json
+    return;  // if --metrics names a pipe, there is no folder for run.json
   }
   observe::write_run_record("llama_train on " + to_string(run.mesh), run.options.listing,
                             *run.model, record_file(run.options));
@@ -276,8 +276,9 @@ void write_record(const LlamaRun& run) {
 
 // ---- Checkpoints.
 
-/// Returns the flags on which a step and the optimizer's state depend, besides the model's
-/// config.json: a JSON object of names and values, without flags that are off. Checkpoints save it.
+/// Returns the flags on which a step and the optimizer's state depend besides the model's
+/// config.json: a JSON object of names and values, without flags that are off. Checkpoints save the
+/// object.
 Json fine_tuning_record(const TrainOptions& o) {
   Json record = Json::object();
   if (o.lora_rank > 0) {
@@ -297,7 +298,7 @@ Json fine_tuning_record(const TrainOptions& o) {
   return record;
 }
 
-/// Returns the first of `flags` whose value differs between `saved` and `now`.
+/// Describes the first of `flags` that differs between `saved` and `now`; "" if none differs.
 std::string change_of(const Json& saved, const Json& now,
                       std::initializer_list<const char*> flags) {
   for (const char* flag : flags) {
@@ -310,33 +311,33 @@ std::string change_of(const Json& saved, const Json& now,
   return "";
 }
 
-/// Returns JSON entries for the run's checkpoints. Reads a part of each data file.
+/// Returns the JSON entries that the run's checkpoints save. Reads a part of each data file.
 Json checkpoint_entries(const LlamaRun& run) {
   return {{"data", run.options.steps > 0 ? data_fingerprint(run.options, run.data) : Json()},
           {"model", Json::parse(run.config.json)},
           {"fine_tuning", fine_tuning_record(run.options)}};
 }
 
-/// Compares fine-tuning flags before tensors are loaded: with other adapters or another --ema, the
-/// error of loading would only list missing tensor names. In a run that begins with --initial-load,
-/// flags may differ from the checkpoint's if the tensors still fit.
+/// Compares fine-tuning flags with the checkpoint's before loading tensors, because the error for
+/// missing tensors would not name the flags. With --initial-load, flags may differ if the tensors
+/// still fit.
 void check_fine_tuning_flags(const Json& entries, const training::Checkpointer& checkpoints,
                              const TrainOptions& options) {
-  // Checkpoints of older programs lack the record of fine-tuning flags.
+  // Checkpoints of older versions of llama_train lack the record of fine-tuning flags.
   if (!entries.contains("fine_tuning")) {
     return;
   }
   const Json& saved = entries.at("fine_tuning");
   const Json now = fine_tuning_record(options);
   const std::string source = checkpoints.source().string();
-  // Both determine the optimizer's state. Checkpoints of older programs have no --optimizer.
+  // --optimizer and --ema determine the optimizer's state. Old checkpoints have no --optimizer.
   std::string of_optimizer;
   if (!checkpoints.excludes("optimizer")) {
     of_optimizer = saved.contains("--optimizer") ? change_of(saved, now, {"--optimizer", "--ema"})
                                                  : change_of(saved, now, {"--ema"});
   }
   if (!checkpoints.resumes()) {
-    // A different --lora-alpha would change the merged weights.
+    // With a different --lora-alpha, merging the loaded adapters would give different weights.
     const std::string change =
         change_of(saved, now, {"--lora-rank", "--lora-targets", "--lora-alpha"});
     TESSERA_CHECK(
@@ -387,15 +388,15 @@ void load_checkpoint(LlamaRun& run, training::Checkpointer& checkpoints, const J
 
 // ---- Evaluation on held-out data.
 
-/// The maximum number of batches of an evaluation: enough text for a stable loss, in a short time.
+/// The maximum number of batches in an evaluation: enough for a stable loss, but fast to compute.
 constexpr std::int64_t kMaxEvalBatches = 32;
 
 std::int64_t held_out_batches(const LlamaRun& run) {
   return std::min(run.data.eval_loader->samples() / run.options.batch, kMaxEvalBatches);
 }
 
-/// Returns the name of the first parameter, on any rank, with a value that is not finite; "" if
-/// there is none. Collective.
+/// Returns the name of the first parameter that has a NaN or Inf on any rank; "" if all values are
+/// finite. Collective.
 std::string nonfinite_parameter(LlamaRun& run) {
   std::string own;
   for (const auto& [name, slot] : run.model->named_slots()) {
@@ -411,7 +412,7 @@ std::string nonfinite_parameter(LlamaRun& run) {
 /// Returns the mean loss of the held-out data with the current weights; nullopt if `stop`, which is
 /// called after each batch, returns true. Collective.
 std::optional<double> held_out_loss(LlamaRun& run, const std::function<bool()>& stop) {
-  double counted = 0;  // number of targets with a loss per rank, if some are ignored
+  double counted = 0;  // mean over ranks of the number of targets that have a loss
   const auto loss_of_batch = [&](std::int64_t i) {
     const data::BatchLoader& loader = *run.data.eval_loader;
     const data::BatchLoader::Batch batch = run.own_rows(loader.load(i, run.rows, run.uses_cuda()));
@@ -450,8 +451,8 @@ void print_held_out_loss(const LlamaRun& run, double loss) {
               << std::endl;
     return;
   }
-  // The loss per byte of the text allows comparing models with different tokenizers.
-  // The text is that of the evaluated tokens, without the first token, which is not predicted.
+  // The loss per byte of text is comparable between models with different tokenizers. The bytes are
+  // those of the evaluated tokens, without the first token, which is not predicted.
   std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens) + 1);
   run.data.eval_text->read(0, ids);
   const data::Tokenizer& tokenizer = *run.data.tokenizer;
@@ -508,12 +509,11 @@ struct RunParts {
   training::Checkpointer& checkpoints;
   training::MetricLog& log;
   const StopSignals* signals;
-  nlohmann::json entries;               ///< non-tensor state that checkpoints save
-  std::optional<double> held_out = {};  ///< loss on held-out data with the weights after the last
-                                        ///< step
+  nlohmann::json entries;               ///< JSON entries that checkpoints save
+  std::optional<double> held_out = {};  ///< held-out loss with the current weights
 };
 
-/// Whether any rank received a signal, which the log reports once. Collective.
+/// Whether any rank received a signal. If so, adds a line to the log. Collective.
 bool stop_if_asked(const RunParts& parts) {
   const bool stopped = parts.signals != nullptr &&
                        training::stop_requested(parts.signals->received(), parts.run.mesh);
@@ -532,7 +532,7 @@ void evaluate(RunParts& parts) {
   });
 }
 
-/// Evaluates after a step if --eval-every requests it. Model and random number state do not change.
+/// Evaluates after a step if --eval-every says so. Model and random number state do not change.
 /// Returns false if a signal stopped the evaluation.
 bool evaluate_if_due(RunParts& parts, observe::StepMetrics& metrics) {
   const TrainOptions& options = parts.run.options;
@@ -564,7 +564,7 @@ bool train_steps(RunParts& parts, std::optional<double> peak_flops) {
   LlamaRun& run = parts.run;
   const TrainOptions& options = run.options;
   const observe::ModelFlops flops = flops_of(options, run.config);
-  bool stopped = stop_if_asked(parts);  // a signal may have arrived while the model was created
+  bool stopped = stop_if_asked(parts);  // a signal may arrive while the model is created
   while (run.state.step < options.steps && !stopped) {
     observe::StepMetrics metrics = parts.recording.run(run.state, [&run] { return run.step(); });
     observe::set_throughput(metrics, options.batch * options.seq, run.world->size(), flops,
@@ -613,7 +613,7 @@ bool train(const TrainOptions& given, const comm::WorldPtr& world, const StopSig
   // no files.
   prepare_outputs(run, checkpoints, log);
 
-  // From here on, implicit communication outside of parallel styles and FSDP throws Error.
+  // In this scope, implicit communication outside of parallel styles and FSDP throws Error.
   const StrictScope strict;
   const std::optional<double> peak_flops =
       run.state.step < options.steps ? peak_flops_of(options, *world) : std::nullopt;

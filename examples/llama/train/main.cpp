@@ -1,5 +1,5 @@
-// The process of llama_train: command line, world, signals and errors. The training is in
-// llama_train.cpp.
+// main() of llama_train: command line, world (comm::World), signals and errors. The training itself
+// is in llama_train.cpp.
 
 #include <c10/util/Exception.h>
 
@@ -39,7 +39,7 @@ int train(std::vector<std::string> arguments) {
     const bool finished = llama::train(options, scope.world(), signals ? &*signals : nullptr);
     return finished ? 0 : tessera::kStoppedExitCode;
   } catch (const c10::Error& error) {
-    // A c10::Error is, for example, out of memory. Its what() would include a long stack trace.
+    // The what() of a c10::Error (for example out of memory) would include a long stack trace.
     tessera::fail("rank ", scope.world()->rank(), ": ", error.what_without_backtrace());
   }
 }

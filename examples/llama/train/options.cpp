@@ -1,6 +1,6 @@
 // The flags of llama_train in one table, from which the command line, --config-file, --help and
-// docs/programs/training.md are made, followed by checks that involve several flags. Code that
-// reads files or communicates has its own checks.
+// docs/programs/training.md are made, followed by checks that involve several flags. Checks that
+// read files or communicate are elsewhere.
 
 #include "examples/llama/train/options.h"
 
@@ -25,23 +25,23 @@ using Member = std::variant<bool O::*, int O::*, std::int64_t O::*, std::uint64_
                             std::string O::*, std::optional<double> O::*,
                             std::optional<std::int64_t> O::*, std::optional<std::uint64_t> O::*,
                             std::vector<std::string> O::*, std::vector<double> O::*>;
-/// A function that adds a check of the value to a command-line option.
+/// A function that adds a check of an option's value to the command-line option.
 using Check = std::function<void(CLI::Option&)>;
 
-/// The runs that use a flag. Giving the flag for any other run is an error.
+/// Which runs use a flag. Giving the flag for any other run is an error.
 struct Use {
   bool (*when)(const O&) = nullptr;  ///< whether a run uses the flag; nullptr: always
-  const char* where = "";            ///< text for messages: which runs use the flag
+  const char* where = "";            ///< which runs use the flag, as text for messages
 };
 
 enum class Form {
   kOne,       ///< a flag with one value, or a switch
   kNegated,   ///< a switch with a --no- form
-  kRepeated,  ///< a list with one value each time that the flag is given
+  kRepeated,  ///< a list: the flag may be given several times, each with one value
   kComma,     ///< a list of comma-separated values
 };
 
-/// A flag: one row of the table.
+/// One flag of llama_train: a row of the flag table.
 struct Flag {
   const char* name;
   Member member;
@@ -52,11 +52,11 @@ struct Flag {
   Use use{};
   Form form = Form::kOne;
   bool first = false;        ///< whether --help shows the flag among those for a first run
-  const char* implied = "";  ///< the value if the flag is given without one
+  const char* implied = "";  ///< the value of a flag that is given without a value
 };
 
 struct Section {
-  const char* name;  ///< the section's name, as in torchtitan
+  const char* name;  ///< the section's name, like torchtitan's section names
   std::vector<Flag> flags;
 };
 
@@ -91,10 +91,10 @@ std::string check_ac(const std::string& text) {
 const Use kLora{[](const O& o) { return o.lora_rank > 0; }, "--lora-rank"};
 const Use kJsonl{[](const O& o) { return !o.jsonl.empty(); }, "--jsonl"};
 const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
-// A planned run uses --memory too, to say whether the run fits.
+// A planned run uses --memory, too, to decide whether the run fits into the memory.
 const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
-// A plan of a run takes the run's flags, but without its outputs.
+// A planned run accepts the flags of these outputs, but writes no outputs.
 const Use kCheckpoint{[](const O& o) { return !o.checkpoint.empty() || o.planned; },
                       "--checkpoint"};
 const Use kExport{[](const O& o) { return !o.save_hf.empty() || o.planned; }, "--save-hf"};
@@ -102,7 +102,7 @@ const Use kProfile{[](const O& o) { return !o.profile.empty() || o.planned; }, "
 const Use kHeldOut{[](const O& o) { return !o.eval_text.empty() || !o.eval_tokens.empty(); },
                    "--eval-text and --eval-tokens"};
 
-// The sections and flags are in the order of --help-all.
+// Returns the table of all flags. Sections and flags are in the order of --help-all.
 std::vector<Section> make_table() {
   const Check at_least_0 = by(number_of_at_least_0()), above_0 = by(number_above_0());
   const Check degree = by(number_between(1, kMaxDegree)), share = by(number_between(0.0, 1.0));
@@ -355,7 +355,7 @@ void declare(CLI::App& app, const Flag& flag, TrainOptions& o) {
           CLI::Option& option = *app.add_option(name, o.*member, help);
           option.option_text(flag.value);
           if (flag.form == Form::kRepeated) {
-            option.allow_extra_args(false);  // a glob must not consume later arguments
+            option.allow_extra_args(false);  // a flag takes no arguments after its value
           } else if (flag.form == Form::kComma) {
             option.delimiter(',');
           }
@@ -391,8 +391,8 @@ FlagNames first_flags() {
   return names;
 }
 
-/// Throws Error for given flags that would have no effect. Returns all other flags without effect:
-/// flags that are not given and whose defaults the run does not use.
+/// Throws Error for flags that are given but would have no effect. Returns the flags that are not
+/// given and whose defaults the run does not use.
 std::vector<LeftOut> unused_flags(const CLI::App& app, const TrainOptions& o) {
   std::vector<LeftOut> unused;
   for (const Section& section : table()) {
@@ -434,8 +434,8 @@ bool resumes(const TrainOptions& o) {
   return !o.resume.empty() || o.resume_step >= 0;
 }
 
-/// Messages name the degrees of parallelism as command-line flags, because the user changes the
-/// flags.
+/// Names degrees of parallelism as command-line flags, because a user who reads the message must
+/// change flags.
 std::string product_text(const std::vector<std::pair<std::string, std::int64_t>>& degrees) {
   std::string text;
   for (const auto& [name, degree] : degrees) {
@@ -549,8 +549,8 @@ void check_checkpoints(const TrainOptions& o) {
                 "; name steps that the run makes");
 }
 
-// Returns the input files that the flags name. Reads the command line, because a plan's options do
-// not contain every file.
+// Returns the input files that the flags name. Reads the command line, because the options of a
+// planned run do not contain every file.
 std::vector<NamedFile> read_files(const CLI::App& app) {
   std::vector<NamedFile> files;
   for (const char* flag : {"--model", "--config", "--text", "--tokens", "--jsonl", "--tokenizer",
@@ -602,7 +602,7 @@ void check_outputs(const TrainOptions& o) {
   check_files_differ(files);
 }
 
-/// All ranks have equal command lines, so all ranks fail at the same check.
+/// Checks combinations of flags. All ranks have equal flags, so all ranks fail at the same check.
 void check_consistent(const CLI::App& app, const TrainOptions& o) {
   TESSERA_CHECK(o.model.empty() != o.config.empty(),
                 o.model.empty() ? "no model given; pass --model DIR or --config FILE"
@@ -629,7 +629,7 @@ void check_consistent(const CLI::App& app, const TrainOptions& o) {
   }
 }
 
-/// Parses the command line. `first`: the flags that --help shows.
+/// Parses the command line. `first`: the names of the flags that --help shows.
 void parse(CLI::App& app, std::vector<std::string> arguments, const FlagNames& first) {
   parse_command_line(app, std::move(arguments),
                      {{"model", "config"},
@@ -689,7 +689,7 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
 
 namespace {
 
-/// Returns the flags of a planned run, which reads only a model's configuration and writes nothing.
+/// Returns the options of a planned run, which reads only a configuration and writes nothing.
 TrainOptions planned(TrainOptions o) {
   TESSERA_CHECK(o.dp > 0, "--dp -1 is for ranks that are running; a plan needs the number");
   o.planned = true;

@@ -23,7 +23,7 @@ struct TrainOptions {
   std::uint64_t seed = 0;
 
   std::vector<std::string> tokens;  ///< globs of token shards
-  std::vector<double> weights;      ///< weights of the sources: empty, or one per glob
+  std::vector<double> weights;      ///< weights of the token sources: none, or one per glob
   std::vector<std::string> jsonl;   ///< globs of JSONL files
   std::vector<std::string> text, eval_text;
   std::vector<std::string> eval_tokens;  ///< globs of held-out token shards
@@ -37,11 +37,10 @@ struct TrainOptions {
 
   double dropout = 0;
   double z_loss = 0, label_smoothing = 0;
-  std::optional<std::int64_t> loss_chunks;  ///< number of chunks of the loss; not given: depends on
-  ///< the size of the logits
+  std::optional<std::int64_t> loss_chunks;  ///< number of loss chunks; nullopt: by the logits' size
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
-  std::vector<double> betas{0.9, 0.95};  // the usual values for language models
+  std::vector<double> betas{0.9, 0.95};  // usual values of beta1 and beta2 for language models
   double eps = 1e-8;
   std::string moment_dtype = "fp32";
   double momentum = 0.95;
@@ -65,17 +64,16 @@ struct TrainOptions {
   bool reshard_last = false;
   bool offload = false;
   std::string ac = "none";
-  std::optional<double> memory;  ///< GiB of a device that tensors may take, for --ac auto; not
-                                 ///< given: derived from the device
+  std::optional<double> memory;  ///< GiB that tensors may use, for --ac auto
   std::string param_dtype, reduce_dtype = "fp32";
   bool fp8 = false;
   std::string device = "cpu", backend;
   bool allow_math_attention = false, deterministic = false;
 
   std::string checkpoint, initial_load;
-  std::int64_t checkpoint_every = 0;  ///< save every this many steps; 0: at the end only
+  std::int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: save only at the end
   std::string resume;                 ///< "": start a new run; "newest" or "auto": continue the run
-  std::int64_t resume_step = -1;      ///< step to continue from; -1: the flag is not given
+  std::int64_t resume_step = -1;      ///< step to continue from; -1: --resume-step is not given
   bool async = true;
   int keep = 0;  ///< number of checkpoints to retain; 0: all
   /// Parts of a checkpoint that are not loaded: "optimizer", "data".
@@ -85,7 +83,7 @@ struct TrainOptions {
   std::string profile, profile_steps;
   bool verify = false;
   std::int64_t log_every = 10;
-  std::int64_t eval_every = 0;  ///< evaluate every this many steps; 0: at the end only
+  std::int64_t eval_every = 0;  ///< steps between evaluations; 0: evaluate only at the end
   std::string output_dir, tensorboard;
   std::string peak_flops;  ///< FLOP/s of a rank's device; "measure": measured; "": data-sheet value
 
@@ -100,13 +98,13 @@ struct TrainOptions {
 
   /// The name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;
-  /// The values that must be equal on all ranks. Files may differ between machines; for a file only
-  /// whether it is given must be equal.
+  /// The flags and values that must be equal on all ranks. Files may differ between machines: of a
+  /// flag for a file, only whether the flag is given must be equal.
   std::map<std::string, std::string> shared;
   std::vector<std::string> given;  ///< names of the flags that were given
   std::vector<NamedFile> inputs;   ///< the files that the flags name as inputs
-  /// All flags as text for --config-file; with this file and another --output-dir the run can be
-  /// repeated.
+  /// All flags as the text of a --config-file. With this file and another --output-dir, the run can
+  /// be repeated.
   std::string resolved;
 };
 
@@ -116,7 +114,7 @@ std::string flags_page();
 /// Returns the path of run.json in a run with --metrics.
 std::filesystem::path record_file(const TrainOptions& options);
 
-/// Whether the run continues from its own checkpoints if it has saved some (--resume).
+/// Whether --resume or --resume-step lets the run continue from checkpoints that it has saved.
 bool resumes(const TrainOptions& options);
 
 /// Returns degrees of parallelism as the user would pass them: "--dp 2 x --tp 2". Degrees of 1 are
@@ -131,13 +129,13 @@ std::pair<std::int64_t, std::int64_t> parse_step_range(const std::string& text);
 /// ranks and without the contents of files.
 TrainOptions parse_train_options(std::vector<std::string> arguments);
 
-/// Replaces --dp -1 by the degree that follows from the number of ranks. Throws tessera::Error if
-/// there is no such degree.
+/// Replaces --dp -1 by the number of ranks divided by the other degrees. Throws tessera::Error if
+/// the quotient is not an integer.
 TrainOptions with_all_degrees(TrainOptions options, std::int64_t ranks);
 
-/// Parses the flags of a program that plans a run. `declare` adds the program's own flags. The run
-/// needs no data, and has no files to read or write. `uses_gpu` is called after parsing if --device
-/// is not given.
+/// Parses the flags of a program that plans a run. `declare` adds the program's own flags. A
+/// planned run needs no data and writes nothing. `uses_gpu` is called after parsing if --device is
+/// not given.
 TrainOptions parse_plan_options(std::vector<std::string> arguments,
                                 const std::function<void(CLI::App&)>& declare,
                                 const std::function<bool()>& uses_gpu);

@@ -1,4 +1,4 @@
-// The parts of a run: meshes, model, optimizer, a training step and its FLOPs.
+// Creates the parts of a run (meshes, model, optimizer), and has the training step and its FLOPs.
 
 #include "examples/llama/train/run.h"
 
@@ -28,7 +28,7 @@ void choose_kernels(const TrainOptions& o) {
     // In deterministic mode, libtorch requires a cuBLAS workspace of fixed size.
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-    // By default, deterministic mode fills all newly allocated memory, which takes time.
+    // By default, deterministic mode fills all newly allocated memory, which would cost time.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
 }
@@ -82,7 +82,7 @@ data::BatchLoader::Batch tokens_of_rank(const Llama& model, data::BatchLoader::B
 ParallelOptions parallel_options(const TrainOptions& options) {
   const std::string& ac = options.ac;
   const bool full = ac.starts_with("full"), selective = ac.starts_with("selective");
-  // The number of blocks in an --ac such as "selective:12"; nullopt for all blocks.
+  // The number of blocks in a value such as --ac selective:12; nullopt for all blocks.
   std::optional<std::int64_t> blocks;
   if (const std::size_t colon = ac.find(':'); colon != std::string::npos) {
     blocks = std::stoll(ac.substr(colon + 1));
@@ -102,8 +102,8 @@ ParallelOptions parallel_options(const TrainOptions& options) {
           .recomputed_blocks = blocks};
 }
 
-/// Creates the model on the meta device, not yet parallelized, with adapters and frozen parameters
-/// according to the flags: parallelize() shards an adapter like its weight.
+/// Creates the model on the meta device, with adapters and frozen parameters as the flags say. Call
+/// parallelize() later, because parallelize() shards an adapter like its weight.
 std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& config) {
   std::shared_ptr<Llama> model;
   {
@@ -113,7 +113,7 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& conf
     model = std::make_shared<Llama>(config, o.seq, o.dropout);
   }
   if (o.fp8) {
-    // The head is usually not converted, and adapters, which are added later, are not either.
+    // The output head stays unconverted, as usual. Adapters do too, because they are added later.
     const std::vector<std::string> converted =
         nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
     TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",
@@ -140,7 +140,7 @@ Config model_config(const TrainOptions& o) {
   if (o.layers > 0) {
     config.num_hidden_layers = std::min(config.num_hidden_layers, o.layers);
   }
-  // An excessive --seq is refused before memory is allocated. A model may be trained with sequences
+  // Rejects an excessive --seq before memory is allocated. A model may be trained with sequences
   // longer than its positions, as in `transformers`.
   constexpr std::int64_t kMostTokens = 1'000'000, kMostOfAStep = std::int64_t{1} << 40;
   const std::int64_t most = std::max(config.max_positions, kMostTokens);
@@ -169,9 +169,9 @@ namespace {
 /// GPU busy; the logits of 2048 tokens with a vocabulary of 128,256 take 525 MB in bf16.
 constexpr std::int64_t kChunkBytes = std::int64_t{640} << 20;
 
-/// Whether the loss is computed in chunks. Small logits are computed in one matrix product, because
-/// its gradients are rounded only once. The choice depends on sizes only, so that a plan makes the
-/// same choice as the run.
+/// Whether the loss is computed in chunks. Small logits are computed in one matrix product, whose
+/// gradients are rounded only once. The choice depends only on sizes, so that llama_plan and
+/// llama_train make the same choice.
 bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_t tokens,
                           const tensor_parallel::LinearCrossEntropyOptions& head) {
   if (o.loss_chunks) {
@@ -182,8 +182,8 @@ bool takes_loss_in_chunks(const Llama& model, const TrainOptions& o, std::int64_
   return o.loss_parallel && tokens * columns * width > head.chunk_bytes;
 }
 
-/// Returns the loss of `rows`, computed in chunks of tokens if --loss-chunks or the size of the
-/// logits requires it. Collective with tp > 1.
+/// Returns the loss of the sequences `rows`, computed in chunks of tokens if --loss-chunks or the
+/// size of the logits requires it. Collective with tp > 1.
 at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
                         const data::BatchLoader::Batch& rows,
                         const tensor_parallel::CrossEntropyOptions& loss) {
@@ -199,7 +199,7 @@ at::Tensor loss_of_rows(Llama& model, const TrainOptions& options,
   if (takes_loss_in_chunks(model, options, targets.size(0), head)) {
     return model(rows.inputs, HeadLoss{targets, head, rows.positions, documents});
   }
-  // cross_entropy() accepts logits that are sharded over the vocabulary.
+  // The logits may be sharded over the vocabulary: cross_entropy() accepts such logits.
   const at::Tensor logits =
       rows.positions.defined()
           ? model(rows.inputs, static_cast<KvCache*>(nullptr), rows.positions, documents)
@@ -236,7 +236,7 @@ std::unique_ptr<optim::AdamW> adamw(const TrainOptions& o, const std::vector<nn:
   return std::make_unique<optim::AdamW>(decay_groups(o, slots, options));
 }
 
-/// Returns the optimizer of the flags without the averaging of --ema.
+/// Returns the optimizer that the flags choose, without the weight averaging of --ema.
 std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Llama& model) {
   if (o.optimizer == "sgd") {
     const optim::SgdOptions options{
@@ -249,7 +249,7 @@ std::unique_ptr<optim::Optimizer> base_optimizer(const TrainOptions& o, const Ll
   const optim::MuonSplit split = optim::split_for_muon(
       model, model.config().tie_word_embeddings ? std::vector<std::string>{}
                                                 : std::vector<std::string>{"lm_head.weight"});
-  // Muon, and AdamW for the other parameters, use one learning rate, which is tuned for AdamW.
+  // Muon, and AdamW for the other parameters, use the same learning rate, which is tuned for AdamW.
   const optim::MuonOptions options{.lr = o.lr,
                                    .weight_decay = o.weight_decay,
                                    .momentum = o.momentum,
@@ -276,8 +276,8 @@ std::optional<double> peak_flops_of(const TrainOptions& o, comm::World& world) {
 
 namespace {
 
-/// The FLOPs of a matrix product per weight and token. The gradients of the input and of the weight
-/// cost the same.
+/// The FLOPs of a matrix product per weight and token. The gradient of the input costs the same
+/// number of FLOPs, and so does the gradient of the weight.
 constexpr double kProduct = 2;
 
 /// Returns the stage of forward that uses a parameter: 0 for the embedding, 1 to N for the N
@@ -294,7 +294,7 @@ bool is_trained(const nn::ParameterSlot& slot) {
   return slot.get().requires_grad();
 }
 
-/// Returns the first stage (stage_of) with a trained parameter; backward ends there.
+/// Returns the first stage (stage_of) with a trained parameter. Backward ends at this stage.
 std::int64_t first_trained(const Llama& model) {
   std::int64_t first = 1 + model.config().num_hidden_layers;
   for (const auto& [name, slot] : model.named_slots()) {
@@ -311,8 +311,8 @@ bool has_input_gradient(std::int64_t stage, std::int64_t first, const Config& co
   return stage > first || (stage == first && stage <= config.num_hidden_layers);
 }
 
-/// FLOPs per token of all matrix products with weights. An embedding is a lookup without a matrix
-/// product, unless it is also the head.
+/// Returns the FLOPs per token of all matrix products with weights. An embedding is a lookup
+/// without a matrix product, unless it is also the head.
 double products_of(const Llama& model, std::int64_t first) {
   const Config& config = model.config();
   double flops = 0;
@@ -329,7 +329,7 @@ double products_of(const Llama& model, std::int64_t first) {
   return flops;
 }
 
-/// FLOPs per token of attention: two matrix products per layer in forward, and four in backward.
+/// Returns attention's FLOPs per token: two matrix products per layer in forward, four in backward.
 double attention_of(const Config& config, std::int64_t sequence, std::int64_t first) {
   const std::int64_t layers = config.num_hidden_layers;
   const auto with_gradient = static_cast<double>(layers - std::max<std::int64_t>(first - 1, 0));
@@ -354,13 +354,13 @@ namespace {
 std::shared_ptr<Llama> make_model(const LlamaRun& run, bool loads) {
   const TrainOptions& o = run.options;
   std::shared_ptr<Llama> model = make_meta_model(o, run.config);
-  // The capability is 0 without a GPU, which planning a run does not need.
+  // Without a GPU (for example when planning a run) the compute capability is 0.
   const int capability = o.fp8 && o.device == "cuda" ? observe::compute_capability() : 0;
   TESSERA_CHECK(capability == 0 || capability >= 89, "--fp8 is given, but this GPU has compute ",
                 "capability ", capability / 10, ".", capability % 10,
                 ", and products in 8 bits need 8.9 or more; leave it out");
   parallelize(*model, run.mesh, parallel_options(o));
-  // Memory is allocated only for this rank's shards.
+  // Allocates memory only for this rank's shards.
   nn::to_empty(*model, o.offload ? c10::Device(c10::kCPU) : c10::Device(o.device));
   // The weights are set even if a checkpoint replaces them later, because an optimizer requires
   // initialized parameters.
@@ -450,8 +450,8 @@ observe::StepMetrics LlamaRun::step() {
   return meter_.end(state, result, options.lr * result.lr_factor);
 }
 
-/// Both models, on the mesh and on one rank, compute the training loss: the mean of the losses over
-/// all ranks must equal the loss on one rank.
+/// The model on the mesh and the reference on one rank both compute the training loss: the mean of
+/// all ranks' losses must equal the loss of the reference.
 std::string verify(LlamaRun& run) {
   const data::BatchLoader::Batch whole =
       run.data.loader
@@ -464,7 +464,7 @@ std::string verify(LlamaRun& run) {
     of_whole.tokens = tensor_parallel::tokens_per_rank(whole.targets, run.batch_ranks);
     of_own.tokens = tensor_parallel::tokens_per_rank(own.targets, run.data_ranks);
   }
-  // The model for one rank is on the meta device, with parameters of the type in which the
+  // The reference model is on the meta device. Its parameters have the type in which the
   // parallelized model computes.
   const std::shared_ptr<Llama> reference = make_meta_model(run.options, run.config);
   for (const auto& [name, slot] : reference->named_slots()) {
@@ -490,7 +490,7 @@ std::string verify(LlamaRun& run) {
 }
 
 planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& world) {
-  // A fake world computes on a CPU even when a GPU run is planned.
+  // A comm::fake_world computes on a CPU even when a GPU run is planned.
   TrainOptions on_cpu = options;
   on_cpu.device = "cpu";
   on_cpu.backend = "gloo";
@@ -508,9 +508,9 @@ std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordin
     const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
     std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
     if (o.cp > 1) {
-      // The dimension "cp" is the one before the last one, "tp". Of its ranks, the first and the
-      // last one differ from all others: both make fewer calls, and the first one adds the most
-      // gradients. With a sliding window, all ranks differ.
+      // The mesh dimension "cp" comes just before "tp", the last dimension. The first and the last
+      // rank of "cp" differ from all other ranks: both make fewer calls, and the first rank adds
+      // the most gradients. With a sliding window, all ranks of "cp" differ.
       const std::int64_t rank = coordinate[coordinate.size() - 2];
       const bool differs = window > 0 || rank == 0;
       sizes.push_back(differs ? rank : rank == o.cp - 1 ? 2 : 1);

@@ -27,14 +27,14 @@ namespace llama {
 /// first use of a device.
 void choose_kernels(const TrainOptions& options);
 
-/// Returns the configuration of --model or --config, cut to --layers layers. Throws tessera::Error,
-/// before memory is allocated, for a --seq above both a million tokens and the model's positions,
-/// and for heads that cannot be split over --tp.
+/// Returns the configuration of --model or --config, cut to --layers layers. Throws tessera::Error
+/// for a --seq above both a million tokens and the model's positions, and for heads that cannot be
+/// split over --tp. Allocates no weights.
 Config model_config(const TrainOptions& options);
 
-/// Throws the errors of model_config(), and Error for --lora-targets and --freeze that don't fit
-/// the model. Needs no world (comm::World): such errors are found before the ranks connect, so that
-/// no rank reports a missing rank.
+/// Throws Error where model_config() does, and for --lora-targets and --freeze that don't fit the
+/// model. Needs no world (comm::World): such errors are found before the ranks connect, so that no
+/// rank reports a missing rank.
 void check_model(const TrainOptions& options);
 
 /// Replaces --ac auto by the least recomputation whose planned memory fits into --memory, or into
@@ -43,25 +43,23 @@ void check_model(const TrainOptions& options);
 /// with --ac auto.
 TrainOptions with_chosen_ac(TrainOptions options, tessera::comm::World& world);
 
-/// Returns FLOPs per token of a step. Gradients that are not computed are not counted: of weights
-/// that --freeze or --lora-rank leaves untrained, and of inputs before the first trained weight.
+/// Returns FLOPs per token of a training step. Does not count gradients of weights that --freeze or
+/// --lora-rank leaves untrained, and gradients of inputs before the first trained weight.
 tessera::observe::ModelFlops flops_of(const TrainOptions& options, const Config& config);
 /// Returns the FLOP/s of a rank's device, from --peak-flops or the data sheet; nullopt if unknown.
-/// With --peak-flops measure, collective over `world`.
+/// Collective over `world` with --peak-flops measure.
 std::optional<double> peak_flops_of(const TrainOptions& options, tessera::comm::World& world);
 
 /// The tokens of a run, in batches.
 struct TrainingData {
-  /// Tokenizer of the run; nullptr if the run reads no text.
+  /// The tokenizer of the run; nullptr if the run reads no text.
   tessera::data::TokenizerPtr tokenizer;
   /// Loads the training batches; nullptr with --steps 0.
   std::shared_ptr<const tessera::data::BatchLoader> loader;
-  tessera::data::TokenSourcePtr eval_text;  ///< tokens of --eval-text, whose bytes are counted for
-                                            ///< the loss per byte
+  tessera::data::TokenSourcePtr eval_text;  ///< the tokens of --eval-text
   std::shared_ptr<const tessera::data::BatchLoader>
       eval_loader;  ///< loads held-out data; nullptr without --eval-text or --eval-tokens
-  nlohmann::json samples = nlohmann::json::object();  ///< the settings by which files are cut into
-                                                      ///< samples
+  nlohmann::json samples = nlohmann::json::object();  ///< settings that define samples
 };
 
 /// Opens the data that the flags name. Throws tessera::Error for data that cannot be read or do not
@@ -69,7 +67,7 @@ struct TrainingData {
 TrainingData open_training_data(const TrainOptions& options, const Config& config);
 
 /// Returns the fingerprint of everything that samples depend on: files, tokenizer, begin and end
-/// tokens, sizes. Checkpoints save it. Reads a part of each file.
+/// tokens, sizes. Checkpoints save the fingerprint. Reads a part of each file.
 nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData& data);
 
 /// Describes the first difference between the data fingerprints of a checkpoint and of a run; "" if
@@ -77,7 +75,8 @@ nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData&
 std::string data_change(nlohmann::json saved, nlohmann::json now);
 
 /// Describes the first value of `now` that differs from `saved`, and its path:
-/// "files["t.bin"].bytes is 4 instead of 3"; "" if both are equal. `at`: the path of both values.
+/// "files["t.bin"].bytes is 4 instead of 3"; "" if both are equal. `at`: the path of `saved` and
+/// `now`.
 std::string first_difference(const nlohmann::json& saved, const nlohmann::json& now,
                              const std::string& at = "");
 
@@ -96,8 +95,8 @@ struct LlamaRun {
 
   /// Runs the next step, and returns all its metrics except the throughput.
   tessera::observe::StepMetrics step();
-  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean or, with loss.tokens,
-  /// this rank's share of a sum.
+  /// Returns the loss of micro-batch `i` of this rank's sequences: the mean over its targets or,
+  /// with loss.tokens, this rank's part of a sum over all ranks.
   at::Tensor loss_of(const tessera::data::BatchLoader::Batch& batch, std::int64_t i,
                      const tessera::tensor_parallel::CrossEntropyOptions& loss = {});
   /// Returns the loss options of --label-smoothing and --z-loss.
@@ -127,7 +126,7 @@ struct LlamaRun {
 
 /// Implements --verify: compares forward and backward on the mesh with the one-rank model, with one
 /// sample per data-parallel rank. Returns a description of what was compared. Throws tessera::Error
-/// if the mesh's results differ from one rank's. Collective.
+/// if the results on the mesh differ from those of the one-rank model. Collective.
 std::string verify(LlamaRun& run);
 
 /// Returns the run of `options` for planning, in a comm::fake_world of its ranks, or in a world on
@@ -140,13 +139,13 @@ tessera::planning::Run planned_run(const TrainOptions& options,
 std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> planned_sizes(
     const TrainOptions& options);
 
-/// Returns the LoRA options that --lora-rank and its further flags describe.
+/// Returns the LoRA options that --lora-rank and the other --lora flags describe.
 tessera::nn::LoraOptions lora_options(const TrainOptions& options);
 
-/// Runs llama_train with all its outputs. `signals`: after a signal, the run finishes the current
-/// step or evaluation batch, saves a checkpoint and ends; nullptr: signals are ignored. Returns
-/// false if a signal ended the run. Collective over `world`; a failure on one rank throws on that
-/// rank.
+/// Executes a run of llama_train with all its outputs. `signals`: after a signal, the run finishes
+/// the current step or evaluation batch, saves a checkpoint and ends; nullptr: signals are ignored.
+/// Returns false if a signal ended the run. Collective over `world`; a failure on one rank throws
+/// on that rank.
 bool train(const TrainOptions& given, const tessera::comm::WorldPtr& world,
            const tessera::StopSignals* signals = nullptr);
 
