@@ -27,7 +27,7 @@ struct Batch {
   at::Tensor x, target;
 };
 
-/// An epoch of 129 rows in batches of 64, 64 and 1.
+/// Returns an epoch of 129 rows (samples) in batches of 64, 64 and 1 rows.
 std::vector<Batch> epoch_of_batches() {
   const at::Tensor x = at::sin(at::arange(129 * 8, at::kFloat).square()).view({129, 8});
   std::vector<Batch> batches;

@@ -88,7 +88,7 @@ const bool kIsRuled = (register_rule("tutorial::scaled_product", &rule_of_scaled
 // [rule]
 
 /// Computes softmax over a split dimension, with explicit all-reduces of the maximum and the sum.
-/// It has no backward, because communicator collectives have no gradient.
+/// split_softmax() has no backward, because communicator collectives have no gradient.
 at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
   const auto on_parts = [&](const std::vector<at::Tensor>& parts) {
     comm::Communicator& group = mesh.group();
@@ -110,7 +110,7 @@ at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
 void run_rank() {
   const comm::WorldPtr world = comm::world_from_environment();
   const DeviceMesh mesh = init_device_mesh(world, {world->size()}, {"tp"});
-  const StrictScope strict;  // operators that would need an implicit gather throw
+  const StrictScope strict;  // an operator that needs an implicit gather throws
 
   const at::Tensor whole_a = at::arange(7 * 6, c10::kDouble).view({7, 6}) / 42;
   const at::Tensor whole_b = at::arange(6 * 5, c10::kDouble).view({6, 5}) / 30;

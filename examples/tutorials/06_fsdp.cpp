@@ -28,8 +28,8 @@ struct LionOptions {
   double weight_decay = 0.0;
 };
 
-/// Lion (Chen et al. 2023): updates by the sign of an interpolated momentum. The update is
-/// elementwise, so it works on any shards.
+/// The optimizer Lion (Chen et al. 2023) updates by the sign of an interpolated momentum. The
+/// update is elementwise, so Lion works on any shards.
 class Lion final : public optim::GroupedOptimizer<LionOptions> {
  public:
   Lion(const nn::ModuleBase& module, LionOptions options)

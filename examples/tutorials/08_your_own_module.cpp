@@ -49,7 +49,7 @@ struct Attention : nn::Module<Attention> {
     return (*dropout)((*out_proj)(mixed.transpose(1, 2).flatten(2)));
   }
   at::Tensor split(const at::Tensor& x) const {
-    return x.unflatten(2, {-1, head_dim});  // sizes are global on any mesh
+    return x.unflatten(2, {-1, head_dim});  // x.size() is the global size on any mesh
   }
 
   std::int64_t head_dim;

@@ -54,8 +54,9 @@ class Points {
 };
 // [data]
 
-/// Throws at the first module whose result is not finite; the message has the module's name, and
-/// run_main() adds the rank. For debugging only: the CPU waits for the device after each module.
+/// Adds hooks that throw at the first module with a result that is not finite. The message names
+/// the module; run_main() adds the rank. For debugging only: the CPU waits for the device after
+/// each module.
 void find_nan(nn::ModuleBase& model) {
   nn::visit_modules(model, [](const std::string& fqn, nn::ModuleBase& module) {
     module.add_forward_hook([fqn](nn::ModuleBase& self, nn::TensorList results) {
@@ -67,7 +68,7 @@ void find_nan(nn::ModuleBase& model) {
   });
 }
 
-/// `out` is the output folder; if it is empty, no files are written.
+/// Trains the model on one rank. `out` is the output folder; "" if no files are written.
 void run_rank(const std::filesystem::path& out) {
   constexpr std::int64_t kSteps = 160;
   const auto file = [&out](const char* name) { return out.empty() ? out : out / name; };

@@ -65,7 +65,7 @@ void run_rank() {
   }
   optim::AdamW optimizer(*model, {.lr = 1e-2, .weight_decay = 0});
 
-  // An image's label is its brightest quarter.
+  // The label of an image is the index of the image's brightest quarter.
   constexpr std::int64_t kRows = 16;
   const at::Tensor images =
       at::sin(at::arange(kRows * 64, at::kFloat).square().mul(0.37)).view({kRows, 1, 8, 8});

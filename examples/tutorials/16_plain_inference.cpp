@@ -32,7 +32,7 @@ void fill(torch::nn::Module& module, const std::filesystem::path& path) {
   std::size_t filled = 0;
   for (const auto& tensors : {module.named_parameters(), module.named_buffers()}) {
     for (const auto& item : tensors) {
-      item.value().copy_(file.read(item.key()));  // throws if the file lacks the name
+      item.value().copy_(file.read(item.key()));  // throws if the file has no tensor of this name
       ++filled;
     }
   }

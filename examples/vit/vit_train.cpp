@@ -1,8 +1,8 @@
-// Trains a vision transformer on a mesh of FSDP x tensor parallelism with sequence parallelism.
-// The model (Dosovitskiy et al. 2021) has a class token before the patches of an image, learned
+// Trains a vision transformer on a mesh of FSDP x tensor parallelism with sequence parallelism. The
+// model (Dosovitskiy et al. 2021) has a class token before the patches of an image, learned
 // positions, normalized queries and keys (Dehghani et al. 2023), and dropout. Parameter names and
-// sizes are timm's. It is written for one rank; tensor_parallel_plan() and make_model() define how
-// it is split.
+// sizes are timm's. The model is written for one rank; tensor_parallel_plan() and make_model()
+// split the model.
 //   tessera-run --nproc 4 -- build/bin/vit_train --dp 2 --tp 2 --metrics m.jsonl --save-hf model
 //   vit_train --dp 64 --tp 4 --batch 4096 --plan --gpu h100
 
@@ -92,7 +92,7 @@ struct Attention : nn::Module<Attention> {
         proj(*this, "proj", c.dim, c.dim) {}
   at::Tensor forward(const at::Tensor& x) {
     std::vector<at::Tensor> parts = qkv(x).chunk(3, -1);
-    for (at::Tensor& part : parts) {  // to (batch, tokens, heads, dim / heads)
+    for (at::Tensor& part : parts) {  // reshapes to (batch, tokens, heads, dim / heads)
       part = part.unflatten(-1, {heads, part.size(-1) / heads});
     }
     const at::Tensor mixed =
@@ -159,8 +159,8 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
                       {"head.weight", nn::init::trunc_normal(0, 0.02)},
                       {"**.bias", nn::init::zeros()}});
   }
-  /// Splits heads and the MLP's features over the ranks. Between blocks, tokens are split
-  /// (Korthikanti et al. 2022).
+  /// Returns a plan that splits attention heads and the MLP's features over the ranks, and the
+  /// tokens between blocks (Korthikanti et al. 2022).
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh&, const tensor_parallel::DeclaredPlanOptions& options) const override {
     using namespace tensor_parallel;
@@ -175,8 +175,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
       plan.emplace_back("norm",
-                        replicate_parallel());  // every rank gets all tokens, because forward
-                                                // selects one of them
+                        replicate_parallel());  // forward selects a token
     }
     return plan;
   }
@@ -212,15 +211,15 @@ std::shared_ptr<VisionTransformer> make_model(const Config& config, const Device
 
 }  // namespace vit
 
-/// A rank's images and labels of one step.
+/// The images and labels of one rank in one training step.
 struct Images {
   at::Tensor pixels;  ///< (rows, channels, height, width), fp32, in [-1, 1)
   at::Tensor labels;  ///< (rows), int64
 };
 
-/// The rows of rank `rank` of `ranks` in step `step` (from 0) of an endless data set: stripes,
-/// whose direction is the label. The images are computed from integers, so that other
-/// implementations can produce the same bits.
+/// Returns the samples of rank `rank` of `ranks` in step `step` (from 0) of an endless data set of
+/// stripes. The label is the direction of the stripes. The images are computed from integers, so
+/// that other programs can produce the same bits.
 Images stripes(const vit::Config& c, std::int64_t step, std::int64_t batch, std::int64_t rank,
                std::int64_t ranks) {
   const at::Tensor sample =
@@ -244,7 +243,7 @@ struct Options {
   double lr = 1e-3;
   bool plan = false, json = false;
 
-  /// Returns values that must be equal on all ranks; for a folder, only whether it is given.
+  /// The values that must be equal on all ranks. For a folder: whether the flag is given.
   std::map<std::string, std::string> shared() const {
     return {{"--config", nlohmann::json(config).dump()},
             {"--steps", std::to_string(checkpoints.steps)},
@@ -310,14 +309,13 @@ std::optional<Options> parse(int argc, char** argv) {
   return o;
 }
 
-/// The model, its optimizer and a step, on one rank of the mesh.
+/// The model, its optimizer and its training step, on one rank of the mesh.
 struct Run {
   Run(const Options& o, const comm::WorldPtr& world) : o(o), world(world) {}
 
   /// Runs the next step on this rank's samples of the batch.
   observe::StepMetrics step() {
-    const StrictScope strict;  // implicit communication outside of parallel styles and FSDP throws
-                               // Error
+    const StrictScope strict;  // makes implicit communication throw Error
     meter.begin();
     const Images images = stripes(o.config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
     meter.data_ready();
@@ -341,7 +339,7 @@ struct Run {
 };
 
 void train(const Options& o) {
-  observe::count_tensor_memory();  // for peak memory in the metrics, to compare with a plan
+  observe::count_tensor_memory();  // so that the metrics have peak memory
   const comm::WorldPtr world = comm::world_from_environment();
   training::check_same_options(*world, o.shared());
   training::Checkpointer checkpoints(o.checkpoints, world);
@@ -372,7 +370,7 @@ void train(const Options& o) {
 }
 
 void plan(const Options& o) {
-  // Sizes in which ranks may differ: the rank's number of samples, and its tokens per sample.
+  // Returns the sizes in which ranks may differ: a rank's number of samples and tokens per sample.
   const auto sizes = [&](const std::vector<std::int64_t>& at) -> std::vector<std::int64_t> {
     return {o.batch * (at[0] + 1) / o.dp - o.batch * at[0] / o.dp,
             chunk_size(1 + o.config.patches(), o.tp, at[1])};
