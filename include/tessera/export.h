@@ -5,8 +5,8 @@
 /// Exports one declaration.
 #define TESSERA_API __attribute__((visibility("default")))
 
-// The macros below are pragmas, because a visibility attribute on a namespace does not work: g++
-// rejects it on a nested namespace, and clang does not apply it to functions.
+// TESSERA_API_BEGIN and TESSERA_API_END are pragmas: g++ rejects a visibility attribute on a nested
+// namespace, and clang does not apply such an attribute to functions.
 
 /// Exports all declarations up to TESSERA_API_END; used in every installed header.
 #define TESSERA_API_BEGIN _Pragma("GCC visibility push(default)")

@@ -30,15 +30,15 @@ class Stateful {
  public:
   virtual ~Stateful() = default;
   virtual nlohmann::json state_dict() const = 0;
-  /// Sets the state. If the object rejects `state`, it throws, and the load fails on all ranks.
+  /// Sets the state of the object. If the object throws for `state`, the load fails on all ranks.
   virtual void load_state_dict(const nlohmann::json& state) = 0;
 };
 
 /// An object whose JSON state differs between ranks, for example how much data a rank has read. A
 /// save stores the state of each rank. A load on the same number of ranks restores the state of
-/// each rank. On a different number of ranks, rank 0 gets merged() of all states and the other
-/// ranks are reset, so that nothing is counted twice. If the checkpoint lacks the object's state,
-/// the object is reset on all ranks.
+/// each rank. On a different number of ranks, rank 0 gets the result of merged() for all states,
+/// and the other ranks are reset, so that nothing is counted twice. If the checkpoint lacks the
+/// object's state, the object is reset on all ranks.
 class RankState {
  public:
   virtual ~RankState() = default;
@@ -84,16 +84,16 @@ struct SaveOptions {
   /// The id of the training run, which is stored in each unfinished save of the run. Runs that
   /// share a folder need different ids; a restarted run must use its earlier id.
   std::string run_id = {};
-  /// How many of the newest steps that this run has saved are kept, including the step being saved:
-  /// at least 2, or 0 to keep all steps.
+  /// The number of steps of this run that are kept: the newest steps, including the step being
+  /// saved. At least 2, or 0 to keep all steps.
   int keep = 0;
 };
 
-/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. A block of a
-/// tensor that several ranks have is written by one of these ranks. Rank 0 writes plain tensors;
-/// plain buffers may differ between ranks, for example the running statistics of a norm. load()
-/// finds the step only after every byte is durable. Then the oldest steps of this run beyond
-/// options.keep steps are removed.
+/// Writes the state to DIR/step-00000100. A relative DIR is resolved at the call. If several ranks
+/// have a block of a tensor, one of these ranks writes the block. Rank 0 writes tensors that are
+/// not distributed; plain buffers may differ between ranks, for example the running statistics of a
+/// norm. load() finds the step only after every byte is durable. Then save() removes the oldest
+/// steps of this run, so that options.keep steps remain.
 ///
 /// Collective over `world`. If save() fails or is killed at any moment, all older steps stay intact
 /// and the model is unchanged. A failure on one rank is the same Error on all ranks. Throws Error,
@@ -116,9 +116,9 @@ class DamagedStep : public Error {
 
 /// Options of load(): which parts of a step are loaded.
 struct LoadOptions {
-  /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing:
-  /// "optimizer.**". load() throws Error for a pattern that matches no name in the step or in the
-  /// state, except for "optimizer.**".
+  /// Patterns (nn::matches_fqn) of names that are not loaded and not reported as missing, for
+  /// example "optimizer.**". load() throws Error for a pattern that matches no name in the step or
+  /// in the state, except for "optimizer.**".
   std::vector<std::string> exclude = {};
   /// Patterns of names that are loaded only if they are in both the state and the checkpoint, with
   /// sizes and types that fit. LoadReport lists the names that were left unchanged. All other names
@@ -130,7 +130,7 @@ struct LoadOptions {
 /// Lists what load() loaded, and where the state and the checkpoint differed.
 struct LoadReport {
   std::int64_t step = 0;
-  nlohmann::json entries;               ///< StateDict::entries as it was saved
+  nlohmann::json entries;               ///< the saved StateDict::entries
   std::vector<std::string> missing;     ///< names in the state but not in the checkpoint
   std::vector<std::string> unexpected;  ///< names in the checkpoint but not in the state
   /// Names that were not loaded because of a different size or an inconvertible type.
@@ -160,12 +160,12 @@ class BackgroundSave;
 /// from one thread at a time.
 class SaveFuture {
  public:
-  /// A SaveFuture without a save; done() is true.
+  /// Constructs a SaveFuture without a save: done() returns true.
   SaveFuture() = default;
 
   /// Whether this rank's part of the save has finished or failed. Other ranks may still be writing.
   bool done() const;
-  /// Waits until the step is complete. Throws the errors of save().
+  /// Waits until the step that is being saved is complete. Throws the errors of save().
   void wait();
 
  private:
@@ -183,8 +183,8 @@ class SaveFuture {
 ///
 /// Collective over `world`. save() and async_save() first wait for the previous save. If the
 /// previous save failed and wait() has not thrown its error on every rank, both functions throw
-/// this error on all ranks and save nothing. Also throws the errors that save() finds before it
-/// writes.
+/// this error on all ranks and save nothing. async_save() also throws the errors that save() finds
+/// before it writes.
 [[nodiscard]] SaveFuture async_save(comm::World& world, const std::filesystem::path& dir,
                                     std::int64_t step, const StateDict& state,
                                     const SaveOptions& options = {});

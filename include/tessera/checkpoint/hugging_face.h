@@ -28,8 +28,9 @@ namespace tessera::checkpoint {
 /// the tensors of its parts. Persistent buffers are filled if the files contain these buffers; all
 /// other buffers keep their values (see nn::init_buffers).
 ///
-/// `model_name`: for files with other names. Given a tensor's name in the files, the function
-/// returns the name in the model, or "" to skip the tensor. Throws Error if two names are equal.
+/// `model_name`: for files whose tensors have other names than in the model. Given a tensor's name
+/// in the files, the function returns the name in the model, or "" to skip the tensor. Throws Error
+/// if two tensors get the same name.
 ///
 /// Collective over `world`: a failure on one rank is an Error on all ranks. Throws Error, before
 /// anything is changed:
@@ -42,8 +43,8 @@ namespace tessera::checkpoint {
 void load_hugging_face(nn::ModuleBase& module, comm::World& world,
                        const std::filesystem::path& folder,
                        const std::function<std::string(const std::string&)>& model_name = {});
-/// Fills the parameters of `module` from a folder on this rank alone, for single-rank programs;
-/// otherwise like load_hugging_face() with `world`. Not collective.
+/// Fills the parameters of `module` from a folder on this rank alone, for single-rank programs.
+/// Otherwise the same as load_hugging_face() with `world`. Not collective.
 void load_hugging_face(nn::ModuleBase& module, const std::filesystem::path& folder,
                        const std::function<std::string(const std::string&)>& model_name = {});
 
@@ -87,8 +88,8 @@ std::map<std::string, std::filesystem::path> other_files(const std::filesystem::
 /// replaced together with the weights.
 void copy_other_files(const std::map<std::string, std::filesystem::path>& files,
                       const std::filesystem::path& folder);
-/// Throws the errors of copy_other_files() without writing anything, to be called before a long
-/// training. Not collective.
+/// Checks, before a long training, whether copy_other_files() could copy the files, and throws the
+/// errors of copy_other_files(). Writes nothing. Not collective.
 void check_other_files(const std::map<std::string, std::filesystem::path>& files,
                        const std::filesystem::path& folder);
 
@@ -103,11 +104,11 @@ std::string config_change(const std::string& before, const std::string& now);
 /// base_model.model.FQN.lora_A.weight, and adapter_config.json. `base_model`, the folder or name of
 /// the base model, is written to adapter_config.json.
 ///
-/// Collective over `world`; rank 0 writes. Like save_hugging_face(), it never leaves partial files.
-/// The adapter of an nn::FusedLinear is written as one adapter per part. Throws Error on all ranks,
-/// before anything is sent: for a model without adapters; for adapters with different ranks, scales
-/// or dropouts; for parameters without values; for a folder that cannot be written; and for a
-/// folder that contains a model or another adapter_config.json.
+/// Collective over `world`; rank 0 writes. Like save_hugging_face(), save_lora() never leaves
+/// partial files. The adapter of an nn::FusedLinear is written as one adapter per part. Throws
+/// Error on all ranks, before anything is sent: for a model without adapters; for adapters with
+/// different ranks, scales or dropouts; for parameters without values; for a folder that cannot be
+/// written; and for a folder that contains a model or another adapter_config.json.
 void save_lora(const nn::ModuleBase& module, comm::World& world,
                const std::filesystem::path& folder, const std::string& base_model);
 

@@ -19,7 +19,7 @@ namespace tessera::checkpoint {
 /// there is no step folder.
 std::filesystem::path find_step(const std::filesystem::path& path);
 
-// The functions below inspect sharded checkpoints in one process, without loading whole tensors.
+// Functions that inspect sharded checkpoints in one process, without loading whole tensors.
 
 /// Describes a step in several lines: its run, mesh, entries and tensors. Throws Error for an
 /// invalid manifest.
@@ -37,7 +37,7 @@ std::vector<std::string> verify_step(const std::filesystem::path& step);
 std::vector<std::string> compare_steps(const std::filesystem::path& step,
                                        const std::filesystem::path& other);
 
-// The functions below find the step from which a training run continues.
+// Functions that find the step from which a training run continues.
 
 /// Draws a new unique run_id on rank 0 and broadcasts it. Collective over `world`.
 std::string new_run_id(comm::World& world);
@@ -47,8 +47,8 @@ std::string new_run_id(comm::World& world);
 /// steps and broadcasts the result. Collective over `world`.
 std::string run_of_step(comm::World& world, const std::filesystem::path& dir, std::int64_t step);
 
-/// Returns the highest complete step in `dir` below `before`, or nullopt if there is none. Rank 0
-/// reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the highest complete step in `dir` with a number below `before`, or nullopt if there is
+/// none. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> newest_step(comm::World& world, const std::filesystem::path& dir,
                                         std::optional<std::int64_t> before = std::nullopt);
 

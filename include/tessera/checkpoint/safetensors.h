@@ -55,8 +55,8 @@ class SafetensorsFile {
                  const at::Tensor& block) const;
 
  private:
-  /// Returns the entry of tensor `name`. Throws Error if the block [offset, offset + sizes) is not
-  /// inside the tensor.
+  /// Returns the header entry of tensor `name`. Throws Error if the block [offset, offset + sizes)
+  /// is not inside the tensor.
   const TensorEntry& entry_with(const std::string& name, std::span<const std::int64_t> offset,
                                 std::span<const std::int64_t> sizes) const;
   /// Reads the block at `offset` into the contiguous memory of `out`.

@@ -54,7 +54,7 @@ struct IncompatibleKeys {
 
 /// Returns the parameters and persistent buffers of `model`. Shards share the model's memory unless
 /// cpu_offload is set. Collective over `world`. Throws Error, on all ranks, for uninitialized
-/// values if they must be gathered or copied, and for parameters that differ between ranks.
+/// values that must be gathered or copied, and for parameters that differ between ranks.
 TensorDict get_model_state_dict(comm::World& world, const nn::ModuleBase& model,
                                 const StateDictOptions& options = {});
 /// Copies the values of `state` into the model; floating-point types are converted. For a tied
@@ -65,14 +65,14 @@ IncompatibleKeys set_model_state_dict(comm::World& world, nn::ModuleBase& model,
                                       const TensorDict& state,
                                       const StateDictOptions& options = {});
 
-/// Returns the optimizer state, which optim::named_state() returns, under names such as
-/// "FQN.exp_avg"; otherwise like get_model_state_dict().
+/// Returns the optimizer state of optim::named_state(), under names such as "FQN.exp_avg".
+/// Otherwise the same as get_model_state_dict().
 TensorDict get_optimizer_state_dict(
     comm::World& world, const nn::ModuleBase& model,
     const std::vector<std::pair<std::string, at::Tensor>>& named_state,
     const StateDictOptions& options = {});
-/// Copies the values of `state` into the optimizer state that optim::named_state() returns;
-/// otherwise like set_model_state_dict().
+/// Copies the values of `state` into the optimizer state that optim::named_state() returns.
+/// Otherwise the same as set_model_state_dict().
 IncompatibleKeys set_optimizer_state_dict(
     comm::World& world, const nn::ModuleBase& model,
     const std::vector<std::pair<std::string, at::Tensor>>& named_state, const TensorDict& state,

@@ -24,8 +24,8 @@ TESSERA_API_BEGIN
 namespace tessera::comm {
 
 /// The error of a collective that failed because another rank died, aborted or did not call in
-/// time. The cause is the error on another rank that is not a PeerError. On CUDA the device may
-/// still run the collective, and write to freed memory. So end the process, or abort the group and
+/// time. The cause is an error of another type on another rank. On CUDA the device may still run
+/// the collective, and write to freed memory. Therefore end the process, or abort the group and
 /// synchronize the device.
 class PeerError : public Error {
  public:
@@ -39,9 +39,9 @@ class Work {
   /// Returns when the results may be read. On a CPU the caller blocks; on CUDA the current stream
   /// waits and the caller does not. Throws PeerError.
   virtual void wait() = 0;
-  /// After wait(), returns a function that tells whether the device has finished the collective;
-  /// empty if the device has finished already. The watchdog's thread calls the function, which
-  /// should not own tensors.
+  /// Called after wait(). Returns a function that tells whether the device has finished the
+  /// collective; an empty function if the device has finished already. The watchdog's thread calls
+  /// the function, which should not own tensors.
   virtual std::function<bool()> device_progress() { return nullptr; }
 };
 /// A shared pointer to a running collective.
@@ -57,9 +57,9 @@ using WorkPtr = std::shared_ptr<Work>;
 /// Thread safety: one thread at a time.
 ///
 /// To write a back end, derive from this class. A collective that the derived class does not
-/// override throws Error. Pass its objects to a mesh with DeviceMesh::from_groups(). The following
-/// back end simulates all ranks of a group in one rank (compiled and run by CommunicatorExample in
-/// tests/comm/communicator_example_test.cpp):
+/// override throws Error. Pass objects of the derived class to a mesh with
+/// DeviceMesh::from_groups(). The following back end simulates all ranks of a group in one rank
+/// (compiled and run by CommunicatorExample in tests/comm/communicator_example_test.cpp):
 ///
 ///   class Done final : public comm::Work {
 ///     void wait() override {}
@@ -124,7 +124,7 @@ class Communicator {
   /// ranks pass the same number of flags. The flags are exchanged between CPUs, so the call waits
   /// for no GPU work and counts no traffic. The default implementation all-reduces a CPU tensor.
   virtual void any_rank(std::span<std::uint8_t> flags);
-  /// Sets a text that says in messages what the next calls are for, such as "unit 'layers.3'". Not
+  /// Sets the purpose of the next calls: a text for messages, such as "unit 'layers.3'". Not
   /// collective, but all ranks must pass the same text. The shared-memory back end compares the
   /// purpose in each call. Other back ends compare the purpose in agree_on_calls() and, with
   /// TESSERA_DEBUG=1, by a small collective before each all-gather and reduce-scatter.

@@ -51,10 +51,10 @@ class TrafficCounter {
 
   mutable std::mutex mutex_;
   TrafficTable table_;
-  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the lists of the CallRecorders
+  std::vector<std::vector<CollectiveCall>*> lists_;  ///< the call list of each CallRecorder
 };
 
-/// The sum over the entries of one group in a traffic table; "": over all entries.
+/// Returns the traffic of process group `group` in a traffic table; of all groups if `group` is "".
 Traffic total(const TrafficTable& table, const std::string& group = {});
 
 }  // namespace tessera::comm

@@ -23,8 +23,8 @@ struct WorldOptions {
   std::string device = "cpu";    ///< "cpu" or "cuda"
   std::string backend = "gloo";  ///< "gloo" or "nccl"; gloo uses shared memory within a machine
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// A rank that waits longer than this for other ranks prints one line on stderr, with the ranks
-  /// that have not arrived and what those ranks do; 0: no lines.
+  /// The time after which a rank that waits for other ranks prints one line on stderr, with the
+  /// ranks that have not arrived and what those ranks do; 0: no lines.
   std::chrono::milliseconds watchdog = std::chrono::seconds(30);
 };
 
@@ -78,7 +78,7 @@ class WorldScope : tessera::detail::NoCopy {
  public:
   explicit WorldScope(WorldPtr world)
       : world_(std::move(world)), exceptions_(std::uncaught_exceptions()) {}
-  /// Exceptions of shutdown() and abort() become warnings.
+  /// Calls shutdown() or abort(), whose exceptions become warnings.
   ~WorldScope();
 
   const WorldPtr& world() const { return world_; }
@@ -90,10 +90,10 @@ class WorldScope : tessera::detail::NoCopy {
 
 /// Makes the World that the launcher describes by environment variables: RANK, WORLD_SIZE,
 /// LOCAL_RANK, MASTER_ADDR and MASTER_PORT (tessera-run, torchrun), or the variables of Slurm or
-/// Open MPI. Without such variables, a world of one rank. Collective. After the call the process
-/// ignores SIGPIPE, unless the process has a handler for SIGPIPE. The death of another rank is then
-/// an error and does not end this process. Throws Error if variables contradict each other, the
-/// port is in use, or a rank does not arrive within the time-out.
+/// Open MPI. Without such variables, makes a world of one rank. Collective. After the call the
+/// process ignores SIGPIPE, unless the process has a handler for SIGPIPE. The death of another rank
+/// is then an error and does not end this process. Throws Error if variables contradict each other,
+/// the port is in use, or a rank does not arrive within the time-out.
 WorldPtr world_from_environment(const WorldOptions& options = {});
 
 /// Makes the World of `size` ranks that another library has started; this process, or this thread,

@@ -21,18 +21,18 @@ class MeshShape {
   explicit MeshShape(std::vector<std::int64_t> sizes, std::vector<std::string> names = {});
 
   int ndim() const { return static_cast<int>(sizes_.size()); }
-  /// The size of dimension `dim`; negative numbers count from the end. Throws Error if there is no
-  /// such dimension.
+  /// Returns the size of dimension `dim`; a negative `dim` counts from the end. Throws Error if
+  /// there is no such dimension.
   std::int64_t size(int dim) const { return sizes_[static_cast<std::size_t>(this->dim(dim))]; }
   const std::vector<std::int64_t>& sizes() const { return sizes_; }
   const std::vector<std::string>& names() const { return names_; }
-  /// The number of positions: the product of the sizes.
+  /// The number of positions in the mesh: the product of the sizes.
   std::int64_t numel() const;
   /// The index of the dimension with the name `name`. Throws Error, with a list of the names, if
   /// there is no such dimension.
   int dim(std::string_view name) const;
-  /// `dim` as an index from 0; negative numbers count from the end. Throws Error if there is no
-  /// such dimension.
+  /// Returns `dim` as an index from 0; a negative `dim` counts from the end. Throws Error if there
+  /// is no such dimension.
   int dim(int dim) const;
   /// Returns the coordinate of position number `index`. Throws Error if `index` is out of range.
   std::vector<std::int64_t> coordinate(std::int64_t index) const;

@@ -69,8 +69,8 @@ struct OpCall {
 ///
 /// A rule describes one mesh dimension; propagate() applies it to a whole mesh. A value type.
 struct ShardingRule : detail::LocalExecution {
-  /// The size of a factor (einsum index letter) of an output if the rule cannot know the size. Such
-  /// a factor must not be sharded.
+  /// Stands for the size of an output's factor (einsum index letter) if the rule cannot know the
+  /// size. Such a factor must not be sharded.
   static constexpr std::int64_t kUnknown = -1;
   /// An einsum index letter: dimensions of inputs and outputs (or parts of dimensions) that have
   /// the same factor are sharded together.
@@ -88,7 +88,7 @@ struct ShardingRule : detail::LocalExecution {
     /// True if the factor (einsum index letter) must not be sharded although outputs have it (the
     /// dimension of a softmax or a sort).
     bool unsharded = false;
-    /// Whether a shard must be a contiguous range of this index letter (see offset_arguments).
+    /// Whether a shard must be a contiguous range of the factor's positions (see offset_arguments).
     bool contiguous = false;
   };
   /// The factors (einsum index letters) of one tensor dimension. Empty for a dimension of size 1,
@@ -120,21 +120,21 @@ struct ShardingRule : detail::LocalExecution {
 
 }  // namespace tessera
 
-// Functions that add factors to a rule. Pure.
+// Functions that add factors (einsum index letters) to a sharding rule.
 namespace tessera::rules {
 
 // Factors (einsum index letters) are given as indices in ShardingRule::factors.
 
-/// Returns a sharding rule for `call` in which no tensor dimension has a factor (index letter). It
-/// replicates all tensors until factors are added.
+/// Returns a sharding rule for `call` in which no tensor dimension has a factor (index letter).
+/// Such a rule replicates all tensors; the caller adds factors.
 ShardingRule start(const OpCall& call);
 
-/// Adds a factor (einsum index letter) that may be sharded. Returns its index.
+/// Adds a factor (einsum index letter) that may be sharded. Returns the factor's index.
 int add_factor(ShardingRule& rule, std::int64_t size);
-/// Adds a factor (einsum index letter) that must not be sharded. Returns its index.
+/// Adds a factor (einsum index letter) that must not be sharded. Returns the factor's index.
 int add_unsharded(ShardingRule& rule, std::int64_t size);
-/// Adds a factor (einsum index letter) that is reduced: if it is sharded, outputs without the
-/// factor become Partial(op). Returns its index.
+/// Adds a factor (einsum index letter) that is reduced: if the factor is sharded, outputs without
+/// it become Partial(op). Returns the factor's index.
 int add_reduced(ShardingRule& rule, std::int64_t size, ReduceOp op);
 /// Adds a factor (einsum index letter) that may be sharded for each of `sizes`. Returns the factors
 /// of a tensor with `sizes`, one factor for each dimension.

@@ -96,8 +96,8 @@ struct BatchOptions {
   /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
   /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;
-  /// The token that ends a document. Positions restart after this token. The target of this token
-  /// would belong to the next document, and is therefore -100, which the loss ignores.
+  /// The token that ends a document. Positions restart after this token. The token's target would
+  /// belong to the next document, and is therefore -100, which the loss ignores.
   std::optional<std::int64_t> document_end = std::nullopt;
 };
 
@@ -129,9 +129,10 @@ class BatchLoader {
   struct Batch {
     at::Tensor inputs;     ///< input tokens, (rows, S) int64, on the CPU
     at::Tensor targets;    ///< target tokens, (rows, S) int64, on the CPU
-    at::Tensor positions;  ///< (rows, S) int64, in the document; undefined without document_end
+    at::Tensor positions;  ///< (rows, S) int64: position of each token in its document
     /// `positions` in host memory, so that a Llama finds document borders without waiting for a
-    /// GPU.
+    /// GPU. `positions` and `host_positions` are undefined unless BatchOptions::document_end is
+    /// set.
     at::Tensor host_positions{};
 
     /// Returns a copy on `device`. Copies to a GPU are queued on the current stream; with a pinned
@@ -170,7 +171,7 @@ class BatchLoader {
 /// may be loaded in any order. Not thread safe. The destructor waits for the background thread.
 class PrefetchLoader {
  public:
-  /// Loads the rows `ranges` of the batches of `loader`, concatenated; `pinned` as in
+  /// Loads the rows `ranges` of the batches of `loader`, concatenated; `pinned`: see
   /// BatchLoader::load(). Without `background`, no thread is used: load() reads the next step
   /// before it returns, so that the order of allocations is deterministic.
   PrefetchLoader(std::shared_ptr<const BatchLoader> loader, std::vector<RowRange> ranges,
@@ -186,7 +187,7 @@ class PrefetchLoader {
   std::vector<RowRange> ranges_;
   bool pinned_, background_;
   std::int64_t step_ = -1;                 ///< the step that the background thread is loading
-  std::future<BatchLoader::Batch> batch_;  ///< the batch of step_; destructor waits for the thread
+  std::future<BatchLoader::Batch> batch_;  ///< the batch being loaded; the destructor waits for it
 };
 
 }  // namespace tessera::data

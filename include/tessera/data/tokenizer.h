@@ -25,7 +25,7 @@ class Tokenizer {
   /// Returns the text of tokens. Special tokens have no text. If tokens are bytes, the text may be
   /// invalid UTF-8. Throws Error for an id outside the vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
-  /// begin_tokens() and end_tokens() return the tokens before and after each text; may be empty.
+  /// begin_tokens() and end_tokens() return the tokens before and after each text, perhaps none.
   virtual std::vector<std::int64_t> begin_tokens() const { return {}; }
   virtual std::vector<std::int64_t> end_tokens() const { return {}; }
   /// Whether texts for the model begin with begin_tokens(); nullopt if the tokenizer's files do not

@@ -23,17 +23,17 @@ namespace tessera {
 class CommunicationScope {
  public:
   explicit CommunicationScope(const DeviceMesh& mesh);
-  /// Number of calls and bytes, by mesh dimension and collective.
+  /// Returns the number of calls and bytes, by mesh dimension and collective.
   comm::TrafficTable table() const;
-  /// Traffic of the collectives of one mesh dimension; "": of all collectives.
+  /// Returns the traffic of one mesh dimension; "": the traffic of all collectives.
   comm::Traffic total(const std::string& mesh_dim = {}) const;
-  /// Text with a line for each mesh dimension and collective: number of calls, and bytes.
+  /// Returns a text with a line for each mesh dimension and collective: number of calls, and bytes.
   std::string report() const;
-  /// Every collective call, in the order in which the calls started. Includes process groups over
-  /// several mesh dimensions ("dp_tp") and other meshes of this rank.
+  /// Returns every collective call, in the order in which the calls started. Includes process
+  /// groups over several mesh dimensions ("dp_tp") and other meshes of this rank.
   std::vector<comm::CollectiveCall> calls() const;
-  /// Text with a line for each call: number, mesh dimension, collective, bytes, and purpose (an
-  /// operator or an FSDP unit; in backward also the autograd node).
+  /// Returns a text with a line for each call: number, mesh dimension, collective, bytes, and
+  /// purpose (an operator or an FSDP unit; in backward also the autograd node).
   std::string listing() const;
 
  private:

@@ -33,10 +33,10 @@ namespace tessera {
 class DistributedTensor {
  public:
   DistributedTensor() = default;
-  /// A handle to `tensor`, which must be distributed. Throws Error for a plain tensor.
+  /// Constructs a handle to `tensor`, which must be distributed. Throws Error for a plain tensor.
   explicit DistributedTensor(at::Tensor tensor);
 
-  /// Returns a distributed tensor whose local tensor on this rank is `local`. Both share memory.
+  /// Returns a distributed tensor whose local tensor on this rank is `local`, without a copy.
   /// `sizes`: the global sizes. Without `sizes`, the ranks of a sharded tensor exchange the sizes
   /// in CPU memory, which is collective. With `sizes`, from_local() is not collective, except with
   /// TESSERA_DEBUG=1, which compares sizes, type and placements between ranks. Throws Error if
@@ -52,26 +52,26 @@ class DistributedTensor {
   static DistributedTensor from_local(const at::Tensor& local, const ShardingSpec& spec,
                                       std::vector<std::int64_t> sizes);
 
-  /// This rank's local tensor, which shares memory with the distributed tensor. Not collective.
-  /// `grad_placements`: the placements of the local gradient in backward; by default this tensor's
-  /// placements, with Replicate in place of Partial. The `.grad` of a leaf is redistributed to the
-  /// leaf's placements. Throws Error, on all ranks, if `grad_placements` split the tensor in
-  /// another way.
+  /// Returns this rank's local tensor, which shares memory with the distributed tensor. Not
+  /// collective. `grad_placements`: the placements of the local gradient in backward; by default
+  /// this tensor's placements, with Replicate in place of Partial. The `.grad` of a leaf is
+  /// redistributed to the leaf's placements. Throws Error, on all ranks, if `grad_placements` split
+  /// the tensor in another way.
   at::Tensor to_local(std::optional<Placements> grad_placements = {}) const;
-  /// This tensor with other placements, or another layout, on the same mesh. Collective if data
-  /// must move. The result does not share memory with this tensor. Throws Error for placements that
-  /// do not match the sizes or the mesh. The gradient is redistributed to the placements of this
-  /// tensor, with Replicate in place of Partial.
+  /// Returns this tensor with other placements, or another layout, on the same mesh. Collective if
+  /// data must move. The result does not share memory with this tensor. Throws Error for placements
+  /// that do not match the sizes or the mesh. The gradient is redistributed to the placements of
+  /// this tensor, with Replicate in place of Partial.
   DistributedTensor redistribute(const Placements& placements,
                                  const RedistributeOptions& options = {}) const;
   DistributedTensor redistribute(LayoutPtr layout) const;
-  /// The global tensor as a plain tensor, on every rank. Collective. `grad_placements`: the
+  /// Returns the global tensor as a plain tensor, on every rank. Collective. `grad_placements`: the
   /// placements of the local gradient in backward (default: Replicate). Throws the same Errors as
   /// to_local().
   at::Tensor full_tensor(std::optional<Placements> grad_placements = {}) const;
 
-  /// The placements of the tensor. Throws Error for a layout that no list of placements describes
-  /// (docs/sharding.md).
+  /// Returns the placements of the tensor. Throws Error for a layout that no list of placements
+  /// describes (docs/sharding.md).
   Placements placements() const;
   LayoutPtr layout() const;
   const ShardingSpec& spec() const;
@@ -93,9 +93,9 @@ class DistributedTensor {
 DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                                     const Placements& placements, std::optional<int> source = {});
 
-/// Text with sizes, type, mesh and placements, then this rank's values and their ranges in the
-/// global tensor. A Partial tensor is reduced first, which is collective: call this on every
-/// rank. (Streaming the at::Tensor itself throws: libtorch's printer reads memory, and a
+/// Returns sizes, type, mesh and placements as text, then this rank's values and their ranges in
+/// the global tensor. A Partial tensor is reduced first, which is collective: call to_string() on
+/// every rank. (Streaming the at::Tensor itself throws: libtorch's printer reads memory, and a
 /// distributed tensor has no memory of its own.)
 std::string to_string(const DistributedTensor& tensor);
 /// Writes to_string(tensor).

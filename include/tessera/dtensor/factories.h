@@ -19,7 +19,7 @@ namespace tessera {
 // Partial tensor reduce to the requested values. The functions throw Error for a placement that the
 // sizes do not permit. The results are leaves; set requires_grad in the options.
 
-/// A distributed tensor with uninitialised values.
+/// Returns a distributed tensor with uninitialised values.
 DistributedTensor empty(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
 /// Like empty(), with every element set to 0.
@@ -32,10 +32,11 @@ DistributedTensor ones(std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
 DistributedTensor full(std::vector<std::int64_t> sizes, const at::Scalar& value,
                        const DeviceMesh& mesh, const Placements& placements,
                        at::TensorOptions options = {});
-/// Random numbers, uniform in [0, 1). The global tensor is bit-equal on every mesh; see RandomKey.
+/// Returns random numbers, uniform in [0, 1). The global tensor is bit-equal on every mesh; see
+/// RandomKey.
 DistributedTensor rand(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                        const Placements& placements, at::TensorOptions options = {});
-/// Standard normal random numbers; otherwise like rand().
+/// Returns standard normal random numbers. Otherwise the same as rand().
 DistributedTensor randn(std::vector<std::int64_t> sizes, RandomKey key, const DeviceMesh& mesh,
                         const Placements& placements, at::TensorOptions options = {});
 

@@ -32,12 +32,12 @@ struct LocalMapOptions {
 /// Calls `function` with the local tensors of `arguments`, and wraps its results as the local
 /// tensors of distributed tensors with `out_placements`, one list per result. Plain arguments must
 /// be the same on every rank and are passed unchanged. Use local_map for operations that are
-/// written for the shards of a tensor. Collective if `function` is. Differentiable: autograd
-/// records the operators that `function` runs; collectives that it calls itself need their own
-/// gradient. Throws Error for arguments with wrong placements, for lists of options that are
-/// neither empty nor of one item each, and for a wrong number of results. The gradient of a plain
-/// argument is plain and whole; its placements follow the rules for a replicated argument. Like
-/// PyTorch's local_map.
+/// written for the shards of a tensor. Collective if `function` is collective. Differentiable:
+/// autograd records the operators that `function` runs; collectives that `function` calls directly
+/// need a gradient of their own. Throws Error for arguments with wrong placements, for lists of
+/// options that are neither empty nor of one item each, and for a wrong number of results. The
+/// gradient of a plain argument is plain and whole; its placements follow the rules for a
+/// replicated argument. Like PyTorch's local_map.
 ///
 ///   // x is sharded. Each rank sums the squares of its shard: one term of the result.
 ///   const auto sum_of_squares = [](const std::vector<at::Tensor>& locals) {

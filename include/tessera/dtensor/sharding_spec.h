@@ -44,9 +44,9 @@ struct IsDistributed {
 /// functions at::is_distributed and at::Tensor::is_distributed are unrelated, and return false for
 /// every tensor.
 inline constexpr detail::IsDistributed is_distributed{};
-/// The mesh and layout of a distributed tensor. Throws Error for a plain tensor.
+/// Returns the mesh and layout of a distributed tensor. Throws Error for a plain tensor.
 const ShardingSpec& sharding_spec(const at::Tensor& tensor);
-/// The local tensor of a distributed tensor, without autograd; returns a plain tensor unchanged.
+/// Returns the local tensor of a distributed tensor, without autograd, or a plain tensor unchanged.
 /// Not collective.
 const at::Tensor& local_tensor(const at::Tensor& tensor);
 

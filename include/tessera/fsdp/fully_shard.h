@@ -162,7 +162,7 @@ class UnshardScope : tessera::detail::NoCopy {
 // The functions below change settings, also between iterations. Settings must be the same on every
 // rank, because settings control collectives. A setting applies to the unit of `module` and, unless
 // `recurse` is false, to the units of modules below `module`. No setter is collective. Each setter
-// throws Error, before anything is changed, if there is no unit to set.
+// throws Error, before anything is changed, if there is no such unit.
 
 /// `reshard` true frees the parameters after forward (ZeRO-3); false keeps them gathered for
 /// backward (ZeRO-2).

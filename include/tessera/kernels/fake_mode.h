@@ -21,8 +21,7 @@ struct FakeCall {
   std::string name;                    ///< the operator's name, such as "aten::mm"
   std::vector<c10::IValue> arguments;  ///< all arguments, in the order of the schema
   std::vector<at::Tensor> inputs;      ///< the tensors among the arguments, except out= arguments
-  std::vector<at::Tensor> results;     ///< the results, including tensors that the operator has
-                                       ///< written
+  std::vector<at::Tensor> results;     ///< the results, and tensors that the operator has written
 };
 
 /// A function that returns the results of an operator in a FakeMode. The argument is the call,

@@ -1,5 +1,5 @@
-// The folder of a training run: the steps and unfinished saves in it, and the steps that the run
-// must remove before it continues.
+// Functions that find the steps and unfinished saves in the folder of a training run, and the steps
+// that the run must remove before the run continues.
 
 #pragma once
 
@@ -29,10 +29,11 @@ std::optional<std::string> unfinished_run(comm::World& world, const std::filesys
 /// saves do not count. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
 std::optional<std::int64_t> last_step(comm::World& world, const std::filesystem::path& dir);
 
-/// Returns the steps above `after`, including damaged steps. A run that continues from `after` must
-/// pass them to withdraw_step() before it saves them again; a new run passes -1. Throws Error if
-/// one of these steps, or an unfinished save, belongs to another run, has another format version,
-/// or cannot be read. Rank 0 reads the folder and broadcasts the result. Collective over `world`.
+/// Returns the steps in `dir` with numbers above `after`, including damaged steps. A run that
+/// continues from step `after` must withdraw these steps (withdraw_step()) before it saves them
+/// again; a new run passes -1. Throws Error if one of these steps, or an unfinished save, belongs
+/// to another run, has another format version, or cannot be read. Rank 0 reads the folder and
+/// broadcasts the result. Collective over `world`.
 std::vector<std::int64_t> steps_to_withdraw(comm::World& world, const std::filesystem::path& dir,
                                             std::int64_t after, const std::string& run_id);
 

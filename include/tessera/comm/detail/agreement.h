@@ -36,7 +36,7 @@ std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
 std::string broadcast_text(Communicator& group, c10::Device device, int root,
                            const std::string& own);
 
-/// The ranks whose value `own` differs from rank 0's value. Costs one all-gather of one number.
+/// Returns the ranks whose value differs from rank 0's value. Costs one all-gather of one number.
 std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own);
 
 /// An exception that was thrown on one of the ranks.

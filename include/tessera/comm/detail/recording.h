@@ -26,8 +26,8 @@ class CallRecorder : tessera::detail::NoCopy {
   std::vector<CollectiveCall> calls_;
 };
 
-/// While this object exists, `name` is the caller, such as an operator, of the collectives that
-/// this thread starts. The innermost scope applies. `name` must live as long as the scope.
+/// While this object exists, the collectives that this thread starts are recorded with `name` as
+/// their caller, such as an operator. Scopes nest. `name` must outlive the scope.
 class CallerScope : tessera::detail::NoCopy {
  public:
   explicit CallerScope(std::string_view name) : outer_(name_) {
@@ -43,10 +43,10 @@ class CallerScope : tessera::detail::NoCopy {
     }
   }
 
-  /// The name of this thread's innermost CallerScope; "" if there is none.
+  /// Returns the name of this thread's innermost CallerScope; "" if there is none.
   static std::string_view current() { return name_; }
-  /// The name of this thread's outermost CallerScope, which is the function that the program
-  /// called; "" if there is none.
+  /// Returns the name of this thread's outermost CallerScope, which is the function that the
+  /// program called; "" if there is none.
   static std::string_view outermost() { return outermost_; }
 
  private:

@@ -44,7 +44,7 @@ class Streams {
 
  private:
   friend class LaneScope;
-  /// Sends the work that the caller issues from now on to `lane`, until leave() is called.
+  /// Issues the caller's device work to `lane` from now on, until leave() is called.
   virtual void enter(Lane lane) = 0;
   virtual void leave() = 0;
   /// Called by LaneScope. Throws Error if another LaneScope is open.

@@ -1,4 +1,4 @@
-// Worlds without other ranks, and parts of worlds that the library uses.
+// Worlds whose other ranks do not exist, and functions that all worlds use.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Files: atomic writes, exceptions for files that cannot be read, checks of their content,
-// checksums.
+// Functions for files: atomic writes, exceptions for files that cannot be read, checks of file
+// contents, checksums.
 #pragma once
 
 #include <cstddef>
@@ -105,7 +105,7 @@ struct Crc32cWay {
 };
 
 /// Returns the methods of computing CRC-32C that this processor supports, the fastest first. The
-/// last one uses a table and works on every processor.
+/// last method uses a table and works on every processor.
 std::vector<Crc32cWay> crc32c_ways();
 
 }  // namespace tessera::detail

@@ -21,8 +21,8 @@ bool commute(ReduceOp a, ReduceOp b);
 
 /// One of the sub-dimensions into which a tensor dimension is unflattened. The mesh dimensions
 /// `mesh_dims` shard its `extent` positions one after another: each divides the chunk of the
-/// previous one, as torch.chunk does. `extent` need not be divisible. A Digit without mesh
-/// dimensions is not sharded.
+/// previous mesh dimension, as torch.chunk does. `extent` need not be divisible. A Digit without
+/// mesh dimensions is not sharded.
 struct Digit {
   std::int64_t extent = 0;  ///< number of positions; 0 if the Digit is the whole dimension
   std::vector<int> mesh_dims;
@@ -46,7 +46,7 @@ class LayoutPtr;
 ///
 /// Layouts are immutable and interned: equal layouts are one object, so comparing and hashing use
 /// the pointer. Canonical form: a dimension that is not sharded has no Digit; a single Digit has
-/// extent 0; neighbouring Digits that shard like a single one are merged ([2 over dp][8] is [16
+/// extent 0; neighbouring Digits that shard like a single Digit are merged ([2 over dp][8] is [16
 /// over dp] for dp=2); `partial` is ordered by mesh dimension. So a layout depends on tensor sizes
 /// only if a dimension has several Digits (a flattened view of a sharded inner dimension). A
 /// program has few layouts, which exist until the process ends.
@@ -80,9 +80,9 @@ class Layout {
   /// Whether the tensor is neither sharded nor partial on any mesh dimension.
   bool is_replicated() const { return replicated_; }
   bool is_partial() const { return !partial_.empty(); }
-  /// The tensor dimension that is sharded over mesh dimension `mesh_dim`, or -1.
+  /// Returns the tensor dimension that is sharded over mesh dimension `mesh_dim`; -1: none.
   int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
-  /// The entry of partial() for mesh dimension `mesh_dim`, or nullptr.
+  /// Returns the entry of partial() for mesh dimension `mesh_dim`, or nullptr if there is none.
   const PartialDim* partial_on(int mesh_dim) const;
   /// The mesh dimensions that shard tensor dimension `tensor_dim`, in the order in which they
   /// divide it.
@@ -133,13 +133,13 @@ LayoutPtr to_layout(const std::vector<std::int64_t>& mesh_sizes, const Placement
 /// of placements describes the layout: if a dimension has several Digits (sub-dimensions), and a
 /// Digit before the last is divided unevenly.
 Placements to_placements(const Layout& layout, std::span<const std::int64_t> sizes);
-/// Returns a text for messages: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a
-/// tensor dimension that is not sharded. Several Digits (sub-dimensions) are written "2 x 8:m0": 2
-/// positions that are not divided, and within each of them 8 positions that are divided over m0.
+/// Returns a text: "[m1,m0 | -] partial{m2:sum}". m0 is mesh dimension 0; "-" is a tensor dimension
+/// that is not sharded. Several Digits (sub-dimensions) are written "2 x 8:m0": 2 positions that
+/// are not divided, and within each of them 8 positions that are divided over m0.
 std::string to_string(const Layout& layout);
 /// Writes to_string(layout).
 std::ostream& operator<<(std::ostream& stream, const Layout& layout);
-/// Writes to_string(*layout), or "no layout".
+/// Writes to_string(*layout), or "no layout" for a null pointer.
 std::ostream& operator<<(std::ostream& stream, const LayoutPtr& layout);
 
 }  // namespace tessera

@@ -75,7 +75,7 @@ FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndi
 struct PartRows {
   std::int64_t first = 0;  ///< first row of the weight in the first group
   std::int64_t run = 0;    ///< number of rows of the weight in each group
-  /// Number of rows of a group, including those of the other weights.
+  /// Number of rows of a group, including the rows of all other weights in the fused weight.
   std::int64_t group_rows = 0;
   std::int64_t groups = 1;
 

@@ -12,7 +12,7 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// A tensor argument of an operator: its index in OpCall::tensors; -1 for a None in a list.
+/// A tensor argument of an operator, as an index in OpCall::tensors; -1 for a None in a list.
 struct TensorRef {
   int index = -1;
   friend bool operator==(const TensorRef&, const TensorRef&) = default;
@@ -45,7 +45,7 @@ using Argument = std::variant<std::monostate, bool, std::int64_t, double, std::s
 namespace tessera::detail {
 
 /// The part of a ShardingRule that says how a rank runs the operator on its local tensors. Rules
-/// that programs register rarely need it.
+/// that programs register rarely need this part.
 struct LocalExecution {
   /// A call that each rank runs on its local tensors instead of the operator. The operator itself
   /// would read local sizes where it needs the global sizes. For example, squeeze() becomes
@@ -68,8 +68,8 @@ struct LocalExecution {
     std::variant<std::string_view, PartOperator> op;
     std::vector<Argument> args;
     double scale = 1.0;  ///< factor by which the local results are multiplied
-    /// The local call is used only if one of these factors (einsum index letters) is sharded. If
-    /// the list is empty, the local call is always used.
+    /// Factors (einsum index letters). The local call is used only if a factor in this list is
+    /// sharded. If the list is empty, the local call is always used.
     std::vector<int> when_split = {};
   };
   std::optional<LocalCall> local_call;
@@ -79,9 +79,8 @@ struct LocalExecution {
   struct SizeArgument {
     int arg = 0;
     int output = 0;
-    int dim = -1;  ///< index of the dimension whose size the argument contains; -1: the argument
-                   ///< contains all sizes
-    std::int64_t times = 1;  ///< the argument's value is this multiple of the dimension's size
+    int dim = -1;  ///< dimension whose size the argument contains; -1: all sizes of the output
+    std::int64_t times = 1;  ///< the argument's value divided by the dimension's size
   };
   std::vector<SizeArgument> size_arguments;
 

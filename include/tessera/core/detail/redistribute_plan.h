@@ -27,7 +27,7 @@ enum class StepKind : std::uint8_t {
 };
 
 /// One step of a redistribution: at most one collective, always over the last (innermost) mesh
-/// dimensions that divide a tensor dimension, or one Digit of it (layout.h).
+/// dimensions that divide a tensor dimension, or one Digit (layout.h) of the tensor dimension.
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims), in the
@@ -65,7 +65,7 @@ struct RedistributionPlan {
 /// tensor dimensions, or if no sequence of steps exists.
 RedistributionPlan plan_redistribution(LayoutPtr from, LayoutPtr to,
                                        std::span<const std::int64_t> sizes, std::int64_t itemsize);
-/// Returns the plan as text with one line for each step, for messages and tests.
+/// Returns a redistribution plan as text with one line for each step, for messages and tests.
 std::string to_string(const RedistributionPlan& plan);
 /// Writes to_string(plan).
 std::ostream& operator<<(std::ostream& stream, const RedistributionPlan& plan);

@@ -8,13 +8,13 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// a / b, rounded up; a >= 0, b > 0.
+/// Returns a / b, rounded up. Requires a >= 0 and b > 0.
 template <std::integral T>
 constexpr T ceil_div(T a, std::type_identity_t<T> b) {
   return (a + b - 1) / b;
 }
 
-/// The smallest multiple of `unit` that is not less than `value`; value >= 0, unit > 0.
+/// Returns the smallest multiple of `unit` that is not less than `value` >= 0. Requires unit > 0.
 template <std::integral T>
 constexpr T round_up(T value, std::type_identity_t<T> unit) {
   return ceil_div(value, unit) * unit;

@@ -61,10 +61,10 @@ std::vector<std::string> user_ruled_operators();
 /// The result of propagate() for one operator call.
 struct Propagation {
   /// The layout to which each input must be redistributed. An input whose values are not read keeps
-  /// its layout. nullptr for an input that is no distributed tensor and need not become one.
+  /// its layout. nullptr for a plain tensor that need not become a distributed tensor.
   std::vector<LayoutPtr> inputs;
-  /// The layout of each output. nullptr for an output that is in no TensorGroup: it is replicated,
-  /// and has the sizes of the local result.
+  /// The layout of each output. nullptr for an output that is in no TensorGroup: such an output is
+  /// replicated, and has the sizes of the local result.
   std::vector<LayoutPtr> outputs;
   /// Global sizes of each output. A negative size means that the rule does not know the size. The
   /// dimension is then unsharded, so the local result has the global size.
@@ -87,8 +87,8 @@ Propagation propagate(const ShardingRule& rule, const OpCall& call,
 
 namespace tessera::rules {
 
-// In this namespace tensors are given as indices in OpCall::tensors, and factors (einsum index
-// letters) as indices in ShardingRule::factors.
+// In namespace tessera::rules, tensors are given as indices in OpCall::tensors, and factors (einsum
+// index letters) as indices in ShardingRule::factors.
 
 using Sizes = std::vector<std::int64_t>;  ///< the sizes of a tensor, one for each dimension
 using Factors = ShardingRule::Factors;    ///< factors of a dimension, as indices in rule.factors

@@ -17,8 +17,8 @@ namespace tessera::detail {
 struct AttentionKernel {
   at::SDPBackend backend = at::SDPBackend::math;
   /// Whether key and value heads are repeated until there are as many as query heads. libtorch's
-  /// fp32 GPU kernels need this. Without the repetition, libtorch would materialise the score
-  /// matrix, which is larger than the repeated heads.
+  /// fp32 GPU kernels need equal numbers of heads. Without the repetition, libtorch would
+  /// materialise the score matrix, which is larger than the repeated heads.
   bool repeats_heads = false;
 };
 
@@ -27,7 +27,7 @@ struct AttentionKernel {
 at::Tensor repeat_heads(const at::Tensor& kv, std::int64_t heads);
 
 /// A sliding window over `keys` keys for `queries` queries. Query i is at position `own` + i. The
-/// query sees at most `length` keys, of which the last is at its position.
+/// query sees at most `length` keys, of which the last is at the query's own position.
 struct KeyWindow {
   std::int64_t queries, keys, own, length;
 };
@@ -46,10 +46,10 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
                                  const AskBackend& ask);
 
 /// Sets whether training on a GPU may use libtorch's math back end, which materialises the score
-/// matrix. tessera::attention throws otherwise.
+/// matrix. If not permitted, tessera::attention throws instead.
 void allow_math_attention(bool allowed);
 /// Throws Error if `kernel` is libtorch's math back end and allow_math_attention() has not
-/// permitted this. `masked`: whether a mask tensor is used.
+/// permitted the math back end. `masked`: whether a mask tensor is used.
 void check_fused(const AttentionKernel& kernel, const at::Tensor& q, const at::Tensor& k,
                  bool masked);
 
@@ -62,11 +62,11 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 
 /// The keys that a query sees.
 struct SeenKeys {
-  bool causal = false;  ///< causal: as many queries as keys; query i sees the keys up to i
-  at::Tensor mask{};    ///< (queries, keys), added to the scores and of their type, or undefined
+  bool causal = false;  ///< causal attention: query i sees the keys up to key i
+  at::Tensor mask{};    ///< (queries, keys), added to the scores; or undefined
 };
 
-/// The result of attention. out: (batch, heads, queries, width); log_sum_exp: (batch, heads,
+/// The result of attention_part(). out: (batch, heads, queries, width); log_sum_exp: (batch, heads,
 /// queries), fp32, or fp64 for fp64 inputs.
 struct AttentionPart {
   at::Tensor out, log_sum_exp;

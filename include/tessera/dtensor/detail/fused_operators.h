@@ -52,11 +52,11 @@ at::Tensor chunked_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              c10::IntArrayRef documents = {});
 
 /// A tensor that an autograd node saves for backward. The result of an RMS norm or of silu_mul is
-/// not saved: the node that made it saves its inputs anyway. Backward recomputes the result once
-/// for all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of attention).
-/// Every other tensor is saved itself, as by autograd. Also saved themselves are results that were
-/// written to, results of operators that redistributed their inputs, and all tensors while
-/// saved-tensor hooks are active (activation checkpointing).
+/// not saved: the node that computed the result saves the inputs anyway. Backward recomputes the
+/// result once for all nodes that need it (as Korthikanti et al. 2022 do for the cheap parts of
+/// attention). Every other tensor is saved itself, as by autograd. Also saved themselves are
+/// results that were written to, results of operators that redistributed their inputs, and all
+/// tensors while saved-tensor hooks are active (activation checkpointing).
 ///
 /// Recomputed values are bit-equal. In a backward with create_graph, autograd records the
 /// recomputation too.
@@ -82,24 +82,24 @@ class KeptTensor {
 // The arithmetic of cross entropy on one rank's rows and columns of the logits. Used by
 // tessera::cross_entropy and by linear_cross_entropy, which never has the whole logits.
 
-/// Throws Error for options that are outside of their valid ranges.
+/// Throws Error for cross-entropy options that are outside of their valid ranges.
 void check_options(const RowLossOptions& options);
-/// Throws Error unless the sizes are (tokens, vocabulary) for logits and (tokens) for targets.
+/// Throws Error unless the logits have the sizes (tokens, vocabulary) and the targets (tokens).
 void check_loss_sizes(c10::IntArrayRef logits, c10::IntArrayRef targets);
 /// Throws Error for plain `targets` that are not int64, or that are neither in the vocabulary nor
 /// ignored. No rank has the column of such a target, so the loss would silently lack a term. On a
 /// GPU the range check is a device assertion, without synchronisation.
 void check_targets(const at::Tensor& targets, std::int64_t vocabulary, std::int64_t ignore_index);
 
-/// Redistributes `targets` to the sharding of the rows of the logits. `targets` are plain (the same
-/// on every rank) or distributed on the mesh of `rows`. Collective if the layouts differ.
+/// Redistributes `targets` to the sharding of the logits' rows (`rows`). `targets` are plain (the
+/// same on every rank) or distributed on the mesh of `rows`. Collective if the layouts differ.
 at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 
 /// A rank's range of columns of the logits, which are split by the vocabulary.
 struct VocabularyShard {
   std::int64_t vocabulary = 0;          ///< total number of columns over all ranks
   std::int64_t first_column = 0;        ///< number of this rank's first column
-  comm::Communicator* group = nullptr;  ///< ranks that share the columns; nullptr: this rank alone
+  comm::Communicator* group = nullptr;  ///< ranks that split the columns; nullptr: no split
 };
 
 /// Whether each rank's shard of dimension `dim` is one contiguous range of the vocabulary. Only
@@ -107,16 +107,15 @@ struct VocabularyShard {
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Throws Error unless has_consecutive_columns() is true.
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
-/// This rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws Error
-/// if a rank's columns are not consecutive. The first call creates the process group, which is
-/// collective.
+/// Returns this rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws
+/// Error if a rank's columns are not consecutive. The first call is collective (new process group).
 VocabularyShard vocabulary_shard(const at::Tensor& tensor, int dim);
 
-/// The losses of the rows of `logits`, (tokens, this rank's columns), with `targets` (tokens).
+/// Returns the losses of the rows of `logits` (tokens, this rank's columns) for `targets` (tokens).
 /// Collective if `shard` has a process group: two all-reduces over the group.
 RowLosses row_losses(const at::Tensor& logits, const at::Tensor& targets,
                      const VocabularyShard& shard, const RowLossOptions& options);
-/// Like row_losses(), but writes to the caller's tensors.
+/// Like row_losses(), but writes the losses to tensors of the caller.
 void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                       const VocabularyShard& shard, const RowLossOptions& options,
                       const RowLosses& into);

@@ -1,4 +1,4 @@
-// Functions of the library that make, and name, distributed tensors.
+// Functions that make distributed tensors and record the names of parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,10 @@ at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
 namespace tessera::detail {
 
 /// Records, for messages, that `tensor` is the parameter with the FQN `name`. libtorch stores the
-/// name with the tensor's gradient, so copies and results do not have it.
+/// name with the tensor's gradient, so copies and results do not have the name.
 void name_parameter(const at::Tensor& tensor, const std::string& fqn);
 
-/// The FQN of `tensor` if it is a parameter or a view of a parameter; otherwise empty.
+/// Returns the FQN of `tensor` if `tensor` is a parameter or a view of a parameter; otherwise "".
 std::string parameter_name(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

@@ -8,9 +8,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// Rows of a fused parameter, which get the random numbers of a tensor of these rows alone.
+/// Rows of a fused parameter that get the same random numbers as a separate tensor of these rows.
 struct RandomPart {
-  std::uint64_t stream = 0;  ///< random stream of the separate tensor
+  std::uint64_t stream = 0;  ///< random stream of a separate tensor of these rows
   PartRows rows;
 };
 

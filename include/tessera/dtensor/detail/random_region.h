@@ -20,7 +20,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// The elements of the global tensor that a local tensor has, for drawing random numbers.
+/// Describes the global tensor's elements in a local tensor, for drawing random numbers.
 struct RandomPlace {
   kernels::GlobalPlace elements;
   /// The sizes with which the local tensor must be viewed before it is filled, if `elements` splits
@@ -30,7 +30,7 @@ struct RandomPlace {
   bool is_part = false;
 };
 
-/// The elements that this rank has by the tensor's layout; all elements if the tensor is plain.
+/// Returns the elements that this rank stores in the tensor's layout; all for a plain tensor.
 RandomPlace own_place(const at::Tensor& tensor);
 
 /// Fills `local`, a plain floating-point tensor, with random numbers that autograd does not record.
@@ -41,8 +41,8 @@ void fill_random(const at::Tensor& local, const RandomPlace& place,
 struct RandomCall {
   std::string_view name;  ///< name of the random operator, for messages
   at::Tensor tensor;      ///< the plain or distributed tensor to fill, or the input of dropout
-  /// The model's tensor from which the result has its sizes; undefined if the result was made from
-  /// sizes alone.
+  /// The model's tensor that determines the sizes of the operator's result; undefined if the
+  /// program passed the sizes as numbers.
   at::Tensor source;
   /// Identifies this call of a random operator. A recomputation of the call has an equal key.
   RandomKey id;
@@ -57,7 +57,8 @@ class BatchRows {
   /// Constructs the rows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether a BatchPart of the program declared the rows, and not the forward's input.
+  /// Whether the program declared the rows by a BatchPart; else the forward's input determines
+  /// them.
   bool is_given() const { return index_ >= 0; }
   /// At the first call, the data-parallel ranks exchange their numbers of rows, in CPU memory.
   /// Returns the maximum over these ranks of each element of `values`, whose length must be equal
@@ -82,9 +83,9 @@ class BatchRows {
 };
 
 /// A part of a program, usually a model's forward, in which random operators draw on each rank the
-/// numbers that a single rank would draw. This includes at:: operators on plain tensors, which then
-/// use manual_seed. If tensor parallelism opened the region, plain tensors in the region are the
-/// same on every rank of a mesh. Recomputations share the region of their forward.
+/// numbers that a single rank would draw. The at:: operators on plain tensors in a region also use
+/// the seed of manual_seed(). If tensor parallelism opened the region, plain tensors in the region
+/// are the same on every rank of a mesh. Recomputations share the region of their forward.
 class RandomRegion {
  public:
   /// Constructs a region inside `outer` (which may be nullptr). The region uses the BatchRows of
@@ -120,7 +121,8 @@ class RandomRegion {
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 
-/// This thread's RandomRegion, or nullptr. A backward has the region of the thread that called it.
+/// This thread's RandomRegion, or nullptr. A backward has the region of the thread that called
+/// backward().
 const RandomRegionPtr& random_region();
 /// Finds the elements of the global tensor for which `call` draws, in this thread's region. Outside
 /// of any region a plain tensor is a whole tensor.

@@ -39,13 +39,13 @@ struct Peers {
   c10::Device device;                   ///< device of the group's tensors
 };
 
-/// All ranks of a mesh as Peers.
+/// Returns all ranks of a mesh as Peers.
 Peers peers_of(const DeviceMesh& mesh);
-/// The ranks whose coordinates equal this rank's except along one mesh dimension.
+/// Returns the ranks whose mesh coordinates equal this rank's, except along mesh dimension `dim`.
 Peers peers_along(const DeviceMesh& mesh, int dim);
 
-/// Whether the ranks along mesh dimension `mesh_dim` have equal copies: the layout is neither
-/// sharded nor partial over that mesh dimension.
+/// Whether the ranks along mesh dimension `mesh_dim` have equal copies: `layout` is neither sharded
+/// nor partial over that mesh dimension.
 inline bool is_replicated_on(const Layout& layout, int mesh_dim) {
   return layout.sharded_dim(mesh_dim) < 0 && layout.partial_on(mesh_dim) == nullptr;
 }
@@ -78,8 +78,8 @@ std::int64_t hash_of_values(const at::Tensor& tensor);
 void check_replicas(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                     const std::string& what, const std::string& remedy);
 
-/// The global sizes of a tensor with `placements` on `mesh` whose local tensor on this rank is
-/// `local`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
+/// Returns the global sizes of a tensor with `placements` on `mesh` whose local tensor on this rank
+/// is `local`. Each Shard must name a dimension of `local`; strided shards are not allowed. If a
 /// dimension is sharded, the ranks exchange their local sizes in CPU memory. Throws Error, on every
 /// rank, if the shards are not those of torch.chunk; `what` names the caller. Collective, except
 /// for meta tensors, whose shards count as even.

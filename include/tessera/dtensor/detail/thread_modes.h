@@ -34,25 +34,25 @@ bool is_strict();
 /// the program defines.
 bool plain_tensors_are_replicated();
 
-/// Empties this thread's dispatch cache, and releases the meshes of its plans. Must not be called
-/// from within an operator.
+/// Empties this thread's dispatch cache, and releases the meshes of the cached call plans. Must not
+/// be called from within an operator.
 void clear_dispatch_cache();
 
 }  // namespace tessera
 
 namespace tessera::detail {
 
-/// Statistics of dispatch caches, which store how operator calls are run (their plans). Every
+/// Statistics of dispatch caches. A cache stores call plans: how operator calls are run. Every
 /// thread has a cache, including autograd's threads.
 struct DispatchCacheStatistics {
-  std::size_t plans = 0;     ///< number of plans that are in the cache now
-  std::size_t capacity = 0;  ///< maximum number of plans in the cache
-  /// Number of calls that found their plan in the cache, since the threads started.
+  std::size_t plans = 0;     ///< number of call plans that are in the cache now
+  std::size_t capacity = 0;  ///< maximum number of call plans in the cache
+  /// Number of calls whose call plan was found in the cache, since the threads started.
   std::uint64_t hits = 0;
-  std::uint64_t misses = 0;  ///< number of calls that had to make a plan
+  std::uint64_t misses = 0;  ///< number of calls that had to make a call plan
 };
-/// Returns the sums over the dispatch caches of this thread and of the threads that run its
-/// backwards. Must not be called while a backward runs.
+/// Returns the sums over the dispatch caches of this thread and of the threads that run this
+/// thread's backwards. Must not be called while a backward runs.
 DispatchCacheStatistics dispatch_cache_statistics();
 
 /// During the scope, factory functions on this thread make meta tensors, unless the caller passes a

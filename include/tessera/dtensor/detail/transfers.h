@@ -27,7 +27,7 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group);
 /// Lets the gradient of `leaf` keep the layout that backward computes, which may be Partial. The
 /// gradient is then not redistributed to the layout of the leaf, so that the caller can reduce many
 /// gradients together. Returns false, without effect, if an earlier call or use of the leaf has
-/// already decided. Not collective. Throws Error for a plain tensor.
+/// already fixed this. Not collective. Throws Error for a plain tensor.
 bool leave_gradient_pending(const at::Tensor& leaf);
 
 }  // namespace tessera
@@ -47,7 +47,7 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
 
 /// A DeferredSums object sums many small tensors over the ranks of a process group, such as the
 /// gradients of norm weights under sequence parallelism. All sums of one type over one group use
-/// one all-reduce, instead of one for each sum. Not thread safe. Without autograd.
+/// one all-reduce, instead of one for each sum. Not thread safe. Not recorded by autograd.
 class DeferredSums {
  public:
   using Then = std::function<void(const at::Tensor& sum)>;
@@ -57,7 +57,8 @@ class DeferredSums {
   void add(comm::Communicator& group, at::Tensor value, Then then, const void* owner = nullptr);
   /// Computes all sums that were added. Collective over each group in use.
   void run();
-  /// Drops the sums of `owner` that run() has not computed. All ranks of the group must call this.
+  /// Drops the sums of `owner` that run() has not computed. All ranks of the group must call
+  /// forget().
   void forget(const void* owner);
 
  private:

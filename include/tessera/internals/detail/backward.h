@@ -17,8 +17,8 @@ struct Node;
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// The functions below describe the backward that runs on this thread. libtorch's public functions
-// start a backward, but do not describe a running one.
+// Functions that describe the backward that runs on this thread. libtorch's public functions start
+// a backward, but do not describe a running one.
 //
 // Canary: RunningBackwardCanary, a test of libtorch itself.
 
@@ -29,7 +29,7 @@ int backward_id();
 bool keeps_graph();
 
 /// Returns the name of the autograd node that runs on this thread ("MmBackward0"), or "T" for a
-/// torch::autograd::Function T. Empty if no node runs.
+/// torch::autograd::Function T. Returns "" if no node runs.
 std::string running_node();
 /// Returns the thread whose forward made the autograd node that runs on this thread, as a number of
 /// at::RecordFunction::currentThreadId(). nullopt if no node runs.
@@ -42,11 +42,11 @@ bool is_in_backward(const torch::autograd::Node* node);
 /// the order of queueing and may queue further functions. Throws outside of a backward.
 void queue_end_of_backward(std::function<void()> callback);
 
-// The functions below distinguish this library's gradient hooks from the program's, and call or
-// move the hooks of a tensor. libtorch has all hooks in one private list. During a backward
-// libtorch tells which node runs, but not whether the node's formula or one of its hooks runs. A
-// node belongs to the program if torch::autograd::Function made it, in C++ or Python (also in this
-// library), or if its class is neither libtorch's nor this library's.
+// Functions that distinguish this library's gradient hooks from the program's, and call or move the
+// hooks of a tensor. libtorch has all hooks in one private list. During a backward libtorch tells
+// which node runs, but not whether the node's formula or one of its hooks runs. A node belongs to
+// the program if torch::autograd::Function made it, in C++ or Python (also in this library), or if
+// its class is neither libtorch's nor this library's.
 //
 // A hook is recognised as a C++ hook by its class's mangled name: libtorch does not export the type
 // information that dynamic_cast needs.
@@ -63,14 +63,13 @@ enum class OwnHook : std::uint8_t {
 void add_own_hook(const at::Tensor& tensor, OwnHook what,
                   std::function<at::Tensor(const at::Tensor&)> hook);
 
-/// Whether `tensor` has a hook of this kind. Hooks of an alias (alias_tensor()) do not count.
+/// Whether `tensor` has a hook of kind `what`. Hooks of an alias (alias_tensor()) do not count.
 bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
   kNone,              ///< this thread runs no backward
   kFormula,           ///< a gradient formula of libtorch or of this library
-  kFormulaOrProgram,  ///< perhaps code of the program: the node is the program's, or has hooks of
-                      ///< the program
+  kFormulaOrProgram,  ///< perhaps code of the program, which made the node or added hooks to it
 };
 
 /// Returns whose code the backward runs on this thread now.

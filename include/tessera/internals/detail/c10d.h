@@ -28,8 +28,8 @@ using StorePtr = c10::intrusive_ptr<Store>;
 /// Makes a store in the memory of this process.
 StorePtr memory_store();
 
-/// Whether `store` is a memory_store() or a store_below() of one. Calls of such a store do not
-/// wait.
+/// Whether `store` is a memory_store(), or a store_below() of a memory_store(). Calls of such a
+/// store do not wait.
 bool is_in_memory(const StorePtr& store);
 
 /// Returns a store that prepends `prefix` to its keys and keeps their values in `store`.
@@ -46,7 +46,8 @@ struct TcpStore {
 /// Connects to a store. Does not wait for other ranks. A client waits without a time-out for the
 /// first answer of the server.
 StorePtr connect_store(const TcpStore& where);
-/// Returns the port of a store of connect_store(). For port 0 the server has chosen a free port.
+/// Returns the port of a store that connect_store() made. For port 0 the server has chosen a free
+/// port.
 std::uint16_t port_of(const StorePtr& store);
 
 // c10d's process groups, with the interface that Gloo and NCCL share. The interface is documented

@@ -52,7 +52,7 @@ struct CudnnVersions {
 /// Returns the versions of cuDNN; nullopt if libtorch has no cuDNN.
 std::optional<CudnnVersions> cudnn_versions();
 
-// The functions below replace libtorch's allocator for CPU memory. Deriving from c10::Allocator is
+// Functions that replace libtorch's allocator for CPU memory. Deriving from c10::Allocator is
 // public. The function that sets the process's allocator is exported, but not documented.
 //
 // Canary: CpuAllocatorCanary, a test of libtorch itself.

@@ -19,25 +19,25 @@ namespace tessera::detail {
 
 // Dispatch keys that libtorch defines for other purposes and that Tessera uses for its own. There
 // is no public way to add a key to libtorch's enum. PrivateUse1, the public extension key, is for a
-// device, and has a lower priority than the keys below.
+// device, and has a lower priority than the keys that Tessera uses.
 //
 // The order of keys decides which key handles a call first. Up to libtorch 2.14 Fake is below
-// Python's keys, from 2.15 above them; all are below autograd and above the backends. libtorch uses
-// Fake for fake tensors, whose kernels exist only in Python.
+// Python's keys, from 2.15 above Python's keys; all are below autograd and above the backends.
+// libtorch uses Fake for fake tensors, whose kernels exist only in Python.
 //
 // Canary: LentKeysCanary, a test of libtorch itself.
 
-/// The dispatch key of distributed tensors. It is below autograd, which sees one ordinary tensor,
-/// and above the backends.
+/// The dispatch key of distributed tensors. The key is below autograd, which sees one ordinary
+/// tensor, and above the backends.
 inline constexpr auto kDistributedKey = c10::DispatchKey::TESSERA_DISTRIBUTED_KEY;
 
-/// The dispatch key of random operators in a RandomRegion. It is above autograd, where a tensor
-/// still has its history. Only random operators have kernels for it, so including the key costs
-/// other operators nothing.
+/// The dispatch key of random operators in a RandomRegion. The key is above autograd, where a
+/// tensor still has its history. Only random operators have kernels for the key, so its inclusion
+/// costs other operators nothing.
 inline constexpr auto kRandomKey = c10::DispatchKey::TESSERA_RANDOM_KEY;
 
-/// The dispatch key of a FakeMode. It is below the key of distributed tensors, so that the mode
-/// sees local tensors.
+/// The dispatch key of a FakeMode. The key is below the key of distributed tensors, so that the
+/// mode sees local tensors.
 inline constexpr auto kFakeModeKey = c10::DispatchKey::TESSERA_FAKE_MODE_KEY;
 
 /// The dispatch key of PlaceholderTensor, whose tensors have no other key and cannot be read.

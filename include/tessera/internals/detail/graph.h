@@ -25,10 +25,10 @@ namespace tessera::detail {
 
 // Nodes of autograd's graph for Tessera's functions. The public way to add a function to the graph
 // is torch::autograd::Function, which stores saved values in a slow dictionary. Tessera's nodes
-// store them as data members, as libtorch's own nodes do.
+// store saved values as data members, as libtorch's own nodes do.
 //
 // Up to libtorch 2.12 nodes are owned by std::shared_ptr and freed by deleteNode, so that freeing a
-// long chain of nodes does not overflow the stack. From 2.13 they are owned by c10::intrusive_ptr,
+// long chain of nodes does not overflow the stack. From 2.13 nodes are owned by c10::intrusive_ptr,
 // which handles long chains itself.
 //
 // Canary: GraphNodeCanary, a test of libtorch itself.
@@ -111,7 +111,7 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 // torch::autograd::Function stores such tensors in a list; Tessera's nodes store them as members.
 //
 // Up to libtorch 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr;
-// pointer_to() returns the right one.
+// pointer_to() returns the right type.
 //
 // Canary: SavedTensorCanary, a test of libtorch itself.
 
@@ -190,9 +190,9 @@ inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
 
-// install_engine() replaces autograd's engine by one that calls two functions of Tessera. One
+// install_engine() replaces autograd's engine by one that calls two functions of Tessera. The first
 // chooses saved-tensor hooks for a tensor that is saved for backward: libtorch's stack of hooks
-// accepts only Python objects, and in C++ libtorch asks the engine instead. The other finds the
+// accepts only Python objects, and in C++ libtorch asks the engine instead. The second finds the
 // gradient of a parameter for which the graph contains another tensor (FSDP).
 //
 // set_default_engine_stub, which libtorch uses for Python's engine, replaces the process's engine.

@@ -24,8 +24,8 @@ namespace tessera::detail {
 // would dispatch to Tessera's kernel again.
 //
 // A new libtorch version may implement a composite operator differently. The tests of operators
-// find composite operators that do not work on distributed tensors; the test below only checks that
-// each operator exists and is still composite.
+// find composite operators that do not work on distributed tensors; the canary test only checks
+// that each operator exists and is still composite.
 //
 // Canary: CompositeKernelsCanary, a test of libtorch itself.
 
@@ -68,9 +68,9 @@ Result take_result(torch::jit::Stack& stack) {
 
 torch::CppFunction refuse_gradient();
 
-// The functions below compute sizes of a convolution and strides of a view as libtorch's operators
-// do, and make meta tensors without dispatching. Only the operators are public, and these need
-// tensors on a device for which they have a kernel.
+// Functions that compute sizes of a convolution and strides of a view as libtorch's operators do,
+// and make meta tensors without dispatching. Only the operators are public, and these need tensors
+// on a device for which they have a kernel.
 //
 // Canary: ShapesByLibtorchCanary, a test of libtorch itself.
 

@@ -64,10 +64,10 @@ class TensorWrapper : public c10::TensorImpl {
   /// A faster constructor for an `inner` that has memory and is not an inference tensor. The
   /// wrapper shares the version counter of `inner`.
   ///
-  /// This constructor of TensorImpl does not change the dispatch keys. Because these lack
-  /// autograd's keys, it makes no version counter, which would be replaced anyway; this saves an
-  /// allocation for each tensor. TensorImpl only reads the device from `storage`, so the storage
-  /// can be borrowed.
+  /// This constructor of TensorImpl does not change the dispatch keys. Because the keys of `inner`
+  /// lack autograd's keys, the constructor makes no version counter, which would be replaced
+  /// anyway; this saves an allocation for each tensor. TensorImpl only reads the device from
+  /// `storage`, so the storage can be borrowed.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
                    inner.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView,
@@ -120,7 +120,8 @@ class TensorWrapper : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy_with(Version&& version, bool allow_change) const {
     c10::intrusive_ptr<TensorWrapper> result = copy();
-    // If this tensor is no inference tensor, the copy must not be one, even in inference mode.
+    // If this tensor is no inference tensor, the copy must not be an inference tensor, even in
+    // inference mode.
     if (key_set_.has_any(c10::autograd_dispatch_keyset_with_ADInplaceOrView)) {
       result->key_set_ = key_set_;
     }
@@ -132,8 +133,8 @@ class TensorWrapper : public c10::TensorImpl {
   }
 
   /// Returns a wrapper's dispatch keys: the backend's key of `inner`, kDistributedKey, and the keys
-  /// of lazy conjugation and negation. For the latter, libtorch's kernels compute the actual values
-  /// before a call reaches Tessera's kernel. The base class adds autograd's keys.
+  /// of lazy conjugation and negation. For conjugation and negation, libtorch's kernels compute the
+  /// actual values before a call reaches Tessera's kernel. The base class adds autograd's keys.
   static c10::DispatchKeySet keys_of(const at::Tensor& inner) {
     constexpr c10::DispatchKeySet kLazyBits(
         {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
@@ -160,8 +161,8 @@ inline const c10::Storage& storage_of(const at::TensorBase& tensor) {
 }
 
 /// For a write to a view, makes autograd replay the view operators instead of using as_strided,
-/// which needs memory and so does not work for wrappers. This is a setting of the thread, which
-/// libtorch's guards reset.
+/// which needs memory and so does not work for wrappers. The replay is a setting of the thread,
+/// which libtorch's guards reset.
 void replay_views();
 
 // A placeholder tensor, which may be stored but never read. Every operator on it reaches Tessera's

@@ -124,10 +124,10 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
 /// would lose the view's grad_fn, and would change `tensor` without recording it.
 at::Tensor guarded_view(const at::Tensor& tensor);
 
-// The functions below free and allocate the memory of existing tensors, and move tensors to other
+// Functions that free and allocate the memory of existing tensors, and move tensors to other
 // memory. PyTorch calls this storage resize. The public functions are Tensor::set_(), an operator
-// that counts as a write, and set_data(), which replaces the tensor's state. The functions below do
-// not change version counters, so that autograd accepts the tensors that it has saved.
+// that counts as a write, and set_data(), which replaces the tensor's state. The functions of this
+// library do not change version counters, so that autograd accepts the tensors that it has saved.
 //
 // From 2.15 a storage can materialise its data on access; these functions set ordinary memory.
 //

@@ -46,7 +46,8 @@ class CarriedScope {
   explicit CarriedScope(T value)
       : guard_(kind_of(kWhat), std::make_shared<Value>(std::move(value))) {}
 
-  /// Returns the active value, or nullptr. It is valid while the value's CarriedScope exists.
+  /// Returns the active value, or nullptr. The pointer is valid while the value's CarriedScope
+  /// exists.
   static const T* active() {
     const c10::DebugInfoBase* found = c10::ThreadLocalDebugInfo::get(kind_of(kWhat));
     return found == nullptr ? nullptr : &static_cast<const Value*>(found)->value;

@@ -42,8 +42,7 @@ RowLosses empty_losses(const at::Tensor& logits);
 /// The contribution of one rank's columns to the losses if the vocabulary is split between ranks.
 struct RowTerms {
   at::Tensor maximum;      ///< (rows): the maximum of each row over this rank's columns
-  at::Tensor all_maximum;  ///< (rows): initially a copy of `maximum`, which the caller reduces over
-                           ///< the ranks
+  at::Tensor all_maximum;  ///< (rows): a copy of `maximum`, which the caller reduces over ranks
   /// Numbers that the caller sums over the ranks: (2 or 3, rows). They are the sum of exponentials,
   /// the target's logit, and with label smoothing the sum of the logits.
   at::Tensor terms;

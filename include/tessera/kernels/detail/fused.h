@@ -67,8 +67,8 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding_qk(const at::Tensor& q, const
                                                       const at::Tensor& cos, const at::Tensor& sin,
                                                       bool transposed);
 /// Looks up rows in a shard of an embedding table. The table has `total_rows` rows; `weight` has
-/// its rows from `first_row` on. Returns (..., dim), with zeros for rows of other shards. An index
-/// outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
+/// the table's rows from `first_row` on. Returns (..., dim), with zeros for rows of other shards.
+/// An index outside of the table throws Error on a CPU, and fails a device assertion on CUDA.
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows);
 /// Returns the gradient of a shard of an embedding table; the shard has `rows` rows. The gradients

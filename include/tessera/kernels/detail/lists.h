@@ -20,7 +20,7 @@ namespace tessera::kernels {
 void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from,
               bool non_blocking = false);
 
-// The 2-norm of many tensors on CUDA. The caller adds squares_on_cuda()'s result over ranks.
+// Functions for the 2-norm of many tensors on CUDA. The caller sums squares_on_cuda() over ranks.
 
 /// Whether squares_on_cuda() supports the tensors: they must be dense fp32, bf16 or fp16 tensors on
 /// `device`, a GPU.
@@ -38,12 +38,11 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
 struct NormAndFactor {
   at::Tensor norm;     ///< the norm, 0-d fp64
   at::Tensor factor;   ///< clip factor, 0-d fp64: min(1, max_norm / (norm + 1e-6))
-  at::Tensor of_step;  ///< factor of an optimizer step, 0-d fp64: `factor`, or NaN if the norm is
-                       ///< not finite
+  at::Tensor of_step;  ///< `factor` for an optimizer step, 0-d fp64; NaN if `norm` is not finite
   at::Tensor rounded;  ///< the norm rounded to fp32, 0-d
 };
-/// Returns the norm and the clip factor. `squares`: the result of squares_on_cuda(), after it was
-/// added over the ranks. Takes one launch.
+/// Returns the norm and the clip factor. `squares`: the result of squares_on_cuda(), summed over
+/// the ranks. Takes one launch.
 NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm);
 
 /// The tensors of one AdamW update: equal sizes, dense, on one device.

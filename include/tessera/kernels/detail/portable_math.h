@@ -29,7 +29,7 @@ TESSERA_HOST_DEVICE inline double polynomial(const double (&c)[N], double x) {
 TESSERA_HOST_DEVICE inline double portable_log(double x) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
-  // Adds the difference of the bits of 1 and sqrt(1/2): the exponent grows from x = sqrt(2) 2^k on.
+  // Adds the difference between the bits of 1 and sqrt(1/2): the exponent grows at sqrt(2) 2^k.
   bits += 0x3FF0000000000000ULL - 0x3FE6A09E00000000ULL;
   const auto k = static_cast<double>(static_cast<int>(bits >> 52) - 1023);
   bits = (bits & 0x000FFFFFFFFFFFFFULL) + 0x3FE6A09E00000000ULL;
@@ -44,8 +44,7 @@ TESSERA_HOST_DEVICE inline double portable_log(double x) {
                       1.479819860511658591e-01};
   const double r = z * polynomial(c, z);
   const double half_square = 0.5 * f * f;
-  const double ln2_high = 6.93147180369123816490e-01;  // a constant with only 32 significant bits,
-                                                       // so that k * ln2_high is exact
+  const double ln2_high = 6.93147180369123816490e-01;  // 32 significant bits: k * ln2_high is exact
   const double ln2_low = 1.90821492927058770002e-10;
   return k * ln2_high - ((half_square - (s * (half_square + r) + k * ln2_low)) - f);
 }
