@@ -15,10 +15,10 @@ namespace tessera::fsdp {
 
 namespace {
 
-// Implements autograd::grad(loss, parameters) under FSDP. The graph of a loss ends in the unsharded
-// tensors, but the program passes the shards. So a backward for the gradients of shards runs for
-// the unsharded tensors, which replace the shards in the graph. The units then reduce only the
-// gradients that the program requested.
+// Implements autograd::grad(loss, parameters) under FSDP. The autograd graph of a loss ends in the
+// unsharded tensors, but the program passes the shards. So ShardGradient replaces the shards by the
+// unsharded tensors in the call of backward. The units then reduce only the gradients that the
+// program requested.
 
 using nn::BackwardCall;
 using tessera::detail::as_leaf;
@@ -42,9 +42,9 @@ class ShardGradient final : public nn::StandInGradient {
 
   variable_list execute(const BackwardCall& call, const nn::RunBackward& run) override;
 
-  /// The unit that owns the parameter; nullptr if the unit has been destroyed.
+  /// Returns the unit that owns the parameter; nullptr if the unit has been destroyed.
   std::shared_ptr<Unit> unit() const { return unit_.lock(); }
-  /// The parameter of the unit, which may have another shard by now. Valid while the unit exists.
+  /// Returns the unit's parameter, whose shard may have been replaced. Valid while the unit exists.
   ShardedParameter& parameter() const { return *parameter_; }
 
  private:
@@ -57,8 +57,8 @@ struct RequestedParameter {
   ShardedParameter* parameter;
 };
 
-/// Returns the sharded parameters whose gradients `call` requests, except parameters without an
-/// unsharded tensor.
+/// Returns the sharded parameters whose gradients the backward call `call` requests, except
+/// parameters without an unsharded tensor.
 std::vector<RequestedParameter> requested_by(const BackwardCall& call) {
   std::vector<RequestedParameter> requested;
   for (const Edge& output : call.outputs) {
@@ -213,7 +213,7 @@ variable_list ShardGradient::execute(const BackwardCall& call, const nn::RunBack
   }
   check_returnable(call, requested, units);
   // Finishes the reductions that an earlier backward left in progress, because their results belong
-  // to the `.grad` that is emptied below.
+  // to the `.grad` that EmptyGradients empties.
   for (const std::shared_ptr<Unit>& unit : units) {
     unit->comm_context().settle();
   }
@@ -313,8 +313,8 @@ void make_unit(const UnitSpec& spec) {
                });
       }});
   for (const ParameterSpec& parameter : spec.parameters) {
-    // The record is attached to all modules that own the parameter, because its callers know
-    // nn::ParameterSlots and not units.
+    // The nn::GradientRecord is attached to all modules that own the parameter, because code that
+    // reads the record knows modules and nn::ParameterSlots, but no units.
     for (const nn::ParameterSlot::Owner& owner : parameter.slot->owners()) {
       owner.module->attach(record);
     }

@@ -14,7 +14,7 @@
 namespace tessera::fsdp {
 
 // DataMesh decides which dimension of the caller's mesh is for shards and which is for replicas.
-// Other code uses DataMesh and does not refer to mesh dimensions by position.
+// Other code uses DataMesh instead of positions of mesh dimensions.
 
 DataMesh::DataMesh(const DeviceMesh& mesh) : all(mesh) {
   TESSERA_CHECK(mesh && (mesh.ndim() == 1 || mesh.ndim() == 2), "fully_shard: the mesh is ",
@@ -42,7 +42,7 @@ DataMesh DataMesh::replicating(const DeviceMesh& mesh) {
   DataMesh result;
   result.all = result.replicate = mesh;
   const auto rank = static_cast<std::size_t>(mesh.local_rank());
-  // The mesh for shards contains only this rank, so nothing is gathered or scattered.
+  // The shard mesh of replicate() contains only this rank, so nothing is gathered or scattered.
   result.shard = DeviceMesh(mesh.world(), {mesh.ranks()[rank]}, MeshShape({1}));
   return result;
 }
@@ -62,21 +62,21 @@ bool is_slice(const DeviceMesh& part, const DeviceMesh& whole) {
          });
 }
 
-// The functions below compute the place of each shard in a flat buffer, and copy between flat
-// buffers and unsharded tensors. The flat buffer of one rank contains the padded and aligned shards
-// of that rank one after another. A gathered buffer has one such row for each rank. None of the
-// functions communicates.
+// segments_of() computes the place of each shard in a flat buffer; unpack() and pack() copy between
+// flat buffers and unsharded tensors. The flat buffer of a rank contains the rank's padded and
+// aligned shards one after another. A gathered buffer has one row for each rank: the flat buffer of
+// that rank. None of these functions communicates.
 
 namespace {
 
-/// A part of an unsharded tensor, and the view of the packed buffer for this part. Both views have
-/// the same sizes.
+/// A view of a part of an unsharded tensor, and the view of the same part in the packed buffer.
+/// Both views have the same sizes.
 struct Piece {
   at::Tensor unsharded;
   at::Tensor packed;
 };
 
-/// The Piece for the first `ranks` ranks together, which all have full shards split on dimension 0.
+/// Returns one Piece for the first `ranks` ranks, which all have full shards split on dimension 0.
 Piece full_rows(const at::Tensor& unsharded, const at::Tensor& buffer, const Segment& segment,
                 std::int64_t ranks) {
   // The tensor and the buffer are both viewed as (ranks, rows, ...), so the copy between them is
@@ -97,20 +97,20 @@ Piece rows_of(const at::Tensor& unsharded, const at::Tensor& buffer, const Segme
           shape.by_parts(shard_of(buffer.select(0, rank), segment, rank))};
 }
 
-/// Returns the parts of one parameter that are copied. One strided copy serves all ranks with full
-/// shards split on dimension 0; each other rank needs its own copy.
+/// Returns the Pieces to copy for one parameter. One strided copy serves all ranks with full shards
+/// split on dimension 0; each other rank needs its own copy.
 std::vector<Piece> pieces_of(const at::Tensor& unsharded, const at::Tensor& buffer,
                              const Segment& segment) {
   const ShardShape& shape = segment.shape;
   std::vector<Piece> pieces;
   std::int64_t rank = 0;
   if (shape.splits_rows() && shape.padded_numel() > 0) {
-    // The first `rank` ranks have a full chunk. At most one later rank has fewer rows; the
-    // remaining ranks have none.
+    // The first `rank` ranks have full shards. At most one of the other ranks has fewer rows; all
+    // further ranks have no rows.
     rank = shape.sizes[0] / shape.chunk();
     pieces.push_back(full_rows(unsharded, buffer, segment, rank));
   }
-  // Ranks with empty shards are last, as in torch.chunk, so the loop may stop at the first of them.
+  // Empty shards are on the last ranks, as in torch.chunk. The loop stops at the first empty shard.
   for (; rank < shape.ranks && shape.numel(rank) > 0; ++rank) {
     pieces.push_back(shape.dim ? rows_of(unsharded, buffer, segment, rank)
                                : Piece{unsharded, shard_of(buffer.select(0, rank), segment, rank)});
@@ -186,7 +186,7 @@ FlatBufferLayout::FlatBufferLayout(const std::vector<ShardShape>& shapes, c10::S
       // As in FSDP2, a reduction uses the compute type if reduce_dtype is not set.
       reduce_dtype_(c10::isFloatingType(dtype) ? policy.reduce_dtype.value_or(compute_dtype_)
                                                : compute_dtype_),
-      // The shards, and their copy in the compute type for the all-gather, have the same layout.
+      // The shards have the same layout in a flat buffer as their copy in the compute type.
       segments_(segments_of(shapes, narrower(dtype_, compute_dtype_))),
       home_(home),
       device_(device) {}
@@ -204,7 +204,7 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
   for (std::size_t i = 0; i < segments.size(); ++i) {
     std::vector<Piece> pieces = pieces_of(unsharded[i], gathered, segments[i]);
     if (!segments[i].shape.dim && !pieces.empty()) {
-      pieces.erase(pieces.begin() + 1, pieces.end());  // replicated: all ranks sent the same values
+      pieces.erase(pieces.begin() + 1, pieces.end());  // replicated: all ranks have equal values
     }
     for (Piece& piece : pieces) {
       to.push_back(std::move(piece.unsharded));
@@ -235,10 +235,10 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
   kernels::copy_all(to, from);
 }
 
-// BufferPool provides the buffers of packed collectives, and units reuse each other's buffers.
+// BufferPool provides the buffers of packed collectives, which one unit after another reuses.
 // libtorch's caching allocator could serve the same sizes, but its cache for each stream is
-// unbounded. The pool frees memory that does not fit the next request at once. On a CPU events are
-// null, and waiting for a null event does nothing.
+// unbounded. BufferPool at once frees memory that does not fit the next request. On a CPU events
+// are null, and waiting for a null event does nothing.
 
 namespace {
 
@@ -252,13 +252,13 @@ BufferPool::Buffer BufferPool::acquire(std::int64_t numel, c10::ScalarType dtype
   const std::int64_t bytes = numel * static_cast<std::int64_t>(c10::elementSize(dtype));
   at::Tensor memory;
   if (const auto found = best_fit(bytes, lane); found != idle_.end()) {
-    // The last user of the buffer may still be reading the buffer on another stream.
+    // Waits because the buffer's last user may still read the buffer on another stream.
     streams_->wait(lane, found->event);
     memory = std::move(found->bytes);
     idle_.erase(found);
   } else {
-    // Idle memory that does not fit is freed before the allocation, because both together would
-    // raise the peak of memory.
+    // Idle memory that does not fit is freed before the allocation, because old and new memory
+    // together would raise the peak of memory.
     drop(lane);
     memory = at::empty({numel}, at::dtype(dtype).device(device_)).view(at::kByte);
   }
@@ -309,24 +309,24 @@ std::int64_t BufferPool::idle_bytes() const {
       [](std::int64_t sum, const Idle& idle) { return sum + idle.bytes.numel(); });
 }
 
-// The memory into which a parameter group is gathered. Autograd saves the unsharded tensors for
-// backward, so these tensors are made once, and only their storage is freed and allocated again.
-// PostForwardShard caches a part of this memory between forward and backward.
+// UnshardedTensors has the memory into which a parameter group is gathered. Autograd saves the
+// unsharded tensors for backward, so the tensors are made once, and only their storage is freed and
+// allocated again. PostForwardShard caches a part of this memory between forward and backward.
 
 namespace {
 
 using detail::round_up;
 
-/// The mesh of the ranks that cache a larger shard after forward (Options::post_forward_mesh_size).
-/// Empty if the option is off or `size` is the number of all ranks, because the cached parts would
-/// then duplicate the shards.
+/// Returns the mesh of the ranks that cache a larger shard after forward
+/// (Options::post_forward_mesh_size). The mesh is empty if the option is off, or if `size` is the
+/// number of all ranks, because the cached parts would then equal the shards.
 DeviceMesh post_forward_mesh(const DataMesh& mesh, std::int64_t size) {
   const std::int64_t ranks = mesh.shard.size();
   if (size == 1 || size == ranks) {
     return {};
   }
-  // Neighbouring ranks form a mesh, because neighbouring ranks usually share a machine and its fast
-  // links.
+  // Neighbouring ranks form a mesh, because such ranks usually share a machine and the machine's
+  // fast links.
   const auto first = mesh.shard.ranks().begin() + mesh.shard.local_rank() / size * size;
   const std::vector<std::string>& names = mesh.shard.shape().names();
   const std::string name = detail::concat(names.empty() ? "dp" : names.front(), "/", size);
@@ -370,8 +370,8 @@ void UnshardedTensors::allocate() {
       storage_, storage_.allocator()->allocate(static_cast<std::size_t>(bytes_)), bytes_);
 }
 
-/// The deleter of the data pointer owns `memory`, because views of the storage may outlive the
-/// caller's reference.
+/// The deleter of the storage's data pointer owns `memory`, because views of the storage may
+/// outlive the caller's reference.
 void UnshardedTensors::lend(at::Tensor memory) {
   void* const data = memory.mutable_data_ptr();
   const c10::Device device = memory.device();

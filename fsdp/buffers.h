@@ -32,9 +32,9 @@ struct DataMesh {
   /// unless `mesh` has one dimension.
   static DataMesh replicating(const DeviceMesh& mesh);
 
-  DeviceMesh all;        ///< the mesh that was passed to fully_shard
+  DeviceMesh all;        ///< the mesh that the program passed to fully_shard
   DeviceMesh shard;      ///< the 1-D submesh over which parameters are sharded
-  DeviceMesh replicate;  ///< the 1-D submesh of replicas; empty if there is none
+  DeviceMesh replicate;  ///< the 1-D submesh of replicas; empty without replicas
 
   std::int64_t replicas() const { return replicate ? replicate.size() : 1; }
   std::int64_t ranks() const { return shard.size() * replicas(); }
@@ -50,7 +50,7 @@ struct DataMesh {
 
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
-/// How a tensor of `sizes` is split along dimension `dim` over `ranks` ranks. As with torch.chunk,
+/// The split of a tensor of `sizes` along dimension `dim` over `ranks` ranks. As with torch.chunk,
 /// the last ranks may have fewer rows (indices of `dim`) or none. Without `dim` each rank has the
 /// whole tensor. A flat buffer has as much memory for each rank's shard as for the shard of rank 0.
 ///
@@ -70,7 +70,7 @@ struct ShardShape {
   /// The number of rows that rank 0 has in one block; 1 without `dim`.
   std::int64_t chunk() const { return dim ? detail::ceil_div(extent(), ranks) : 1; }
   std::int64_t rows(std::int64_t rank) const { return dim ? chunk_size(extent(), ranks, rank) : 1; }
-  /// The index, within one block, of the first row that `rank` has.
+  /// The index of the first row of `rank` within one block.
   std::int64_t first_row(std::int64_t rank) const {
     return dim ? chunk_offset(extent(), ranks, rank) : 0;
   }
@@ -107,11 +107,11 @@ struct ShardShape {
   }
 };
 
-/// Where the shards and their gradients are stored.
+/// The memory in which a unit's shards and their gradients are stored.
 struct ShardHome {
   c10::Device device;
-  bool pinned = false;  ///< whether the memory is page-locked
-  /// Whether Options::offload_policy is set; gradients are then added on the CPU.
+  bool pinned = false;  ///< whether the memory of shards is page-locked
+  /// Whether Options::offload_policy is set, so that gradients are added on the CPU.
   bool offloaded = false;
 };
 
@@ -119,16 +119,16 @@ struct ShardHome {
 /// collectives and kernels.
 inline constexpr std::int64_t kTensorAlignment = 64;
 
-/// Where the shard of one parameter is in a flat buffer of shards.
+/// The place of one parameter's shard in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
   std::int64_t offset = 0;  ///< beginning of the segment in the flat buffer, in elements
   std::int64_t gap = 0;     ///< number of unused elements after the segment
 };
 
-/// Makes Segments for shards of the given shapes, one after another in a flat buffer. Each segment,
-/// and each rank's row of a gathered buffer, begins at a multiple of kTensorAlignment in a buffer
-/// of type `dtype`.
+/// Returns Segments for shards of the given shapes, one after another in a flat buffer. Each
+/// segment, and each rank's row of a gathered buffer, begins at a multiple of kTensorAlignment in a
+/// buffer of type `dtype`.
 std::vector<Segment> segments_of(const std::vector<ShardShape>& shapes, c10::ScalarType dtype);
 
 /// The number of elements in a flat buffer that contains `segments` and the gaps between them.
@@ -138,7 +138,7 @@ std::int64_t flat_numel(const std::vector<Segment>& segments);
 /// values must be the same in every run.
 void clear_gaps(const at::Tensor& buffer, const std::vector<Segment>& segments);
 
-/// A view of the shard of `rank` in the flat buffer of that rank.
+/// Returns a view of the shard of `rank` in `flat`, the flat buffer of that rank.
 at::Tensor shard_of(const at::Tensor& flat, const Segment& segment, std::int64_t rank);
 
 /// The layout of a parameter group's shards and unsharded tensors: sizes, types and devices. A
@@ -193,14 +193,14 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
 void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& segments,
           const at::Tensor& buffer);
 
-/// A pool of communication buffers: a buffer that one unit releases serves the next unit. The pool
-/// caches little idle memory, because a buffer that does not fit the next request is freed before a
-/// new buffer is allocated.
+/// BufferPool is a pool of communication buffers: a buffer that one unit releases serves the next
+/// unit. The pool caches little idle memory, because a buffer that does not fit the next request is
+/// freed before a new buffer is allocated.
 class BufferPool {
  public:
   struct Buffer {
-    at::Tensor tensor;  ///< a view with the requested size
-    at::Tensor bytes;   ///< the whole buffer
+    at::Tensor tensor;  ///< a view of `bytes` with the requested size and type
+    at::Tensor bytes;   ///< the whole memory of the buffer
     comm::Lane lane;    ///< the stream on which the buffer was allocated
   };
 
@@ -210,9 +210,9 @@ class BufferPool {
   /// Returns an uninitialised buffer of `numel` elements for use in the stream `lane`, which waits
   /// for the buffer's last user. Must be called while `lane` is the current stream.
   Buffer acquire(std::int64_t numel, c10::ScalarType dtype, comm::Lane lane);
-  /// Returns a buffer to the pool. The buffer is in use until `event`.
+  /// Returns a buffer to the pool. The buffer stays in use until `event` has passed.
   void release(Buffer buffer, comm::StreamEventPtr event);
-  /// Frees the idle buffers of the stream `lane`, which first waits for their last users.
+  /// Frees the idle buffers of the stream `lane`, after the stream has waited for their users.
   void drop(comm::Lane lane);
   void clear();
   std::int64_t idle_bytes() const;
@@ -232,9 +232,9 @@ class BufferPool {
 };
 
 /// The unsharded tensors of a parameter group, in one storage that can be freed and allocated again
-/// while tensors (parameters, and what autograd saved of them) keep pointing to the storage; FSDP2
-/// calls this "storage resize". Freeing the storage loses its contents. Version counters do not
-/// change, so autograd accepts the tensors again once the storage is refilled.
+/// while tensors (parameters, and tensors that autograd saved) keep pointing to the storage. FSDP2
+/// calls this technique "storage resize". Freeing the storage loses its contents. Version counters
+/// do not change, so autograd accepts the tensors again once the storage is refilled.
 class UnshardedTensors {
  public:
   UnshardedTensors() = default;
@@ -253,7 +253,7 @@ class UnshardedTensors {
 
   const at::Tensor& flat() const { return flat_; }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
-  /// The tensors as flat tensors that include the padding; empty unless constructed with `padded`.
+  /// The tensors as flat tensors with their padding; empty unless constructed with `padded`.
   const std::vector<at::Tensor>& padded() const { return padded_; }
 
  private:
@@ -264,9 +264,9 @@ class UnshardedTensors {
   std::vector<at::Tensor> padded_;
 };
 
-/// PostForwardShard caches a part of a group's gathered memory on each of a few neighbouring ranks
-/// (Options::post_forward_mesh_size), among which backward then gathers (hpZ of ZeRO++). The parts
-/// are equal, larger than a shard, and may divide a parameter anywhere.
+/// PostForwardShard caches a part of a parameter group's gathered memory on each of a few
+/// neighbouring ranks (Options::post_forward_mesh_size), among which backward gathers (hpZ of
+/// ZeRO++). The parts are equal, larger than a shard, and may divide a parameter anywhere.
 class PostForwardShard {
  public:
   PostForwardShard(const DataMesh& mesh, std::int64_t size);
@@ -283,8 +283,8 @@ class PostForwardShard {
   /// group().
   comm::WorkPtr start_gather(const at::Tensor& memory, const std::string& label,
                              comm::Streams& streams);
-  /// To be called when the gather has ended and the stream that owns piece_ has waited for the
-  /// gather.
+  /// Releases the reference to the sent part. To be called when the gather has ended and the stream
+  /// that owns piece_ has waited for the gather.
   void end_gather() { sent_.reset(); }
   void drop() { piece_.reset(); }
   /// The process group of the ranks that cache parts. The first call creates the group, which is

@@ -12,14 +12,14 @@
 
 namespace tessera::fsdp {
 
-// CommContext: the communication state that a model's units share. Two rules limit the memory of a
-// step: gradients are reduced for one unit at a time, and before a tensor that another stream reads
-// is freed, the compute stream waits for that stream.
+// CommContext has the communication state that a model's units share. Two rules limit the memory of
+// a step: gradients are reduced for one unit at a time, and before a tensor that another stream
+// reads is freed, the compute stream waits for that stream.
 
 using comm::Lane;
 
-/// The previous unit's reduction is finished first: gradients that wait to be reduced are the
-/// largest part of a step's memory.
+/// Finishes the previous unit's reduction before a new reduction starts, because gradients that
+/// wait to be reduced are the largest part of a step's memory.
 void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   finish_reductions();
   free_retired();
@@ -27,8 +27,8 @@ void CommContext::reduce(const std::vector<ParameterGroup*>& groups) {
   pool_.drop(Lane::kAllGather);
   for (ParameterGroup* group : groups) {
     group->gradients().start_reduce(*this);
-    // The group is added only after start_reduce(), so that nothing waits for a reduction that
-    // failed to start.
+    // The parameter group is added to reducing_ only after start_reduce(), so that nothing waits
+    // for a reduction that failed to start.
     reducing_.push_back(&group->gradients());
   }
 }
@@ -73,7 +73,7 @@ void CommContext::forget(std::vector<ParameterGroup>& groups) {
 }
 
 /// Keeps `tensors` alive until `event`. Without an event (on a CPU) no other stream uses the
-/// tensors, so they are freed at once.
+/// tensors, so the tensors are freed at once.
 void CommContext::retire(std::vector<at::Tensor> tensors, comm::StreamEventPtr event) {
   if (event != nullptr && !tensors.empty()) {
     retired_.push_back({std::move(tensors), std::move(event)});
@@ -86,18 +86,18 @@ void CommContext::free_retired() {
   }
 }
 
-// The reduction of a parameter group's gradients: reduce-scatter over the shard dimension of the
-// mesh, all-reduce over replicas, division, and the addition to the sharded parameters' gradients.
-// The reduction starts when backward leaves the unit. finish() is called one unit later
-// (CommContext::reduce), so that the collective overlaps the next unit's backward.
+// GradientReduction reduces the gradients of a parameter group: reduce-scatter over the shard
+// dimension of the mesh, all-reduce over replicas, division, and the addition to the sharded
+// parameters' gradients. The reduction starts when backward leaves the unit. finish() is called one
+// unit later (CommContext::reduce), so that the collective overlaps the next unit's backward.
 
 namespace {
 
 using comm::Lane;
 
-/// A power of two near the square root of the number of ranks. Gradients are divided by this factor
-/// before an fp16 sum, and by the rest of the divisor after the sum. This limits both overflow and
-/// underflow, as in FSDP2.
+/// Returns a power of two near the square root of the number of ranks. Gradients are divided by
+/// this factor before an fp16 sum, and by the rest of the divisor after the sum. The division in
+/// two steps limits both overflow and underflow, as in FSDP2.
 double half_pre_divisor(std::int64_t ranks) {
   std::int64_t factor = 1;
   // The factor must divide the number of ranks: gradients of 12 ranks are divided by 4 and then by
@@ -173,9 +173,9 @@ GradientReduction::GradientReduction(std::vector<ShardedParameter*> parameters,
 }
 
 /// Whether the reduce-scatter returns the average, which saves a pass over the result. The number
-/// of ranks must be a power of two: such quotients are exact, so that the result has the same bits
-/// as with a back end that divides the sum. Sums that are all-reduced later, or passed to a hook,
-/// are not divided by the reduce-scatter.
+/// of ranks must be a power of two: dividing by a power of two is exact, so that the result has the
+/// same bits as with a back end that divides the sum. The reduce-scatter does not divide sums that
+/// are all-reduced later or passed to a hook.
 bool GradientReduction::averages() const {
   const auto ranks = static_cast<std::uint64_t>(mesh_.shard.size());
   return !mesh_.replicate && !hook_ && !force_sum_ && pre_divisor_ == 1 &&
@@ -183,8 +183,8 @@ bool GradientReduction::averages() const {
          mesh_.shard.group().averages_while_reducing();
 }
 
-/// Ranks compare the purpose of a collective (comm::PurposeScope). If one rank averages and another
-/// rank sums, their purposes differ, and the ranks get an error instead of a wrong sum.
+/// Ranks compare the purpose of each collective (comm::PurposeScope). If one rank averages and
+/// another sums, the purposes differ, and the ranks get an error instead of a wrong sum.
 std::string GradientReduction::purpose() const {
   return op_ == ReduceOp::kAvg ? label() + " (average)" : label();
 }
@@ -206,8 +206,8 @@ bool GradientReduction::in_place() const {
     const ShardShape& shape = segment.shape;
     return shape.splits_rows() && shape.rows(shape.ranks - 1) == shape.chunk();
   });
-  // With a division before the sum, gradients are packed: dividing them in place would change
-  // autograd's tensors, to which the program may hold references.
+  // If gradients are divided before the sum, the gradients are packed: a division in place would
+  // change autograd's tensors, to which the program may hold references.
   return even && pre_divisor_ == 1 && mesh_.shard.size() > 1 &&
          mesh_.shard.group().moves_groups_in_place();
 }
@@ -288,8 +288,7 @@ void GradientReduction::wait(CommContext& context) {
     std::exchange(work_, nullptr)->wait();
   }
   const comm::StreamEventPtr event = context.streams().record(Lane::kReduceScatter);
-  // On a GPU the event tells when the buffer is free, so the buffer returns to the pool for the
-  // next unit.
+  // On a GPU the buffer is in use until `event`, so the buffer returns to the pool with `event`.
   if (buffer_ && event != nullptr) {
     context.pool().release(*std::move(buffer_), event);
   }
@@ -300,10 +299,10 @@ void GradientReduction::wait(CommContext& context) {
 }
 
 /// Adds the sums that earlier reductions stored for the all-reduce over replicas. If this reduction
-/// does not all-reduce either, stores the new sum with the earlier sums.
+/// has no all-reduce either, stores the new sum with the earlier sums.
 void GradientReduction::join_earlier() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // In a micro-batch before the last, this sum over the shard dimension is added to the stored
+    // In a micro-batch before the last one, the sum over the shard dimension is added to the stored
     // sum.
     if (!all_reduce_) {
       parameters_[i]->leave_to_replicas(
@@ -425,8 +424,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
       // autograd's tensor.
       gradient = gradient.div(divisor_);
     }
-    // Collects only the gradients that become `.grad` unchanged. Other gradients are added to an
-    // earlier gradient, or have a pending sum.
+    // Collects only the gradients that become `.grad` unchanged. All other gradients are added to
+    // an earlier gradient, or have a pending sum over tensor-parallel ranks.
     if (!parameters_[i]->gradient().defined() && !parameters_[i]->home().pinned &&
         gradients_[i].pending == nullptr) {
       complete.push_back(&gradient);
@@ -441,8 +440,8 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // For a parameter that this rank did not use, the other ranks receive zeros. agree_on_use()
-  // decides whether any rank used the parameter.
+  // For a parameter that this rank did not use, this rank has sent zeros. agree_on_use() decides
+  // whether any rank used the parameter.
   const bool used = gradients_[index].used;
   if (!used && parameter.holders().size() == 1) {
     parameter.skip_unused();
@@ -454,10 +453,10 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   // A pending sum over tensor-parallel ranks is computed later, by CommContext::settle: in one
   // all-reduce for many parameters, on shards, which are smaller than gradients. The result is
   // stored where a complete gradient would be stored, next to the gradients of the neighbouring
-  // parameters. Before the ranks have agreed (PartialGradGroup), complete gradients are treated in
-  // the same way: an optimizer that merges neighbouring gradients must merge the same gradients in
-  // a resumed run. The result is not written to autograd's tensor, because the user's hooks may
-  // hold a reference to that tensor.
+  // parameters. Before the ranks have agreed on the process group (PartialGradGroup), complete
+  // gradients are treated in the same way: an optimizer that merges neighbouring gradients must
+  // merge the same gradients in a resumed run. The result is not written to autograd's tensor,
+  // because the user's hooks may hold a reference to that tensor.
   if (gradients_[index].pending != nullptr) {
     context.sums().add(
         *gradients_[index].pending, gradient,
@@ -471,18 +470,18 @@ void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
   }
 }
 
-// What ranks exchange when a forward begins or ends and when backward ends: a few bytes of CPU
-// memory for each process group. Every rank must make all of these calls in the same order, even
-// after the rank has found an error. Otherwise the other ranks would wait forever.
+// agree_on_calls(), free_outdated() and agree_on_use() exchange a few bytes of CPU memory for each
+// process group when a forward begins or ends and when backward ends. Every rank must make all
+// calls in the same order, even after an error. Otherwise the other ranks would wait forever.
 
 namespace {
 
 using Groups = std::vector<comm::Communicator*>;
 
-/// Appends `groups` to `order`, smallest first, without the process groups that `order` contains.
+/// Appends the process groups in `groups` that `order` lacks to `order`, smallest first.
 void append_by_size(Groups& order, Groups groups) {
-  // A stable sort keeps groups of equal size in the order of the modules, which is equal on all
-  // ranks.
+  // A stable sort keeps process groups of equal size in the order of the modules, which is equal on
+  // all ranks.
   std::ranges::stable_sort(groups, {}, &comm::Communicator::size);
   for (comm::Communicator* group : groups) {
     if (std::ranges::find(order, group) == order.end()) {
@@ -509,8 +508,8 @@ void agree_on_calls(const Groups& sharding, const Groups& replicating) {
     try {
       group->agree_on_calls(found);
     } catch (const comm::PeerError&) {
-      // PeerError: another rank has stopped. If an earlier group has found the cause, the cause is
-      // thrown instead of the PeerError.
+      // A PeerError means that another rank has stopped. If an earlier process group has found the
+      // cause, the cause is thrown instead.
       if (found.empty()) {
         throw;
       }
@@ -551,7 +550,7 @@ void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context) {
 }
 
 void agree_on_use(const std::vector<ParameterGroup*>& groups) {
-  // For each mesh: the parameters with parts on its ranks, in the order of the modules.
+  // For each mesh: the parameters with parts on the ranks of the mesh, in the order of the modules.
   std::vector<std::pair<DeviceMesh, std::vector<ShardedParameter*>>> peers;
   for (ParameterGroup* group : groups) {
     // Adds also parameters that were not reduced on this rank, because ranks with another part of
@@ -582,7 +581,7 @@ void agree_on_use(const std::vector<ParameterGroup*>& groups) {
       PartialGradGroup& sum = parameter->partial_group();
       const std::size_t count = sum.flags().size();
       parameter->settle_use(used);
-      // If no rank has a gradient, a later backward agrees on the group (PartialGradGroup).
+      // If no rank has a gradient, the ranks agree on the process group (PartialGradGroup) later.
       if (used && count > 0) {
         sum.agree(rest.subspan(1, count));
       }

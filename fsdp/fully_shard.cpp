@@ -1,5 +1,5 @@
-// The public functions of fully_shard.h check their arguments and call units. unit.cpp implements
-// the behaviour of a unit, unit_spec.cpp decides its parts, and attach.cpp makes the unit.
+// The public functions of fully_shard.h check their arguments and call units. unit_spec.cpp decides
+// what a unit contains, attach.cpp makes the unit, and unit.cpp implements its behaviour.
 
 #include <c10/util/Exception.h>
 
@@ -40,8 +40,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   for (const nn::ModuleBase* module : modules) {
     check_module(module);
   }
-  // Parameters of units below are excluded. Therefore fully_shard must be applied to the lowest
-  // modules first.
+  // Parameters of units among the submodules are excluded. Therefore fully_shard must be applied to
+  // the lowest modules first.
   const nn::NamedSlots parameters = free_parameters(modules, options);
   const UnitSpec spec = checked_spec(modules, parameters, mesh, options);
   for (const nn::ModuleBase* module : modules) {
@@ -50,8 +50,8 @@ void make_checked_unit(const std::vector<nn::ModuleBase*>& modules, const DataMe
   make_unit(spec);
 }
 
-/// Warns of a write to an unsharded parameter that will be lost. The function is noexcept, because
-/// a destructor calls it; an error of the warning itself is dropped.
+/// Warns of a write to an unsharded parameter that will be lost. noexcept, because a destructor
+/// calls warn_of_lost_write(): an exception of the warning is ignored.
 void warn_of_lost_write(const Unit& unit) noexcept {
   try {
     if (const std::string lost = unit.write_by_hand(); !lost.empty()) {
@@ -61,7 +61,7 @@ void warn_of_lost_write(const Unit& unit) noexcept {
   }
 }
 
-/// Sets a field in the settings of the unit of `module` and, with `recurse`, of the units below.
+/// Sets a field in the settings of the unit of `module` and, with `recurse`, of inner units.
 template <class T>
 void set_each(nn::ModuleBase& module, bool recurse, const char* caller, T Settings::*field,
               const std::type_identity_t<T>& value) {
@@ -137,7 +137,7 @@ ActiveUnits::ActiveUnits(const nn::ModuleBase& model) : units_(units_of(model, /
 
 std::string ActiveUnits::text() const {
   const Unit* inner = nullptr;
-  for (const std::shared_ptr<Unit>& unit : units_) {  // from the outermost to the innermost
+  for (const std::shared_ptr<Unit>& unit : units_) {  // units from the outermost to the innermost
     const UnitPhase phase = unit->phase();
     if (phase == UnitPhase::kBackward || phase == UnitPhase::kForward ||
         phase == UnitPhase::kForwardRecorded) {
@@ -155,8 +155,8 @@ std::string current_unit(const nn::ModuleBase& module) {
   return ActiveUnits(module).text();
 }
 
-// await_compute() is called first, because outside of a root's forward the shards may have been
-// written since the last gather.
+// Calls await_compute() before the gather, because outside of a root's forward the program may have
+// written the shards since the last gather.
 void unshard(nn::ModuleBase& module) {
   const std::shared_ptr<Unit> unit = unit_of(module, "unshard");
   unit->await_compute();
@@ -206,8 +206,8 @@ UnshardScope::~UnshardScope() {
   }
 }
 
-// The setters below only store values: units and their parameter groups read the settings when they
-// run.
+// Setters such as set_reshard_after_forward() only store values: units and their parameter groups
+// read the settings when the units run.
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse) {
   set_each(module, recurse, "set_reshard_after_forward", &Settings::reshard_after_forward, reshard);
 }

@@ -1,6 +1,6 @@
-// The iteration of a root unit and of the units below: what happens once for each forward or
-// backward, and how a unit finds its root. The units, the buffer pool and the exchanges between
-// ranks rely on the order of the steps in begin_forward() and end_backward().
+// The training iteration of a root unit and its submodules' units: what happens once for each
+// forward or backward, and how a unit finds its root. Units, the buffer pool and the exchanges
+// between ranks rely on the order of the steps in begin_forward() and end_backward().
 
 #include "unit.h"
 
@@ -21,7 +21,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-/// Counts the iterations in progress on each rank. Ranks are identified by their World.
+/// Counts the iterations in progress on each rank. The World of a rank identifies the rank.
 class OpenIterations {
  public:
   static OpenIterations& instance() {
@@ -54,14 +54,13 @@ IterationState::~IterationState() {
   }
 }
 
-/// Two root units with iterations in progress may share one backward. The collectives of both roots
-/// then use the same process groups.
+/// Also returns false if a second root unit has an iteration in progress: both roots may share one
+/// backward, and their collectives then use the same process groups.
 bool IterationState::is_alone() const {
   return units().size() == 1 && OpenIterations::instance().add(rank_, 0) == 1;
 }
 
-/// Units that no longer exist are left out, because the program may have destroyed a part of the
-/// model.
+/// Returns the units that still exist: the program may have destroyed a part of the model.
 std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   std::vector<std::shared_ptr<Unit>> alive;
   for (const std::weak_ptr<Unit>& unit : units_) {
@@ -72,7 +71,7 @@ std::vector<std::shared_ptr<Unit>> IterationState::units() const {
   return alive;
 }
 
-/// All units below a root share the CommContext of the root, which is the first unit
+/// Returns the CommContext of the root, the first unit; all units share this CommContext
 /// (Unit::make_iteration).
 CommContext& IterationState::comm_context() const {
   return units().front()->comm_context();
@@ -82,8 +81,8 @@ bool IterationState::is_open() const {
   return phase() != IterationPhase::kIdle;
 }
 
-/// If set_is_last_backward(false) was called for any unit, the reductions of all units stay in
-/// progress.
+/// Returns false if set_is_last_backward(false) was called for any unit. The reductions of all
+/// units then stay in progress.
 bool IterationState::is_last_backward() const {
   return std::ranges::all_of(units(),
                              [](const auto& unit) { return unit->settings().last_backward; });
@@ -117,17 +116,17 @@ std::vector<const ParameterGroup*> IterationState::groups_on(const DeviceMesh& m
   return groups;
 }
 
-/// Whether the backward of this iteration has thrown. The check uses a token of this iteration,
+/// Whether the backward of this iteration has thrown. The check uses a token of the iteration,
 /// because another model's backward may be running on this thread. Autograd may keep the token
-/// slightly longer than backward runs, so the id of the running backward is checked as well.
+/// slightly longer than backward runs, so the check also uses the id of the running backward.
 bool IterationState::backward_failed() const {
   return phase() == IterationPhase::kBackward &&
          (backward_.expired() || tessera::detail::backward_id() < 0);
 }
 
 bool IterationState::begin_forward() {
-  // `abandons` is read before the phase changes. A failed backward also sets `abandons`, because
-  // its gathered memory and gradients are dropped like those of an abandoned iteration.
+  // `abandons` is read before the phase changes. A failed backward also sets `abandons`, because a
+  // failed backward's gathered memory and gradients are dropped, too.
   const bool abandons = is_open();
   if (backward_failed()) {
     forget_reductions();
@@ -150,8 +149,7 @@ bool IterationState::begin_forward() {
   return abandons;
 }
 
-/// Makes the gathers of this forward wait for the update by the optimizer, which may have written
-/// the shards.
+/// Makes the gathers of this forward wait until the optimizer has updated the shards.
 void IterationState::await_update() {
   comm::Streams& streams = comm_context().streams();
   const auto event = std::exchange(units().front()->settings().post_optim_event, std::nullopt);
@@ -163,7 +161,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // drops cached parts of a unit that the last backward skipped
+    gathered.drop_piece();  // drops cached parts that the last backward did not use
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -208,8 +206,8 @@ void IterationState::end_forward(bool backward_comes) {
     unit->end_partial_forward();
   }
   free_unused();
-  // The ranks compare their calls before the phase changes. If ranks have gathered different units,
-  // all ranks throw here, and none waits forever in backward.
+  // The ranks compare their collectives before the phase changes. If ranks have gathered different
+  // units, all ranks throw here, and none waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
   if (phase() == IterationPhase::kBackward) {  // a backward within this forward has failed
@@ -239,7 +237,7 @@ void IterationState::end_iteration() {
   for (const std::shared_ptr<Unit>& unit : units()) {
     unit->reshard();
   }
-  // The buffers are freed, because no backward follows and no reduction will use the buffers.
+  // Idle buffers are freed, because no backward follows, so no reduction will use the buffers.
   comm_context().pool().clear();
   close();
 }
@@ -285,12 +283,12 @@ std::shared_ptr<Unit> IterationState::ran_before(const Unit& unit) {
 
 void IterationState::end_backward() {
   const std::vector<std::shared_ptr<Unit>> all = units();
-  // Units end their backward in reverse order of the forward, like backward itself.
+  // The backward of units ends in reverse order of forward, like backward itself.
   std::for_each(all.rbegin(), all.rend(), [](const auto& unit) { unit->end_backward(); });
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // includes the all-reduce over replicas
+    comm_context().finish_reductions();  // also finishes the all-reduce over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next
@@ -312,8 +310,8 @@ void IterationState::end_backward() {
   }
 }
 
-/// Checks that all ranks reduced the same gradients. After a failure the gradients are dropped,
-/// because wrong sums may have been added to right sums.
+/// Checks that all ranks reduced the same gradients. If not, drops the gradients, because wrong
+/// sums may have been added to right sums.
 void IterationState::agree_on_gradients() {
   std::vector<comm::Communicator*> sharding;
   std::vector<comm::Communicator*> replicating;
@@ -335,14 +333,14 @@ void IterationState::agree_on_gradients() {
   }
 }
 
-// The functions of a unit for the iteration of its root unit: how the first call of a root finds
-// the units below, how an iteration begins or is abandoned, and which calls are rejected before an
-// iteration begins.
+// The functions of Unit for the iteration of its root unit: how the first call of a root finds the
+// units of submodules, how an iteration begins or is abandoned, and which calls are rejected before
+// an iteration begins.
 
 namespace {
 
-/// At most three of `names` as text, such as "'a', 'b', 'c', ...". Three names are enough to
-/// identify a part of the model.
+/// Returns at most three of `names` as text, such as "'a', 'b', 'c', ...". Three names are enough
+/// to identify a part of the model.
 std::string first_of(const std::vector<std::string>& names) {
   std::string text;
   for (std::size_t i = 0; i < names.size() && i < 3; ++i) {
@@ -351,11 +349,11 @@ std::string first_of(const std::vector<std::string>& names) {
   return names.size() > 3 ? text + ", ..." : text;
 }
 
-/// Throws Error with the names of trainable parameters below `module` that are in no unit and not
-/// in Options::ignored. If only parts of a model were units, the gradients of the other parts would
-/// not be reduced, and each rank would train its own copy without an error. `mesh`: the mesh of a
-/// unit that runs in the module's forward. `again`: whether an earlier check succeeded. Not
-/// collective; the result is the same on all ranks.
+/// Throws Error with the names of trainable parameters of `module` and its submodules that are in
+/// no unit and not in Options::ignored. If only parts of a model were units, the gradients of the
+/// other parts would not be reduced, and each rank would train its own copy without an error.
+/// `mesh`: the mesh of a unit that runs in the module's forward. `again`: whether an earlier check
+/// succeeded. Not collective; the result is the same on all ranks.
 void refuse_forgotten_parameters(const nn::ModuleBase& module, const DataMesh& mesh, bool again) {
   std::unordered_set<nn::SlotPtr> meant;
   for (const std::shared_ptr<Unit>& unit : units_of(module, /*recurse=*/true)) {
@@ -386,7 +384,7 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
   hash ^= hash >> 32U;
 }
 
-/// Mixes into `hash` each nn::ParameterSlot of `module` and of the modules below, and whether the
+/// Mixes into `hash` each nn::ParameterSlot of `module` and its submodules, and whether the
 /// parameter is trainable and in a unit. Must be cheap, because every forward calls this function.
 void mix_slots(std::uint64_t& hash, const torch::nn::Module& module) {
   if (const auto* ours = dynamic_cast<const nn::ModuleBase*>(&module)) {
@@ -425,16 +423,16 @@ void Unit::make_iteration() {
         group.gradients().set_batch_ranks(mesh_.ranks());
       }
     }
-    // The label is the FQN of the unit's first module below the root, because the unit's other
-    // modules may be in another tree.
+    // The label is the FQN of the unit's first module below the root, because other modules of the
+    // unit may be outside of the root.
     const auto below = std::ranges::find_if(
         unit->modules_, [&](const nn::ModuleBase* module) { return names.contains(module); });
     unit->settings_->label = unit->is_root() ? "the root unit" : "unit '" + names.at(*below) + "'";
   }
 }
 
-/// Returns an error message about a lost write to an unsharded parameter; "" if there was no such
-/// write. `writer`: the subject of the message.
+/// Returns an error message about a write to an unsharded parameter that would be lost; "" if there
+/// was no such write. `writer`: who wrote, as the subject of the message.
 std::string Unit::lost_write(const std::string& writer) const {
   for (const ParameterGroup& group : groups_) {
     if (const std::string name = group.lost_write(); !name.empty()) {
@@ -447,8 +445,8 @@ std::string Unit::lost_write(const std::string& writer) const {
   return "";
 }
 
-/// A write is an error only outside of forward and backward. Within forward and backward, the unit
-/// itself has installed the unsharded parameters.
+/// Returns an error message about a lost write by the program outside of forward and backward.
+/// Within forward and backward, the unit itself installs the unsharded parameters.
 std::string Unit::write_by_hand() const {
   const bool computes = runs_forward() || phase_ == UnitPhase::kBackward;
   return computes || !installed() ? ""
@@ -471,8 +469,8 @@ void Unit::enter_as_root() {
     for (const std::shared_ptr<Unit>& unit : iteration_->units()) {
       unit->refuse_write_by_hand();
     }
-    // begin_forward() prepares every unit, including this unit, and throws if the call is within
-    // this root's own backward.
+    // begin_forward() prepares every unit, including this unit, and throws if the backward of this
+    // root is running.
     follows_abandoned_ = iteration_->begin_forward();
     return;
   }
@@ -505,8 +503,8 @@ void Unit::await_compute() {
   comm_context().streams().order(comm::Lane::kCompute, comm::Lane::kAllGather);
 }
 
-/// Throws Error if this rank has written to shards whose old values are still gathered. The ranks
-/// exchange nothing here, unlike in await_compute(), because a loss may call the unit many times.
+/// Throws Error if this rank has written to shards whose old values are still gathered. Unlike
+/// await_compute(), refuse_outdated() sends nothing, because a loss may call the unit often.
 void Unit::refuse_outdated() {
   for (const ParameterGroup& group : groups()) {
     TESSERA_CHECK(!group.gathered().holds_copies() || group.gathered().is_current(), "forward of ",
@@ -538,7 +536,7 @@ void Unit::abandon_iteration() {
 }
 
 void Unit::begin_iteration() {
-  // A forward or backward that failed may have left the unit in any state.
+  // A failed forward or backward may have left the unit in any state, so the state is reset.
   to_run_.clear();
   awaits_call_ = false;
   buckets_left_ = groups().size();
