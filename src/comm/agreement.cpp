@@ -1,6 +1,6 @@
-// Small collectives by which ranks compare values and share decisions. These collectives use only a
-// Communicator, and so work with every back end. The collectives run below autograd, because the
-// caller may be recording a graph, which must not contain the tensors of this file.
+// Small collectives by which ranks compare values and share decisions. They use only a
+// Communicator, so they work with every back end. They run below autograd, because the caller may
+// be recording an autograd graph, which must not contain the tensors of this file.
 
 #include "tessera/comm/detail/agreement.h"
 #include "tessera/comm/agreement.h"
@@ -28,33 +28,33 @@ at::Tensor over(const std::int64_t* values, std::size_t count) {
                        at::kLong);
 }
 
-/// The device of the tensors that are sent: the CPU if `device` is "meta", because meta tensors
-/// have no memory (meta_world()); otherwise `device`.
+/// Returns the device for tensors that are sent: the CPU if `device` is "meta", because meta
+/// tensors have no memory (meta_world()); otherwise `device`.
 c10::Device carrier(c10::Device device) {
   return device.is_meta() ? c10::Device(c10::kCPU) : device;
 }
 
-/// The text `own` as a tensor on `device`, padded with zeros to `length` bytes and to a multiple of
-/// 8. The bytes are sent as 8-byte numbers, which NCCL copies faster than single bytes.
+/// Returns the text `own` as a tensor on `device`, padded with zeros to `length` bytes and to a
+/// multiple of 8. Numbers of 8 bytes are sent, because NCCL copies them faster than bytes.
 at::Tensor to_numbers(std::string own, std::int64_t length, c10::Device device) {
   constexpr std::int64_t kWidth = sizeof(std::int64_t);
   const std::int64_t count = tessera::detail::ceil_div(length, kWidth);
-  // The bytes belong to `own`, which is destroyed at return. So the bytes are copied, even if
+  // `own` is destroyed when this function returns, so the bytes of `own` are copied, even if
   // `device` is a CPU.
   own.resize(static_cast<std::size_t>(count * kWidth));
   return at::from_blob(own.data(), {count}, at::kLong)
       .to(carrier(device), at::kLong, /*non_blocking=*/false, /*copy=*/true);
 }
 
-/// The first `length` bytes of `numbers` as text; the rest is padding.
+/// Returns the first `length` bytes of `numbers` as text; the remaining bytes are padding.
 std::string to_text(const at::Tensor& numbers, std::int64_t length) {
   const at::Tensor host = numbers.cpu();
   return {static_cast<const char*>(host.const_data_ptr()), static_cast<std::size_t>(length)};
 }
 
-/// Reduces the values `own` of all ranks.
+/// Reduces one integer of each rank, `own`, and returns the result on every rank.
 int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
-  // The value is copied, even on a CPU, because all_reduce() writes to the tensor.
+  // `own` is copied, even on a CPU, because all_reduce() writes to its tensor.
   const at::Tensor number =
       at::from_blob(&own, {1}, at::kInt)
           .to(carrier(device), at::kInt, /*non_blocking=*/false, /*copy=*/true);
@@ -62,7 +62,7 @@ int reduce(Communicator& group, c10::Device device, int own, ReduceOp op) {
   return number.cpu().const_data_ptr<int>()[0];
 }
 
-/// Runs `work` and returns the message of its exception in one line; empty if it throws none.
+/// Runs `work` and returns the message of its exception in one line; "" if `work` does not throw.
 std::string message_of(const std::function<void()>& work) {
   std::string message;
   try {
@@ -95,8 +95,8 @@ std::vector<std::vector<std::int64_t>> gather_values(Communicator& group, c10::D
   return all;
 }
 
-// Each rank sets flags in its own part of the list, which any_rank() merges: one flag for its
-// presence, and one flag for each bit of its values.
+// Gathers numbers on the CPU with any_rank(). Each rank sets flags in its own part of a list: one
+// flag that shows that the rank takes part, and one flag for each bit of its numbers.
 std::vector<std::vector<std::int64_t>> gather_on_hosts(Communicator& group,
                                                        const std::vector<std::int64_t>& own) {
   constexpr std::size_t kBits = 64;

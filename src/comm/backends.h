@@ -1,6 +1,6 @@
 // The back ends for collectives, except NCCL, which is in libtessera_cuda.so (cuda/cuda_backend.h).
-// A world chooses a back end for each group (rendezvous/store_world.cpp) and wraps the back end
-// (checked/checked_communicator.h).
+// A World chooses a back end for each process group (rendezvous/store_world.cpp) and wraps the back
+// end (checked/checked_communicator.h).
 
 #pragma once
 
@@ -17,8 +17,8 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// Makes a group of which only this rank exists; all ranks have this rank's data. In a group of one
-/// rank, a collective copies its input, or does nothing. `start`: see fake_world(); may be empty.
+/// Makes a process group in which only this rank exists and whose ranks all have this rank's data.
+/// With one rank, a collective copies its input or does nothing. `start`: see fake_world().
 CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {});
 
 /// Makes a group for CPU tensors that uses shared memory. Collective. Returns nullptr on every rank
@@ -29,19 +29,19 @@ CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {}
 /// the other ranks. A call first waits until the previous call is complete.
 CommunicatorPtr make_shm_communicator(const detail::StorePtr& store, const GroupInfo& group);
 
-/// Returns c10d's operator for `op`. NCCL implements all operators, Gloo all except the average.
+/// Converts a ReduceOp to c10d's operator. NCCL implements all operators, Gloo all except averages.
 detail::GroupReduceOp to_c10d(ReduceOp op);
 
-/// Makes a group for CPU tensors that uses Gloo over TCP. Only this group may use `store`. The
-/// other ranks reach this machine at `address`. Collective. Reduce-scatter is an all-to-all and a
-/// local sum, because libtorch's own implementation costs a whole all-reduce.
+/// Makes a process group for CPU tensors that uses Gloo over TCP. Collective. Only this group may
+/// use `store`. The other ranks reach this machine at `address`. Reduce-scatter is an all-to-all
+/// and a local sum, because libtorch's own implementation sends as many bytes as an all-reduce.
 CommunicatorPtr make_gloo_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const std::string& address);
 
-/// Makes a group for CUDA tensors that uses `host`, a communicator of CPU tensors. The group is for
-/// ranks that share a GPU, which NCCL does not support. A call copies its inputs to pinned memory,
-/// and therefore waits for the current stream. Work::wait() copies the results back, on the stream
-/// that is then current.
+/// Makes a process group for CUDA tensors that uses `host`, a communicator of CPU tensors. Ranks
+/// that share a GPU need such a group, because NCCL does not support them. A call copies its inputs
+/// to pinned memory, and therefore waits for the current CUDA stream. Work::wait() copies the
+/// results back on the stream that is current in wait().
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host);
 
 /// The Work of a collective that was complete when its call returned.

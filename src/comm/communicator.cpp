@@ -1,5 +1,5 @@
-// The default implementations for a back end: an error for each collective that it lacks, groups of
-// tensors packed into one tensor, plain allocation, and flags exchanged by an all-reduce.
+// Default implementations for a back end: an error for each collective that the back end lacks,
+// several tensors packed into one tensor, plain allocation, and flags exchanged by an all-reduce.
 
 #include "tessera/comm/communicator.h"
 
@@ -27,7 +27,7 @@ class UnpackingWork final : public Work {
       : work_(std::move(work)), packed_(std::move(packed)), tensors_(std::move(tensors)) {}
 
   void wait() override {
-    // An earlier wait() has already waited for the collective.
+    // `work_` is nullptr if an earlier wait() has already waited for the collective.
     if (work_ == nullptr) {
       return;
     }
@@ -45,7 +45,7 @@ class UnpackingWork final : public Work {
   }
 
  private:
-  // The collective; nullptr once wait() has returned.
+  // The running collective; nullptr once wait() has returned.
   WorkPtr work_;
   at::Tensor packed_;
   std::vector<at::Tensor> tensors_;
@@ -63,8 +63,8 @@ at::Tensor pack_rows(const std::vector<at::Tensor>& tensors, std::int64_t rows) 
 
 }  // namespace
 
-// Packs several tensors into one collective. The start-up cost of a collective is then paid once,
-// at the cost of a copy into the packed input and a copy out of the packed output. Back ends with
+// Collectives of several tensors pack the tensors into one. The start-up cost of a collective is
+// then paid once, but the packed input and output are copied. Back ends with
 // moves_groups_in_place() override all_gather_group() and reduce_scatter_group().
 WorkPtr Communicator::all_gather_group(const std::vector<at::Tensor>& outputs,
                                        const std::vector<at::Tensor>& inputs) {
@@ -107,7 +107,7 @@ at::Tensor Communicator::allocate(std::int64_t numel, const c10::TensorOptions& 
   return at::empty({numel}, options);
 }
 
-// Reduces the flags on the CPU and in place, because from_blob() shares the caller's bytes.
+// any_rank() reduces the flags in place, in the caller's memory, because from_blob() shares it.
 void Communicator::any_rank(std::span<std::uint8_t> flags) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto numel = static_cast<std::int64_t>(flags.size());

@@ -39,7 +39,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// The first line of a c10d exception, which is often followed by a stack trace.
+/// Returns the first line of a c10d exception, which is often followed by a stack trace.
 std::string first_line(const std::string& message) {
   std::string line = message.substr(0, message.find('\n'));
   if (line.starts_with('[')) {

@@ -1,4 +1,4 @@
-// The name and ranks of a process group. Messages need both before the group's Communicator exists.
+// The name and ranks of a process group, which messages need before a Communicator exists.
 
 #pragma once
 
@@ -16,13 +16,13 @@ namespace tessera::comm {
 
 class GroupWatch;
 
-/// The name, ranks and time-out of a process group, for its Communicator.
+/// The name, ranks and time-out of a process group, from which a back end makes a Communicator.
 struct GroupInfo {
   std::string name;
-  std::vector<int> ranks;  ///< world ranks in group order
+  std::vector<int> ranks;  ///< world ranks, in the order of the group
   int rank = 0;            ///< this rank's index in the group
   std::chrono::milliseconds timeout{};
-  /// Records the calls of the group; nullptr for a group of one rank or in a fake world.
+  /// Records the calls of the process group; nullptr for one rank or in a fake world.
   std::shared_ptr<GroupWatch> watch{};
   int ranks_here = 1;  ///< number of ranks of the world on this machine
 
@@ -30,20 +30,20 @@ struct GroupInfo {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-/// The beginning of a message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank 1".
+/// Begins a message about a collective: "all_gather in group 'tp' (ranks 0, 1), rank 1".
 std::string describe(const GroupInfo& group, const char* collective);
-/// A call with its purpose as text: "all_gather for unit 'head'". `purpose` may be empty.
+/// Returns a call with its purpose: "all_gather for unit 'head'". `purpose` may be empty.
 std::string with_purpose(const char* collective, const std::string& purpose);
-/// The end of a message about a collective that was called after World::shutdown().
+/// The end of the message about a collective that was called after World::shutdown().
 inline constexpr auto kWorldHasEnded =
     ": its world has ended; keep the world, and make this call before World::shutdown()";
-/// The FNV-1a hash of a text, continuing from the hash `before`. Equal in every process.
+/// Returns the FNV-1a hash of `text`, starting from the hash `before`. Equal in every process.
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
-/// The ranks as text: "0, 1, 5".
+/// Returns a list of ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
 /// The lines of a text.
 std::vector<std::string> lines_of(const std::string& text);
-/// The first line of the message of an exception, without libtorch's "[file:line]" prefix.
+/// Returns the first line of an exception's message, without libtorch's "[file:line]" prefix.
 std::string first_line(const std::string& message);
 
 }  // namespace tessera::comm

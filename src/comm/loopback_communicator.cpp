@@ -1,5 +1,5 @@
-// Collectives without other ranks: a group of one rank, and the groups of fake_world(), in which
-// only this rank exists. Sizes of results and traffic counts are those of a real group.
+// Collectives without other ranks: for a process group of one rank, and for fake_world(), where
+// only this rank exists. Sizes of results and traffic counts are those of a real process group.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 namespace tessera::comm {
 namespace {
 
-/// A group of one rank, or a larger group of which only this rank exists.
+/// A process group of one rank, or a larger process group of which only this rank exists.
 class LoopbackCommunicator final : public Communicator {
  public:
   LoopbackCommunicator(GroupInfo group, FakeStart start)
@@ -26,7 +26,7 @@ class LoopbackCommunicator final : public Communicator {
     return all_gather_group({output}, {input});
   }
 
-  // The other ranks do not exist, so this rank's data is the result.
+  // No other rank exists, so this rank's data is the result of the collective.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp) override {
     return started("all_reduce", {tensor});
   }
@@ -59,16 +59,16 @@ class LoopbackCommunicator final : public Communicator {
     return started("reduce_scatter", inputs);
   }
 
-  // During planning (FakeMode), the group behaves like NCCL, which averages while it reduces.
+  // In FakeMode (planning), the process group behaves like NCCL, which averages while it reduces.
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
-  // Without other ranks, tensors need no packing and calls need no comparison.
+  // In a process group without other ranks, tensors need no packing and calls no comparison.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 
-  // Each other rank is assumed to send this rank the data that this rank sends to itself. If the
-  // output is longer, the rest is zero.
+  // all_to_all() assumes that each other rank sends this rank the data that this rank sends to
+  // itself. If the output is longer, the remaining elements are zero.
   WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                      std::span<const std::int64_t> output_counts,
                      std::span<const std::int64_t> input_counts) override {

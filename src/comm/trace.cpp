@@ -8,21 +8,21 @@
 namespace tessera::comm {
 namespace {
 
-/// The last part of a qualified name: "GatherSequenceFunction" for
+/// Returns the last part of a qualified name: "GatherSequenceFunction" for
 /// "tessera::nn::GatherSequenceFunction".
 std::string short_name(const std::string& name) {
   const std::size_t scope = name.substr(0, name.find('<')).rfind("::");
   return scope == std::string::npos ? name : name.substr(scope + 2);
 }
 
-/// The purpose of a collective that this thread starts now; see CollectiveCall::purpose.
+/// Returns the purpose of the collective that this thread now starts; see CollectiveCall::purpose.
 std::string purpose_of_call(const std::string& purpose) {
   if (!purpose.empty()) {
     return purpose;
   }
   std::string text(CallerScope::current());
-  // In backward, autograd's node is added: the operator's name alone does not show which gradient
-  // needs the collective.
+  // In backward, the name of the autograd node is added: the operator's name alone does not show
+  // which gradient needs the collective.
   const std::string node = tessera::detail::running_node();
   if (node.empty()) {
     return text;
@@ -59,12 +59,12 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
     entry.calls -= before.calls;
     entry.bytes -= before.bytes;
   }
-  // Entries without calls since `earlier` are omitted.
+  // Entries without new calls since `earlier` are omitted.
   std::erase_if(now, [](const auto& item) { return item.second.calls == 0; });
   return now;
 }
 
-/// The counter stores a pointer to `calls_`, which the destructor removes under the same lock.
+/// The TrafficCounter keeps a pointer to `calls_`; the destructor removes it under the same lock.
 CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
   const std::lock_guard lock(counter_.mutex_);
   counter_.lists_.push_back(&calls_);

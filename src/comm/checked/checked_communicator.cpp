@@ -28,13 +28,13 @@ namespace tessera::comm {
 namespace {
 
 // Compares the calls of ranks for groups whose back end (Gloo, NCCL) does not compare calls: see
-// agree_on_calls(). The hash of all calls decides whether the calls differ; the first calls are for
-// the message.
+// agree_on_calls(). The hash of all calls decides whether the calls differ. The texts of the first
+// calls are used only in the message.
 
 using Calls = std::vector<std::string>;
 
-/// The number of calls whose texts are stored. The limit bounds the memory if the ranks never
-/// compare their calls. An iteration of FSDP makes far fewer calls.
+/// The maximum number of calls whose texts are stored. The limit bounds the memory if the ranks
+/// never compare their calls. An iteration of FSDP makes far fewer calls.
 constexpr std::size_t kStoredCalls = 4096;
 
 /// The calls of one rank since the ranks last compared their calls.
@@ -50,8 +50,8 @@ class CallHistory {
     last_ = std::move(call);
   }
 
-  /// A hash of all calls, then the first kStoredCalls calls, with a zero byte before each. Equal
-  /// calls give equal texts in every process. An error can name a call only among the stored calls.
+  /// Returns a hash of all calls, then the first kStoredCalls calls, with a zero byte before each
+  /// call. Equal calls give equal texts in every process. An error can name only a stored call.
   std::string text() const {
     std::string text = std::to_string(hash_);
     for (const std::string& call : calls_) {
@@ -59,7 +59,7 @@ class CallHistory {
     }
     return text;
   }
-  /// The last call of the history; "no call" if there is none.
+  /// Returns the last call of the history; "no call" if the history is empty.
   const std::string& last() const { return last_; }
 
  private:
@@ -68,19 +68,19 @@ class CallHistory {
   std::string last_ = "no call";
 };
 
-/// The stored calls in a CallHistory::text().
+/// Returns the stored calls in a text that CallHistory::text() has made.
 Calls calls_of(const std::string& text) {
   Calls calls;
   std::istringstream parts(text);
   std::string part;
-  std::getline(parts, part, '\0');  // the hash
+  std::getline(parts, part, '\0');  // the first part is the hash
   while (std::getline(parts, part, '\0')) {
     calls.push_back(part);
   }
   return calls;
 }
 
-/// The call of a rank at `position`; "nothing" for a rank with fewer calls.
+/// Returns the call at `position`; "nothing" if the rank has made fewer calls.
 const std::string& call_at(const Calls& calls, std::size_t position) {
   static const std::string nothing = "nothing";
   return position < calls.size() ? calls[position] : nothing;
@@ -116,7 +116,7 @@ std::string first_difference(const CallHistory& history, Communicator& group,
     return "";
   }
   const std::size_t position = first_difference_of(calls);
-  // The hashes differ but the stored texts do not, so the difference is after the stored texts.
+  // If the hashes differ and the stored texts do not, the first different call was not stored.
   if (position == kStoredCalls) {
     return detail::concat("those after the first ", kStoredCalls);
   }
@@ -184,9 +184,9 @@ class RecordedWork final : public Work {
   bool noted_ = false;
 };
 
-/// Each method checks, counts and records the call, and forwards the call to `inner_`. The argument
-/// check is first, so that a call with an invalid argument is neither counted nor sent to other
-/// ranks. With TESSERA_DEBUG the ranks first compare their calls, by a collective.
+/// Each method of CheckedCommunicator checks, counts and records a call, and forwards it to
+/// `inner_`. Arguments are checked first, so that an invalid call is neither counted nor sent to
+/// other ranks. With TESSERA_DEBUG the ranks first compare their calls, by a collective.
 class CheckedCommunicator final : public Communicator {
  public:
   CheckedCommunicator(CommunicatorPtr inner, GroupInfo group, TrafficCounterPtr traffic,
@@ -291,7 +291,7 @@ class CheckedCommunicator final : public Communicator {
     });
   }
   void any_rank(std::span<std::uint8_t> flags) override {
-    // `hosts_` exchanges the flags, because NCCL does not accept CPU tensors.
+    // The CPU group `hosts_` exchanges the flags, because NCCL does not accept CPU tensors.
     if (hosts_ != nullptr) {
       check_open("any_rank");
       hosts_->get().any_rank(flags);
@@ -307,7 +307,7 @@ class CheckedCommunicator final : public Communicator {
       group_.watch->world().give_up();
     }
     if (hosts_ != nullptr) {
-      hosts_->abort();  // before `inner_`, because this abort() takes no time
+      hosts_->abort();  // `hosts_` is first: its abort() does not block
     }
     inner_->abort();
   }
@@ -336,7 +336,7 @@ class CheckedCommunicator final : public Communicator {
     if (!local_error.empty()) {
       history_.add("an error (" + local_error + ")");
     }
-    // The history is emptied even if the comparison throws, because the group stays usable.
+    // The history is emptied even if comparing throws, because the process group stays usable.
     const CallHistory history = std::exchange(history_, {});
     std::string difference;
     const CallerScope caller("agree_on_calls");
@@ -458,9 +458,9 @@ class CheckedCommunicator final : public Communicator {
                   " elements; give one count >= 0 per rank that sum to the elements");
   }
 
-  /// With TESSERA_DEBUG, compares the purpose of a call between the ranks. Without the comparison,
-  /// the bytes of one rank could arrive where another rank expects other bytes. The comparison is
-  /// collective and is not counted as traffic.
+  /// With TESSERA_DEBUG, compares the purpose of a call between the ranks. Otherwise the bytes of
+  /// one rank could arrive where another rank expects other bytes. The comparison is a collective
+  /// and is not counted as traffic.
   void compare_purposes(const char* collective, const at::Tensor& like) {
     // `inner_` is called directly, because a call through this wrapper would be counted.
     if (!compares_purposes_ || purpose().empty() || size() == 1 || inner_->compares_calls()) {
@@ -482,7 +482,7 @@ class CheckedCommunicator final : public Communicator {
   // The CPU group that compares calls; nullptr if the back end compares each call itself.
   std::unique_ptr<LazyHostGroup> hosts_;
   bool compares_purposes_ = detail::debug_checks();
-  /// Whether shutdown() was called. The flag is atomic, because another thread may use the group.
+  /// Whether shutdown() was called. The flag is atomic: another thread may use the process group.
   std::atomic<bool> ended_ = false;
   // The calls since the last agree_on_calls(). Calls are recorded only if `hosts_` is not nullptr.
   CallHistory history_;
@@ -496,8 +496,8 @@ Communicator& LazyHostGroup::get() {
         "the group over which the hosts agree failed earlier; look for the first error");
   }
   if (made_ == nullptr) {
-    // No lock is held while the group is made, because making the group may take as long as the
-    // time-out, and abort() must not wait for this.
+    // No lock is held while `make_` makes the process group, because this may take as long as the
+    // time-out, and abort() must not wait so long.
     CommunicatorPtr made;
     try {
       made = make_();
@@ -507,7 +507,7 @@ Communicator& LazyHostGroup::get() {
     }
     const std::lock_guard lock(mutex_);
     made_ = std::move(made);
-    if (failed_) {  // abort() was called while the group was made
+    if (failed_) {  // abort() was called while make_() ran
       made_->abort();
     }
   }

@@ -1,5 +1,5 @@
-// A wrapper around the process groups that a World makes. A program's own Communicator is not
-// wrapped, because it usually uses groups that are already wrapped.
+// A wrapper around the process groups that a World makes. A Communicator that the program
+// implements is not wrapped, because it usually uses process groups that are already wrapped.
 
 #pragma once
 
@@ -17,11 +17,11 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A shared pointer to a counter, used by a world and its groups.
+/// A shared pointer to a counter of traffic that a World and its process groups use.
 using TrafficCounterPtr = std::shared_ptr<TrafficCounter>;
 
-/// A process group for CPU tensors with the ranks of another group. The process group is made at
-/// its first use, because it is rarely needed.
+/// A process group for CPU tensors with the ranks of another process group. LazyHostGroup makes the
+/// process group at its first use, because most programs never use it.
 class LazyHostGroup {
  public:
   using Make = std::function<CommunicatorPtr()>;
@@ -29,7 +29,7 @@ class LazyHostGroup {
   /// `make` makes the process group. `make` is collective.
   explicit LazyHostGroup(Make make) : make_(std::move(make)) {}
 
-  /// The first call makes the process group and is collective. Throws what `make` throws.
+  /// The first call of get() makes the process group and is collective. Throws what `make` throws.
   Communicator& get();
   /// Makes ranks that wait in the process group fail. Thread safe.
   void abort();

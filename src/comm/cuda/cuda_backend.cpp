@@ -1,4 +1,4 @@
-// Checks the versions of NCCL and cuDNN that libtessera_cuda.so was compiled with and has loaded.
+// Loads libtessera_cuda.so and checks the versions of its NCCL and cuDNN.
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace tessera::comm {
 namespace {
 
-/// A version number as text: "2.28.9".
+/// Returns a version number as text, for example "2.28.9".
 std::string version_text(int version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
@@ -78,16 +78,16 @@ const CudaBackend& load() {
 }  // namespace
 
 const CudaBackend& cuda_backend() {
-  // If loading throws, the next call tries again.
+  // If load() throws, the next call of cuda_backend() tries again.
   static const CudaBackend& backend = load();
   return backend;
 }
 
-// The streams of a CPU, and make_streams(). The streams of a GPU are in cuda/cuda_streams.cpp.
+// Streams for the CPU, and make_streams(). The streams of a GPU are in cuda/cuda_streams.cpp.
 namespace {
 
-/// The lanes (streams) of a CPU. Work on a CPU is done when its call returns, so every event has
-/// already passed and is nullptr.
+/// The lanes (streams) of a CPU. Work on a CPU is done when its call returns, so no event needs to
+/// be recorded, and every event is nullptr.
 class HostStreams final : public Streams {
  public:
   StreamEventPtr record(Lane) override { return nullptr; }

@@ -26,7 +26,7 @@ struct LibraryVersions {
 
 /// Throws Error if NCCL cannot be used. The options of libtorch's process group contain structures
 /// of nccl.h, so libtorch and Tessera must be compiled with the same nccl.h, and the loaded NCCL
-/// must support its version.
+/// must support the version of this nccl.h.
 void check_nccl(const LibraryVersions& versions);
 /// Returns a warning about features that an old cuDNN lacks; "" if no feature is missing.
 std::string cudnn_warning(const LibraryVersions& versions);
@@ -36,11 +36,11 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::comm {
 
-/// The GPU of an NCCL group, and the group from which the NCCL group is split.
+/// This rank's GPU in an NCCL group, and the group from which the NCCL group is split.
 struct NcclPlace {
   int device = 0;  ///< the index of this rank's GPU
-  /// A larger NCCL group from which the new group is split by all ranks of the larger group.
-  /// nullptr: the new group is made without a split.
+  /// A larger NCCL group, all of whose ranks split the new group from it. If `parent` is nullptr,
+  /// the new group is made without a split.
   CommunicatorPtr parent = {};
 };
 
@@ -52,18 +52,18 @@ struct CudaBackend {
   /// Sets the current GPU of the calling thread.
   void (*set_device)(int index);
   LibraryVersions (*versions)();
-  /// Makes a group that uses NCCL between processes with one GPU each. Collective.
+  /// Makes a process group that uses NCCL. Each process of the group has its own GPU. Collective.
   CommunicatorPtr (*make_nccl_communicator)(const detail::StorePtr& store, const GroupInfo& group,
                                             const NcclPlace& place);
-  /// The streams of the GPU `device`; -1 means the current GPU.
+  /// Returns the streams of GPU `device`; -1 means the current GPU.
   StreamsPtr (*make_streams)(int device);
 };
 
-/// Returns the streams of a GPU. The function is in libtessera_cuda.so; other libraries call it
-/// through CudaBackend::make_streams.
+/// Returns the streams of GPU `device`. The function is in libtessera_cuda.so; other libraries call
+/// it through CudaBackend::make_streams.
 StreamsPtr make_cuda_streams(int device);
-/// Makes a group that uses NCCL. The function is in libtessera_cuda.so; other libraries call it
-/// through CudaBackend::make_nccl_communicator.
+/// Makes a process group that uses NCCL. The function is in libtessera_cuda.so; other libraries
+/// call it through CudaBackend::make_nccl_communicator.
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const NcclPlace& place);
 
@@ -71,8 +71,8 @@ CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const Grou
 constexpr auto kCudaBackendSymbol = "tessera_cuda_backend";
 using CudaBackendFunction = const CudaBackend* (*)();
 
-/// The functions of libtessera_cuda.so. The first call loads the library. Throws Error if the
-/// library is missing or finds no GPU, or if libtorch has already been initialised without CUDA.
+/// Returns the functions of libtessera_cuda.so. The first call loads the library. Throws Error if
+/// the library or a GPU is missing, or if libtorch has already been initialised without CUDA.
 const CudaBackend& cuda_backend();
 
 }  // namespace tessera::comm

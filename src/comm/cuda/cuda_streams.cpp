@@ -82,7 +82,7 @@ class CudaStreams final : public Streams {
   c10::DeviceIndex device_;
   CUDAStream all_gather_;
   CUDAStream reduce_scatter_;
-  /// Within a LaneScope: the stream that was current before the scope.
+  /// The stream that was current before the LaneScope; used only within a LaneScope.
   std::optional<CUDAStream> compute_;
 };
 

@@ -19,8 +19,8 @@ namespace tessera::comm {
 class EventPool {
  public:
   /// Returns an event for the streams of GPU `device`, not recorded yet. The event returns to the
-  /// pool when its last owner releases the event. A stream that waits for an earlier recording of
-  /// the event is not affected when the event is recorded again.
+  /// pool when its last owner releases the event. Recording the event again does not affect a
+  /// stream that already waits for an earlier recording of the event.
   std::shared_ptr<at::cuda::CUDAEvent> take(c10::DeviceIndex device) {
     return {take_unused(device).release(), [this, device](at::cuda::CUDAEvent* event) {
               const std::lock_guard lock(mutex_);

@@ -31,14 +31,14 @@
 namespace tessera::comm {
 namespace {
 
-// Creates and closes c10d's process group for NCCL.
+// The functions and classes that create and close c10d's process group for NCCL.
 
 using detail::NcclProcessGroup;
 using detail::NcclProcessGroupPtr;
 using std::chrono::milliseconds;
 
-/// NCCL's time-out is longer than Tessera's by this time, so that Tessera's time-out ends first:
-/// NCCL cannot name the missing ranks.
+/// The difference between NCCL's time-out and Tessera's shorter time-out. Tessera's time-out ends
+/// first, because NCCL cannot name the missing ranks.
 constexpr std::chrono::seconds kNcclPatience{30};
 
 /// Disables libtorch's error handling, which ends the process and prints pages without naming the
@@ -79,15 +79,15 @@ bool shuts_down_in_time(NcclProcessGroupPtr group, int device, milliseconds pati
   return false;
 }
 
-/// Aborts the group on another thread and waits for at most kPatience. Errors are ignored, because
-/// the group is not used any more and this function may run in a destructor.
+/// Aborts a process group on another thread and waits for at most kPatience. Errors are ignored,
+/// because nothing uses the group any more and this function may run in a destructor.
 void abort_for_a_while(NcclProcessGroupPtr group, int device) {
   constexpr milliseconds kPatience{2000};
   begin_end(std::move(group), &NcclProcessGroup::abort, device).wait_for(kPatience);
 }
 
-/// NcclHealth asks NCCL whether a communicator has failed. The watchdog uses this class instead of
-/// NcclGroup, because the watchdog must not own the group, its owner. Thread safe.
+/// NcclHealth asks NCCL whether a communicator has failed. The watchdog uses an NcclHealth, because
+/// the watchdog must not own an NcclGroup, which owns the watchdog. Thread safe.
 class NcclHealth {
  public:
   /// Throws Error if NCCL has found an error since the last call, such as a lost connection.
@@ -124,15 +124,15 @@ class NcclGroup {
     leave_errors_to_the_watchdog();
     const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
     process_group_ = detail::make_nccl_group(store, place_of(info_, parent));
-    // The GPUs are connected here, so that a failure occurs here and not in the first collective.
+    // The GPUs are connected now, so that a failure does not occur in the first collective.
     detail::connect_gpu(*process_group_,
                         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
     health_->set_communicator(detail::communicator_of(*process_group_));
   }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
-  /// Leaks a process group that was not closed: c10d's destructor needs CUDA, and this destructor
-  /// may run when the process ends. The operating system then cleans up.
+  /// The destructor leaks a process group that was not closed: c10d's destructor needs CUDA, which
+  /// may be unusable at the end of the process. The operating system then frees the process group.
   ~NcclGroup() { static_cast<void>(process_group_.release()); }
 
   const GroupInfo& info() const { return info_; }
@@ -178,15 +178,15 @@ class NcclGroup {
   }
 
  private:
-  /// Moves the process group out of this object; nullptr if it was moved out before.
+  /// Returns the process group and removes it from the NcclGroup; nullptr if it was removed before.
   NcclProcessGroupPtr take() {
     const std::lock_guard lock(mutex_);
     health_->set_communicator(nullptr);
     return std::exchange(process_group_, nullptr);
   }
 
-  /// The position of a group in a split of its parent group. The groups of one split are disjoint,
-  /// so the first rank identifies a group.
+  /// Returns the place of a group in a split of its parent group. The groups of one split are
+  /// disjoint, so the first rank identifies a group.
   static detail::NcclGroupPlace place_of(const GroupInfo& info, const NcclGroup* parent) {
     return {.rank = info.rank,
             .size = info.size(),
@@ -204,14 +204,14 @@ class NcclGroup {
   const std::shared_ptr<NcclHealth> health_ = std::make_shared<NcclHealth>();
 };
 
-// The collectives of an NCCL group.
+// The classes that run the collectives of an NCCL group.
 
 using NcclGroupPtr = std::shared_ptr<NcclGroup>;
 
-/// A flat view of `tensor` for collectives that only move data. NCCL supports neither complex
-/// numbers nor 16-bit integers, so the view has the widest type that NCCL supports and that divides
-/// the elements. The view's type depends only on the tensor's type, so that all ranks call NCCL
-/// with the same type.
+/// Returns a flat view of `tensor` for collectives that only move data. NCCL supports neither
+/// complex numbers nor 16-bit integers, so the view has the widest NCCL type that divides the
+/// elements. The view's type depends only on the tensor's type, so that all ranks call NCCL with
+/// the same type.
 at::Tensor as_moved(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.view({-1});
   switch (tensor.element_size()) {
@@ -248,7 +248,7 @@ std::vector<std::int64_t> counts_as_moved(std::span<const std::int64_t> counts,
   return moved;
 }
 
-/// Flat views of the tensors, because a collective does not need the shapes.
+/// Returns flat views of the tensors, because a collective does not need the shapes.
 std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) {
@@ -257,7 +257,7 @@ std::vector<at::Tensor> all_flat(const std::vector<at::Tensor>& tensors) {
   return flat;
 }
 
-/// The message of a c10d error, "NCCL error in: FILE:LINE, text", without the source line.
+/// Returns the message of a c10d error, "NCCL error in: FILE:LINE, text", without FILE:LINE.
 std::string nccl_text(const std::exception& error) {
   std::string text = first_line(error.what());
   constexpr std::string_view kPlace = "NCCL error in: ";
@@ -276,7 +276,7 @@ class NcclWork final : public Work {
       : group_(std::move(group)), collective_(std::move(collective)), work_(std::move(work)) {}
 
   void wait() override {
-    // The GPU is set, because another GPU may be current on the calling thread.
+    // The group's GPU is made current, because the calling thread may have another current GPU.
     const auto device = static_cast<c10::DeviceIndex>(group_->device());
     const c10::cuda::CUDAGuard guard(device);
     try {
@@ -285,7 +285,7 @@ class NcclWork final : public Work {
       throw PeerError(describe(group_->info(), collective_.c_str()) + ": " + nccl_text(error) +
                       "; look for the first error among the other ranks");
     }
-    // NCCL's event is not accessible. So this event is recorded in the current stream, which
+    // NCCL's own event is not accessible. So `reached_` is recorded in the current stream, which
     // already waits for NCCL.
     if (!detail::is_captured()) {
       reached_ = event_pool().take(device);
@@ -387,8 +387,8 @@ class NcclCommunicator final : public Communicator {
                [&](auto& group) { return group.broadcast(moved, {.rootRank = root}); });
   }
 
-  // c10d's memory pool registers the memory with the NCCL communicator, which therefore must exist
-  // before allocate() is called.
+  // c10d's memory pool registers the memory with the NCCL communicator, so the NCCL communicator
+  // must exist before allocate() is called.
   at::Tensor allocate(std::int64_t numel, const c10::TensorOptions& options) override {
     const at::Device device = options.device();
     if (!device.is_cuda() ||
@@ -398,8 +398,8 @@ class NcclCommunicator final : public Communicator {
     return guarded("allocate", [&](auto& group) { return group.allocateTensor(numel, options); });
   }
 
-  /// Waits on the CPU and checks the other ranks meanwhile, because c10d's barrier would wait
-  /// forever for a dead rank.
+  /// barrier() waits on the CPU and checks the other ranks meanwhile, because c10d's barrier would
+  /// wait forever for a dead rank.
   void barrier() override {
     constexpr std::chrono::microseconds kNap{50};
     const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(group_->device()));
@@ -420,14 +420,14 @@ class NcclCommunicator final : public Communicator {
   const NcclGroup& group() const { return *group_; }
 
  private:
-  // The Work stores `collective` for messages, because errors may appear after the call.
+  // The NcclWork stores the collective's name for messages: errors may appear after the call.
   template <class Start>
   WorkPtr run(const char* collective, Start&& start) {
     return std::make_shared<NcclWork>(group_, with_purpose(collective, purpose()),
                                       guarded(collective, start));
   }
 
-  /// Calls `ask` with the process group, and converts c10d's errors into Tessera's Error.
+  /// Calls `ask` with c10d's process group, and converts c10d's errors to Tessera's Error.
   template <class Ask>
   std::invoke_result_t<Ask&, detail::NcclProcessGroup&> guarded(const char* what, Ask&& ask) {
     const detail::NcclProcessGroupPtr group = group_->get();
@@ -443,7 +443,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  // The process group is shared with the Works, which may outlive the communicator.
+  // The NcclGroup is shared with NcclWork objects, which may outlive the communicator.
   NcclGroupPtr group_;
 };
 
@@ -451,7 +451,7 @@ class NcclCommunicator final : public Communicator {
 
 CommunicatorPtr make_nccl_communicator(const detail::StorePtr& store, const GroupInfo& group,
                                        const NcclPlace& place) {
-  // The cast is safe, because every parent was made by make_nccl_communicator().
+  // The cast of the parent is safe, because every parent was made by make_nccl_communicator().
   const auto* parent = static_cast<const NcclCommunicator*>(place.parent.get());
   try {
     return std::make_shared<NcclCommunicator>(std::make_shared<NcclGroup>(

@@ -15,7 +15,7 @@
 namespace tessera::comm {
 namespace {
 
-/// An uninitialised CPU tensor with the sizes and type of `tensor`. Its memory is pinned if
+/// Returns an uninitialised CPU tensor with the sizes and type of `tensor`. The memory is pinned if
 /// `tensor` is on a GPU, so that copies to the GPU are asynchronous.
 at::Tensor host_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(),
@@ -118,7 +118,7 @@ class StagedCommunicator final : public Communicator {
     return back(host_->broadcast(result, root), result, tensor);
   }
 
-  // The methods below only forward to `host_`, the communicator of CPU tensors.
+  // The following methods only forward to `host_`, the communicator of CPU tensors.
   void set_purpose(std::string purpose) override { host_->set_purpose(std::move(purpose)); }
   bool compares_calls() const override { return host_->compares_calls(); }
   void barrier() override { host_->barrier(); }
@@ -128,7 +128,7 @@ class StagedCommunicator final : public Communicator {
   std::string name() const override { return host_->name() + " (staged)"; }
 
  private:
-  // The Work of a collective with result `host`; wait() copies the result to `device`.
+  // Returns the Work of a collective with result `host`; wait() copies the result to `device`.
   static WorkPtr back(WorkPtr work, at::Tensor host, at::Tensor device) {
     return std::make_shared<StagedWork>(std::move(work), std::vector{std::move(host)},
                                         std::vector{std::move(device)});

@@ -1,6 +1,6 @@
-// Collectives over TCP through c10d's Gloo. In addition, reductions work for every type and round
-// sums once, an operation fails soon after another rank has failed, and the process can end without
-// waiting for operations that cannot finish.
+// Collectives over TCP through c10d's Gloo, with three additions: reductions work for every type
+// and round sums once, an operation fails soon after another rank has failed, and the process can
+// end without waiting for operations that cannot finish.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -83,8 +83,8 @@ void reduce_rows(const at::Tensor& output, const at::Tensor& parts, ReduceOp op)
   }
 }
 
-/// The tensor as bytes, for collectives that only move data. The tensor is flattened first, because
-/// a scalar, which has no dimension, cannot be viewed in a type of another size.
+/// Returns the tensor as bytes, for collectives that only move data. The tensor is flattened first,
+/// because a scalar, which has no dimension, cannot be viewed in a type of another size.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
   return contiguous.view({-1}).view(at::kByte);
 }
@@ -113,15 +113,15 @@ using std::chrono::milliseconds;
 
 /// The interval at which a waiting rank checks whether the other ranks are still alive.
 constexpr milliseconds kPeerCheck{200};
-/// After a rank has ended, data that the rank sent before may still arrive within this time.
+/// Data of a rank that has ended may still arrive within this time.
 constexpr milliseconds kGrace{300};
 
-/// Gloo's time-out is longer than Tessera's by this time. Gloo must never time out first, because a
-/// wait for a rank that reads or writes files may be long.
+/// The difference between Gloo's time-out and Tessera's shorter time-out. Gloo must never time out
+/// first, because the wait for a rank that reads or writes files may be long.
 constexpr std::chrono::hours kGlooPatience{24};
 
-/// c10d's process group for Gloo, and whether the group has failed. The communicator and its Works
-/// share the object.
+/// c10d's process group for Gloo, and whether the group has failed. The communicator and its Work
+/// objects share one GlooGroup.
 class GlooGroup {
  public:
   GlooGroup(const detail::StorePtr& store, GroupInfo group, const std::string& address)
@@ -147,14 +147,14 @@ class GlooGroup {
 
   const GroupInfo& info() const { return group_; }
 
-  /// The number of the group's current call, to be passed to wait().
+  /// Returns the number of the group's current call, which wait() needs.
   std::uint64_t number() const { return group_.watch->number(); }
 
-  /// Starts an operation of Gloo.
+  /// Calls `start`, which starts an operation of Gloo. Throws PeerError if the group has failed.
   template <class Start>
   detail::GroupWorkPtr start(const char* collective, Start&& start) {
-    // After a failure no operation starts: Gloo's connections may contain half of an earlier
-    // message, which the operation would read.
+    // After a failure no operation starts: Gloo's connections may still contain the rest of an
+    // earlier message, which the new operation would read.
     if (failed_) {
       throw PeerError(describe(group_, collective) +
                       ": the group failed earlier; end this rank and start the job again");
@@ -166,7 +166,7 @@ class GlooGroup {
     }
   }
 
-  /// Waits for `work`, the operation of call `number`. Throws the PeerError of PeerWait.
+  /// Waits for `work`, the operation of call `number`. Throws PeerError as PeerWait does.
   void wait(detail::GroupWork& work, const char* collective, std::uint64_t number) {
     try {
       await(work, collective, number);
@@ -181,11 +181,11 @@ class GlooGroup {
   void abort() { failed_ = true; }
 
  private:
-  /// Waits for at most `duration`. Returns false if the operation is not done yet. Rethrows an
+  /// Waits for at most `duration`. Returns false if the operation is still running. Rethrows an
   /// exception of the operation.
   static bool wait_a_little(detail::GroupWork& work, milliseconds duration) {
     try {
-      // GroupWork::wait throws if the time is over or if the operation has failed.
+      // GroupWork::wait throws if `duration` has passed or if the operation has failed.
       work.wait(duration);
       return true;
     } catch (const std::exception&) {
@@ -223,7 +223,7 @@ class GlooGroup {
 };
 using GlooGroupPtr = std::shared_ptr<GlooGroup>;
 
-/// A running Gloo operation, and the function `finish` that completes its results.
+/// A running Gloo operation. The function `finish` completes its results.
 class GlooWork final : public Work {
  public:
   GlooWork(GlooGroupPtr group, std::string collective, detail::GroupWorkPtr work,
@@ -252,7 +252,7 @@ class GlooWork final : public Work {
   std::string collective_;
   std::uint64_t number_;
   detail::GroupWorkPtr work_;
-  // wait() calls finish_ on the calling thread. finish_ owns the tensors into which it writes.
+  // wait() calls finish_ on the calling thread. finish_ owns the tensors that finish_ writes.
   std::function<void()> finish_;
 };
 
@@ -261,7 +261,7 @@ class GlooCommunicator final : public Communicator {
   explicit GlooCommunicator(GlooGroupPtr group)
       : Communicator(group->info().rank, group->info().size()), group_(std::move(group)) {}
 
-  // If the input has no elements on this rank, no rank's input has any, and nothing is sent.
+  // All ranks have inputs of one size. If this rank's input is empty, nothing needs to be sent.
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input) override {
     return input.numel() == 0 ? done_work() : gather("all_gather", output, input);
   }
@@ -358,9 +358,9 @@ class GlooCommunicator final : public Communicator {
         std::move(finish));
   }
 
-  // All-reduces by an all-gather. The traffic is about size / 2 times that of a ring all-reduce.
-  // But any type works, and a sum is rounded once. All ranks add in the same order and get the same
-  // bits.
+  // All-reduces by an all-gather. The traffic is about size / 2 times the traffic of a ring
+  // all-reduce, but any type works, and a sum is rounded once. All ranks add in the same order and
+  // get the same bits.
   WorkPtr gathered_all_reduce(const at::Tensor& tensor, ReduceOp op) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options());
@@ -372,7 +372,7 @@ class GlooCommunicator final : public Communicator {
 };
 
 /// Connects to the other ranks on a detached thread, because Gloo waits for every other rank until
-/// the time-out, even if the rank is dead.
+/// the time-out, even for a dead rank.
 GlooGroupPtr connect(const detail::StorePtr& store, const GroupInfo& group,
                      const std::string& address) {
   std::packaged_task<GlooGroupPtr()> task(

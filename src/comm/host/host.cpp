@@ -1,6 +1,6 @@
-// Reads the environment variables of launchers (tessera-run, torchrun, Slurm, Open MPI). Values are
-// read through a function, so that tests need not change the environment. An invalid value is an
-// error, because the ranks would otherwise wait for each other until the time-out.
+// Reads the environment variables of launchers (tessera-run, torchrun, Slurm, Open MPI). A function
+// supplies the values, so that tests need not change the environment. An invalid value is an error,
+// because the ranks would otherwise wait for each other until the time-out.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -39,7 +39,7 @@ struct Launcher {
 };
 
 /// The launchers in order of precedence, because tessera-run and torchrun may themselves run under
-/// Slurm or Open MPI. Some functions access tessera-run and Slurm by index.
+/// Slurm or Open MPI. Some functions use the indices of tessera-run and Slurm in this list.
 constexpr Launcher kLaunchers[] = {
     {"tessera-run or torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -48,15 +48,15 @@ constexpr Launcher kLaunchers[] = {
     // has SLURM_PROCID and SLURM_NTASKS.
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"},
 };
-/// The default port of torchrun.
+/// The port of rank 0's store if MASTER_PORT is not set, as torchrun's default.
 constexpr int kDefaultPort = 29500;
-// Slurm assigns no port, so the port is derived from the job id. Two jobs on one machine rarely
-// have ids with the same last four digits.
+// Slurm assigns no port for a store, so the port is derived from the job id. Two jobs on one
+// machine rarely have ids with the same last four digits.
 constexpr int kSlurmFirstPort = 20000;
 constexpr int kSlurmPorts = 10000;
 
-/// The integer value of a variable; nullopt if the variable is not set. Throws Error if the value
-/// is not an integer or is out of range.
+/// Returns the integer value of an environment variable; nullopt if the variable is not set. Throws
+/// Error if the value is not an integer or is out of range.
 std::optional<int> integer(const Variables& variables, const std::string& name, int least,
                            int most) {
   const auto text = variables(name);
@@ -74,8 +74,8 @@ std::optional<int> integer(const Variables& variables, const std::string& name, 
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-/// Returns the launcher that started this process; nullptr if there is none. The job then has one
-/// rank.
+/// Returns the launcher that started this process. Returns nullptr without a launcher; the job then
+/// has one rank.
 const Launcher* find_launcher(const Variables& variables) {
   for (const Launcher& launcher : kLaunchers) {
     const bool rank = variables(launcher.rank).has_value();
@@ -91,8 +91,8 @@ const Launcher* find_launcher(const Variables& variables) {
   return nullptr;
 }
 
-/// Reads the rank, size and local rank. The local rank is optional; without it, local_rank_among()
-/// in world_from_environment.cpp counts the lower ranks on this machine.
+/// Reads this process's rank, world size and local rank. If a launcher sets no local rank,
+/// local_rank_among() in world_from_environment.cpp counts the lower ranks on this machine.
 void read_ranks(const Variables& variables, const Launcher& launcher, JobVariables& job) {
   job.launcher = detail::concat(launcher.rank, " and ", launcher.size, " of ", launcher.name);
   job.rank = *integer(variables, launcher.rank, 0, kAny);
@@ -157,12 +157,12 @@ std::optional<std::chrono::milliseconds> read_seconds(const Variables& variables
                 ": not a number of seconds ", may_be_zero ? "from 0" : "above 0",
                 " to 1000000; correct or unset it");
   constexpr double kMillisecondsPerSecond = 1000;
-  // The duration is rounded up, so that a very small value does not become 0.
+  // The duration is rounded up to milliseconds, so that a very small value does not become 0.
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * kMillisecondsPerSecond)));
 }
 
-/// The watchdog's limit for a time-out below a minute: half of the time-out; nullopt if the
-/// time-out is longer. A short time-out is usually set to find a hang, so the watchdog must report
+/// Returns the watchdog's limit for a time-out below a minute: half of the time-out. nullopt for a
+/// longer time-out. A short time-out is usually set to find a hang, so the watchdog must report
 /// before the time-out ends the job.
 std::optional<std::chrono::milliseconds> half_of(
     const std::optional<std::chrono::milliseconds>& timeout) {
@@ -212,7 +212,7 @@ std::optional<std::string> environment_variable(const std::string& name) {
 
 namespace {
 
-/// Converts an address to digits; "" on failure. Does not look up names, because a look-up can
+/// Converts an address to digits; "" on failure. Looks up no names, because looking up a name can
 /// block for seconds if no resolver answers.
 std::string numeric(const sockaddr* address, socklen_t length) {
   std::array<char, NI_MAXHOST> text{};
@@ -240,8 +240,8 @@ std::string address_of_interface(const std::string& name) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// The addresses of a host name. If the name is unknown: none, and `error` is getaddrinfo()'s
-/// error.
+/// Returns the addresses of a host name. If the name is unknown, returns no address and sets
+/// `error` to the error of getaddrinfo().
 AddressList look_up(const std::string& host, int& error) {
   addrinfo hints{};
   // The port "1" is a placeholder: only the addresses are used.
@@ -251,7 +251,7 @@ AddressList look_up(const std::string& host, int& error) {
   return {error == 0 ? first : nullptr, &freeaddrinfo};
 }
 
-/// The address from which the kernel would send to `peer`. Connecting a UDP socket sends nothing.
+/// Returns the local address from which the kernel sends to `peer`: connects a UDP socket.
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);
@@ -273,7 +273,7 @@ std::string source_address_towards(const std::string& peer) {
   return "";
 }
 
-/// The target of a symbolic link; "" if the link cannot be read.
+/// Returns the target of a symbolic link; "" if the link cannot be read.
 std::string link_target(const char* path) {
   std::array<char, 128> text{};
   const auto length = readlink(path, text.data(), text.size() - 1);
@@ -287,8 +287,8 @@ std::vector<std::string> stat_fields(const std::string& folder) {
   std::string line;
   std::vector<std::string> fields;
   if (std::getline(file, line)) {
-    // The second field, the name of the program in brackets, is skipped, because it may contain any
-    // characters.
+    // The second field, the name of the program in brackets, is skipped, because the name may
+    // contain any characters.
     std::istringstream rest(line.substr(line.rfind(')') + 1));
     for (std::string field; rest >> field;) {
       fields.push_back(field);
@@ -306,9 +306,9 @@ std::string folder_of(std::int64_t pid) {
 
 }  // namespace
 
-/// The boot id distinguishes machines, even with the same name. The network namespace distinguishes
-/// containers on one machine, which do not share a loopback interface. make_shm_communicator()
-/// checks further requirements of shared memory.
+/// The boot id distinguishes machines, even those of the same name. The network namespace
+/// distinguishes containers on one machine, which do not share a loopback interface.
+/// make_shm_communicator() checks further requirements of shared memory.
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, boot);
@@ -322,12 +322,12 @@ std::string host_name() {
 }
 
 std::string routable_address(const std::string& peer) {
-  // GLOO_SOCKET_IFNAME, which Gloo reads too, is a list of interfaces. The first one is used.
+  // GLOO_SOCKET_IFNAME is a list of interfaces, as for Gloo. Only the first interface is used.
   if (const auto interface = environment_variable("GLOO_SOCKET_IFNAME")) {
     return address_of_interface(interface->substr(0, interface->find(',')));
   }
   std::string address = source_address_towards(peer);
-  // The error is thrown on the misconfigured machine, because other machines would only time out.
+  // The misconfigured machine must throw the error, because other machines would only time out.
   TESSERA_CHECK(!address.empty() && !is_loopback(address) && address != "::1",
                 "the ranks are on several hosts, but this host has only the address '", address,
                 "' towards rank 0's host ", peer,
@@ -345,8 +345,8 @@ bool is_loopback(const std::string& address) {
   return address == "localhost" || address.starts_with("127.");
 }
 
-/// Opens a listening socket for rank 0, for a launcher that passes no socket. The store takes the
-/// descriptor and closes it.
+/// Opens a listening socket for rank 0's store, if the launcher passes no socket. The store takes
+/// ownership of the file descriptor and closes it.
 int listen_on_loopback(std::uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -359,7 +359,7 @@ int listen_on_loopback(std::uint16_t port) {
       bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
       listen(fd, SOMAXCONN) == 0;
   if (!listening) {
-    // errno is saved, because close() may change it.
+    // errno is saved, because close() may change errno.
     const int error = errno;
     close(fd);
     fail("rank 0 cannot listen on MASTER_PORT=", port, ": ", std::strerror(error),

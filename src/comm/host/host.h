@@ -17,7 +17,7 @@ namespace tessera::comm {
 /// text contains the boot id and the network namespace.
 std::string host_identity();
 
-/// The name of this machine, which other machines need not know.
+/// The name of this machine. Other machines need not know the name.
 std::string host_name();
 
 /// The numeric address by which other machines reach this machine: the address of the interface
@@ -34,15 +34,15 @@ bool is_loopback(const std::string& address);
 /// Opens a TCP socket that listens on 127.0.0.1:`port`. Throws Error if the port is in use.
 int listen_on_loopback(std::uint16_t port);
 
-/// A process on this machine. The start time distinguishes the process from a later process with
-/// the same pid.
+/// Identifies a process on this machine. The start time distinguishes the process from a later
+/// process with the same pid.
 struct ProcessIdentity {
   std::int64_t pid = 0;
   std::uint64_t start_time = 0;  ///< when the process began, in clock ticks since boot
 };
 
 ProcessIdentity this_process();
-/// Whether the process has not ended. A zombie counts as ended.
+/// Whether a process is alive. A process that has ended but has not been reaped (zombie) is not.
 bool is_alive(const ProcessIdentity& process);
 
 /// Whether a process is stopped, for example by SIGSTOP.
@@ -53,13 +53,13 @@ bool is_stopped(std::int64_t pid);
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A function that returns the value of an environment variable, or nullopt. An empty value counts
-/// as unset.
+/// A function that returns the value of an environment variable; nullopt if the variable is unset
+/// or empty.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// What the launcher's environment variables say about the job.
+/// The properties of a job that the launcher sets in environment variables.
 struct JobVariables {
-  /// The launcher and its variables, for messages; "" without a launcher.
+  /// The name of the launcher and of its variables, for messages; "" without a launcher.
   std::string launcher;
   int rank = 0;
   int size = 1;
@@ -74,9 +74,9 @@ struct JobVariables {
   std::optional<std::chrono::milliseconds> watchdog;
 };
 
-/// Reads the variables of the first launcher whose variables are set: RANK and WORLD_SIZE
-/// (tessera-run, torchrun), OMPI_COMM_WORLD_* (Open MPI), or those of a step of srun (Slurm).
-/// Without such variables, the job has one rank. Throws Error for a malformed, missing or
+/// Reads the environment variables of the first launcher whose variables are set: RANK and
+/// WORLD_SIZE (tessera-run, torchrun), OMPI_COMM_WORLD_* (Open MPI), or those of a step of srun
+/// (Slurm). If none are set, the job has one rank. Throws Error for a malformed, missing or
 /// contradictory value.
 JobVariables read_job_variables(const Variables& variables);
 /// Sets the time-outs of `job` from TESSERA_TIMEOUT and TESSERA_WATCHDOG. Throws Error for a
@@ -86,8 +86,8 @@ void read_time_limits(const Variables& variables, JobVariables& job);
 /// empty.
 std::optional<std::string> environment_variable(const std::string& name);
 
-/// Called after a failure that another rank caused. Under tessera-run, waits for half a second. In
-/// this time the rank that failed first prints its error, and the launcher ends this rank.
+/// Called after a failure that another rank caused. Under tessera-run, waits for half a second, so
+/// that the rank that failed first prints its error and the launcher ends this rank.
 void wait_for_first_failure();
 
 }  // namespace tessera::comm

@@ -22,7 +22,7 @@ CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info
   if (info.size() == 1) {
     return make_loopback_communicator(info);
   }
-  // Hosts are distinguished by identity and not by name: see host_identity().
+  // host_identity() distinguishes machines, because several machines may have the same name.
   const auto host_of = [&](int rank) { return job.hosts.at(static_cast<std::size_t>(rank)); };
   const bool one_host = std::ranges::all_of(
       info.ranks, [&](int rank) { return host_of(rank) == host_of(info.ranks.front()); });
@@ -56,7 +56,7 @@ CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::str
     info.watch->leaves(call);
     return made;
   } catch (const c10::DistError& error) {
-    // A DistError means that rank 0, which serves the store, has ended.
+    // A DistError of c10d means that rank 0, which serves the store, has ended.
     info.watch->leaves(call);
     fail_without_peers(info, "set-up", first_line(error.what_without_backtrace()));
   } catch (...) {

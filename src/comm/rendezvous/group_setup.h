@@ -17,7 +17,7 @@ namespace tessera::comm {
 
 /// What a rank knows about its job after all ranks have met in the store.
 struct JobInfo {
-  detail::StorePtr store;  ///< a store that only the ranks of this job use
+  detail::StorePtr store;  ///< the part of the store that only the ranks of this job use
   int rank = 0;
   int size = 1;
   int local_rank = 0;
@@ -30,29 +30,29 @@ struct JobInfo {
 };
 using JobPtr = std::shared_ptr<const JobInfo>;
 
-/// A part of the job's store that only the group `info` uses, and only for the purpose `use`.
+/// Returns a part of the job's store that only process group `info` uses, and only for `use`.
 detail::StorePtr store_for(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// Returns `info` with the record in which this rank writes the calls of the group, and with the
-/// number of ranks on this host. `use`: a prefix of the group's name, to distinguish several groups
-/// of the same ranks.
+/// Returns `info` with the flight record in which this rank writes the calls of the group, and with
+/// the number of ranks on this host. `use`: a prefix of the group's name, to distinguish several
+/// groups of the same ranks.
 GroupInfo watched(GroupInfo info, const JobInfo& job, const std::string& use = {});
 
-/// Makes the back end of a group of CPU tensors. Collective. `use`: see watched().
+/// Makes the back end of a process group for CPU tensors. Collective. `use`: see watched().
 CommunicatorPtr make_host_communicator(const JobInfo& job, const GroupInfo& info,
                                        const std::string& use = {});
 
-/// Makes a group, for set_up(), which waits until all ranks of `info` have called set_up(), then
-/// calls `make` and logs the call in the flight record. `use`: see watched(). Collective. Throws
-/// PeerError if a rank does not call set_up() in time.
+/// Makes a process group, for set_up(). set_up() waits until all ranks of `info` have called
+/// set_up(), then calls `make` and logs the call in the flight record. `use`: see watched().
+/// Collective. Throws PeerError if a rank does not call set_up() in time.
 using MakeGroup = std::function<CommunicatorPtr(const BegunCall& set_up)>;
 CommunicatorPtr set_up(const JobInfo& job, const GroupInfo& info, const std::string& use,
                        const MakeGroup& make);
 
-/// Makes a group for CPU tensors of the ranks of `info`. The group's traffic is not counted.
+/// Makes a process group for CPU tensors with the ranks of `info`. Its traffic is not counted.
 CommunicatorPtr make_host_group(const JobInfo& job, const GroupInfo& info, const std::string& use);
 
-/// Makes the group over which the ranks of `info` compare their calls (agree_on_calls()).
+/// Makes the process group over which the ranks of `info` compare calls (agree_on_calls()).
 std::unique_ptr<LazyHostGroup> make_agreement_group(const JobPtr& job, const GroupInfo& info);
 
 }  // namespace tessera::comm

@@ -38,7 +38,7 @@ class FakeWorld final : public World {
 
   CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
     const std::lock_guard lock(mutex_);
-    // The key of `groups_` contains the name, because traffic is counted by the group's name.
+    // The key of `groups_` contains the group's name, because traffic is counted by name.
     CommunicatorPtr& known = groups_[{ranks, name}];
     if (known == nullptr) {
       const GroupInfo info = info_of_group(*this, ranks, name);
@@ -70,8 +70,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   const int number = next_world_number();
   std::vector<RecordPtr> records;
   for (int rank = 0; rank < size; ++rank) {
-    // The empty path means that a flight record is in memory and not in a file. Each process of a
-    // job may have such a World, and the processes share a folder.
+    // The empty path makes a flight record in memory and not in a file: files of several processes
+    // would have equal names, because each process of a job may call thread_worlds().
     records.push_back(make_record(watch_settings(rank, number, options), size, ""));
   }
   std::vector<WorldPtr> worlds;
@@ -84,8 +84,8 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
   return worlds;
 }
 
-/// All ranks report the same machine, so that their groups use shared memory, like groups of
-/// processes.
+/// All ranks of thread_worlds() report the same machine, so that their process groups use shared
+/// memory, like those of processes.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
   return thread_worlds_on(std::vector<std::string>(static_cast<std::size_t>(size), "this process"),

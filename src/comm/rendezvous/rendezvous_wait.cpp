@@ -19,12 +19,12 @@ std::string arrival_key(int rank) {
   return "host/" + std::to_string(rank);
 }
 
-/// The key in the store for an error that ends all ranks. The rank that finds the error sets the
-/// key.
+/// The key in the store for an error that ends all ranks. The rank that finds the error writes the
+/// error to this key.
 constexpr auto kFaultKey = "fault";
 
-/// What a rank tells the other ranks, in this order, with one line for each field: the number of
-/// ranks of the job, host_identity(), and RecordMemory::handle().
+/// The fields of a rank's announcement in the store, one line for each field: the number of ranks
+/// of the job, host_identity(), and RecordMemory::handle().
 enum Field : std::size_t { kSize, kHost, kHandle };
 
 /// Arrivals tracks which ranks of a job have announced themselves in the store.
@@ -94,8 +94,8 @@ class Arrivals {
 
   Arrival take_in(int rank, const std::vector<std::string>& announced) {
     if (announced.at(kSize) != std::to_string(job_.size)) {
-      // The error is written to the store for the other ranks, which would otherwise wait for ranks
-      // that do not exist.
+      // The error is written to the store, so that the other ranks do not wait for ranks that do
+      // not exist.
       store_.set(
           kFaultKey,
           detail::concat("rank ", job_.rank, " of ", job_.size, " has met rank ", rank, " of ",

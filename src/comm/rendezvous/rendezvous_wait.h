@@ -12,15 +12,15 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::comm {
 
-/// A rank that has written its identity into the job's store.
+/// A rank that has announced itself in the job's store.
 struct Arrival {
   std::string host;  ///< host_identity() of the rank
   RecordPtr record;  ///< the rank's flight record (log of its calls); nullptr on another machine
 };
 
 /// Announces this rank in the store and waits for all other ranks. Element r of the result
-/// describes rank r. One rank of each machine prints which ranks are missing. Throws Error if ranks
-/// do not arrive within the time-out, and PeerError if a rank has arrived and then ended.
+/// describes rank r. One rank of each machine prints which ranks are missing. Throws Error if a
+/// rank does not arrive within the time-out, and PeerError if a rank has arrived and then ended.
 std::vector<Arrival> await_all_ranks(detail::Store& store, const JobVariables& job,
                                      const WorldOptions& options, const RecordPtr& own);
 

@@ -1,6 +1,6 @@
-// A World of processes or threads, which chooses the back end of each group: NCCL if the options
-// say so, else a back end for CPU tensors (group_setup.cpp). CUDA tensors then go through CPU
-// memory.
+// A World of processes or threads, which chooses the back end of each process group: NCCL if the
+// options say so, else a back end for CPU tensors (group_setup.cpp), which copies CUDA tensors
+// through CPU memory.
 
 #include "rendezvous/store_world.h"
 
@@ -29,8 +29,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Ignores SIGPIPE, unless the program has a handler. Gloo and the store write to sockets: if the
-/// other rank is dead, SIGPIPE would end this rank before it could report the failure.
+/// Ignores SIGPIPE, unless the program has a handler. Gloo and the store write to sockets. If the
+/// other rank is dead, SIGPIPE would end this process before this rank could report the failure.
 void ignore_broken_pipes() {
   struct sigaction known {};
   if (sigaction(SIGPIPE, nullptr, &known) == 0 && known.sa_handler == SIG_DFL) {
@@ -49,8 +49,8 @@ class StoreWorld final : public World {
   }
   StoreWorld(const StoreWorld&) = delete;
   StoreWorld& operator=(const StoreWorld&) = delete;
-  /// Groups for CPU tensors stay usable after the World. After an exception, NCCL groups are
-  /// aborted: the other ranks do not call shutdown() at the same time.
+  /// Process groups for CPU tensors stay usable after the World. After an exception, NCCL groups
+  /// are aborted, because the other ranks do not call shutdown() at the same time.
   ~StoreWorld() override {
     if (options_.backend != "nccl") {
       return;
@@ -80,7 +80,7 @@ class StoreWorld final : public World {
       const GroupInfo info = watched(members, *job_);
       CommunicatorPtr backend =
           set_up(*job_, info, "", [&](const BegunCall& call) { return make_backend(info, call); });
-      // `hosts` compares the ranks' calls. The group costs nothing until its first use.
+      // `hosts` compares the ranks' calls. The process group is made only at its first use.
       auto hosts = backend->compares_calls() ? nullptr : make_agreement_group(job_, info);
       return make_checked_communicator(std::move(backend), info, traffic_, std::move(hosts));
     });
@@ -112,7 +112,7 @@ class StoreWorld final : public World {
 
   void shutdown() override {
     const std::lock_guard lock(mutex_);
-    // The WorldWatch ends last, because the shutdown of groups still waits for other ranks.
+    // The WorldWatch ends last, because shutting down process groups still waits for other ranks.
     const auto end = [this] {
       if (job_->watch != nullptr) {
         job_->watch->end();
@@ -127,7 +127,7 @@ class StoreWorld final : public World {
     end();
   }
 
-  /// Closes the groups if the program has not called shutdown(). Throws nothing.
+  /// Closes the process groups if the program has not called shutdown(). Throws nothing.
   void end_left_groups() {
     constexpr std::chrono::seconds kPatience{2};
     const std::lock_guard lock(mutex_);
@@ -144,8 +144,8 @@ class StoreWorld final : public World {
   template <class Make>
   CommunicatorPtr known_or_made(Groups& groups, const std::vector<int>& ranks,
                                 const std::string& name, const Make& make) {
-    // The lock is held while the group is made, because making a group is collective, and two
-    // threads of this rank must not make the group twice. abort() waits for the lock, too.
+    // The lock is held while the process group is made, because this is collective, and two threads
+    // of this rank must not make the group twice. abort() also waits for the lock.
     const std::lock_guard lock(mutex_);
     const auto key = std::make_pair(ranks, name);
     if (const auto known = groups.find(key); known != groups.end()) {
@@ -153,7 +153,7 @@ class StoreWorld final : public World {
     }
     TESSERA_CHECK(!ended_, "group '", name,
                   "': this rank's world has ended; ask for its groups before World::shutdown()");
-    // After an abort, other ranks do not take part in making a group.
+    // After an abort no group can be made, because other ranks do not take part in making it.
     TESSERA_CHECK(!aborted_, "group '", name,
                   "': this rank's world has failed or was aborted; start the job again");
     const GroupInfo info = info_of_group(*this, ranks, name);
@@ -161,7 +161,7 @@ class StoreWorld final : public World {
     try {
       made = make(info);
     } catch (const PeerError&) {
-      aborted_ = true;  // a detached thread may still use the connection to the store
+      aborted_ = true;  // a detached thread may still use the store
       throw;
     }
     groups.emplace(key, made);
@@ -175,7 +175,7 @@ class StoreWorld final : public World {
     if (const std::string warning = cudnn_warning(versions); !warning.empty()) {
       TORCH_WARN(warning);
     }
-    // If there are more ranks than GPUs, ranks share GPUs, as in tests with one GPU.
+    // If a machine has more ranks than GPUs, ranks share GPUs, as in tests with one GPU.
     device_index_ = job_->local_rank % cuda.device_count();
     cuda.set_device(device_index_);
     if (options_.backend == "nccl") {
@@ -183,8 +183,8 @@ class StoreWorld final : public World {
     }
   }
 
-  /// Closes groups in the reverse order of their creation. If one group fails, the remaining groups
-  /// are aborted, without waiting for other ranks. The caller must hold the lock.
+  /// Closes process groups in the reverse order of their creation. If a group fails, the remaining
+  /// groups are aborted, without waiting for other ranks. The caller must hold the lock.
   void end_groups(std::chrono::milliseconds patience) {
     if (aborted_ || std::exchange(ended_, true)) {
       return;
@@ -219,8 +219,8 @@ class StoreWorld final : public World {
   }
 
   /// Makes an NCCL group. If all ranks make groups of one name at the same time, as for a mesh
-  /// dimension, the groups are split from one communicator of all ranks. A split is faster than a
-  /// new communicator.
+  /// dimension, the groups are split from one communicator of all ranks. Splitting is faster than
+  /// making a new communicator.
   CommunicatorPtr make_nccl(const GroupInfo& info, const BegunCall& set_up) {
     const bool whole = info.size() == size();
     const std::string meeting =
@@ -230,7 +230,7 @@ class StoreWorld final : public World {
     if (split && nccl_of_all_ == nullptr) {
       const GroupInfo all = watched(info_of_group(*this, ranks_of_world(size()), "split"), *job_);
       nccl_of_all_ = nccl_group(all, set_up, nullptr);
-      // The group's creation is logged as its first call, because its shutdown will be logged, too.
+      // The group's creation is logged as its first call, because its shutdown is logged as well.
       all.watch->leaves(all.watch->begin("set-up"));
       in_order_.push_back(make_checked_communicator(nccl_of_all_, all, traffic_));
     }
@@ -251,7 +251,7 @@ class StoreWorld final : public World {
         {.device = device_index_, .parent = std::move(parent)});
   }
 
-  // The job is shared, because groups for CPU tensors use it and may outlive the World.
+  // The JobInfo is shared, because process groups for CPU tensors may outlive the World.
   JobPtr job_;
   WorldOptions options_;
   int device_index_ = -1;
@@ -259,18 +259,18 @@ class StoreWorld final : public World {
   std::mutex mutex_;
   bool aborted_ = false;
   bool ended_ = false;
-  std::vector<CommunicatorPtr> in_order_;  ///< all groups, in the order of their creation
-  /// The NCCL group of all ranks, from which other groups are split; nullptr before the first use.
+  std::vector<CommunicatorPtr> in_order_;  ///< all process groups, in the order of creation
+  /// The NCCL group of all ranks, from which NCCL groups are split; nullptr before its first use.
   CommunicatorPtr nccl_of_all_;
-  /// The number of NCCL groups of each name that this rank has made; may differ on other ranks.
+  /// How many NCCL groups of each name this rank has made. The numbers may differ between ranks.
   std::map<std::string, int> times_named_;
-  // Groups are cached for the life of the World, because several meshes use the same groups.
+  // Process groups are cached for the life of the World, because several meshes share groups.
   Groups groups_, host_groups_;
 };
 
-/// LeftWorlds closes the groups of Worlds that the program has not shut down, when main() returns
-/// or calls exit(). CUDA is then still usable. Static objects, which may also own a World, are
-/// destroyed later, when CUDA is no longer usable.
+/// LeftWorlds closes the process groups of Worlds that the program has not shut down, when main()
+/// returns or the program calls exit(). CUDA is then still usable. Static objects, which may also
+/// own a World, are destroyed later, when CUDA is no longer usable.
 class LeftWorlds {
  public:
   LeftWorlds() = default;
@@ -293,8 +293,8 @@ class LeftWorlds {
 }  // namespace
 
 void check_options(const WorldOptions& options) {
-  // Environment variables are checked here, so that an invalid value is an error on every rank
-  // before a rank waits for other ranks.
+  // check_options() also checks environment variables, so that an invalid value is an error on
+  // every rank before a rank waits for other ranks.
   for (const char* name : {"TESSERA_SHM", "TESSERA_STRICT", "TESSERA_DEBUG"}) {
     tessera::detail::environment_switch(name);
   }

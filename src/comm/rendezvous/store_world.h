@@ -15,21 +15,21 @@ namespace tessera::comm {
 /// Throws Error for an unknown device or back end, or a combination that is not supported.
 void check_options(const WorldOptions& options);
 
-/// The name, the ranks and this rank's place of a group. Throws Error if `ranks` contains ranks
-/// that are not in the world or lacks this rank.
+/// Returns the name, the ranks and this rank's index of a process group. Throws Error if `ranks`
+/// contains ranks that are not in the world or does not contain this rank.
 GroupInfo info_of_group(const World& world, const std::vector<int>& ranks, const std::string& name);
 
-/// Counts the Worlds of this process; the numbers name their flight records (logs of calls). Ranks
-/// that make the same Worlds in the same order get the same numbers.
+/// Returns the number of the next World of this process, which names its flight record (log of
+/// calls). Ranks that make the same Worlds in the same order get the same numbers.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 
-/// Makes a World of ranks that share a c10d store. With device "cuda" the local rank's GPU becomes
-/// the calling thread's current GPU.
+/// Makes a World of ranks that share a c10d store. With device "cuda", the calling thread's current
+/// GPU becomes the GPU of the local rank.
 WorldPtr make_store_world(JobInfo job, const WorldOptions& options);
 
-/// Makes Worlds of ranks that are threads, like thread_worlds(). `hosts` simulates on which machine
-/// each rank is.
+/// Makes Worlds of ranks that are threads, like thread_worlds(). Rank r is treated as a rank on the
+/// machine hosts[r].
 TESSERA_API_FOR_TEST_BEGIN
 std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
                                        const WorldOptions& options);

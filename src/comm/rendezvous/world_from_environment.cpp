@@ -36,7 +36,7 @@ namespace tessera::comm {
 namespace {
 
 // JobWarnings shows each warning once in a job. A rank asks the store whether another rank has
-// already shown the text; the ranks may warn at different times and use no collective.
+// already shown the warning. A collective cannot be used, because ranks warn at different times.
 
 std::string in_one_line(std::string text) {
   for (char& c : text) {
@@ -54,7 +54,7 @@ class JobWarnings final : public c10::WarningHandler {
     size_ = job.size;
   }
 
-  // All exceptions are caught, because a warning must not become an error.
+  // All exceptions are caught, because a warning must never become an error.
   void process(const c10::Warning& warning) override try {
     const std::lock_guard lock(mutex_);
     const std::string text = in_one_line(warning.msg());
@@ -72,8 +72,8 @@ class JobWarnings final : public c10::WarningHandler {
       return true;
     }
     const std::string key = "warning/" + std::to_string(std::hash<std::string>()(text));
-    // If the store does not answer, for example because rank 0 has ended, the warning is shown: a
-    // repeated warning is better than a lost one.
+    // If the store does not answer, for example because rank 0 has ended, the warning is shown,
+    // because a repeated warning is better than a missing warning.
     try {
       auto answer = ask(store_, [key](detail::Store& store) { return store.add(key, 1) == 1; });
       return !arrives(answer, std::chrono::seconds(1)) || answer.get();
@@ -89,7 +89,7 @@ class JobWarnings final : public c10::WarningHandler {
   std::unordered_set<std::string> shown_;
 };
 
-/// The handler of warnings; nullptr before the process has made a World.
+/// The handler of libtorch's warnings; nullptr before the process has made a World.
 std::atomic<JobWarnings*> handler_of_job = nullptr;
 
 }  // namespace
@@ -109,7 +109,7 @@ namespace {
 /// error: "tessera: warning: TEXT [rank 0]". Each text is shown once for the whole job, on the
 /// first rank that warns. A handler that the program has set is not replaced.
 void show_warnings_once(const JobInfo& job) {
-  // The handler is never destroyed, because a thread may still warn while the process ends.
+  // The handler of warnings is never destroyed: threads may warn while the process ends.
   static auto& handler = *new JobWarnings;
   handler.set_job(job);
   handler_of_job = &handler;
@@ -118,7 +118,7 @@ void show_warnings_once(const JobInfo& job) {
 
 using detail::StorePtr;
 
-/// Whether this rank serves the store. Under torchrun, its agent may serve the store instead.
+/// Whether this rank serves the job's store. Under torchrun, torchrun's agent may serve the store.
 bool serves_store(const JobVariables& job) {
   return job.rank == 0 && !job.agent_store;
 }
@@ -145,7 +145,7 @@ detail::TcpStore store_of(const JobVariables& job, const WorldOptions& options) 
 /// thread has a copy of the arguments.
 StorePtr connect_in_time(const detail::TcpStore& where, const JobVariables& job,
                          const WorldOptions& options) {
-  // libtorch's own time-out, which has the better message, gets this much time to end first.
+  // libtorch's time-out ends this much earlier, because its error message is better.
   constexpr std::chrono::milliseconds kGrace{2000};
   constexpr std::chrono::milliseconds kPoll{100};
   std::packaged_task<StorePtr()> task([where] { return detail::connect_store(where); });
@@ -183,7 +183,7 @@ StorePtr connect(const JobVariables& job, const WorldOptions& options) {
   }
 }
 
-/// Returns a connection to the store, cached for the life of the process. Other ranks may use the
+/// Returns a connection to the store that lives as long as the process. Other ranks may use the
 /// store after rank 0's World has ended, and a second World must not bind the port again.
 StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   static std::mutex mutex;
@@ -196,13 +196,13 @@ StorePtr shared_store(const JobVariables& job, const WorldOptions& options) {
   return store;
 }
 
-/// The number of lower ranks on the machine of `rank`, for launchers that set no local rank.
+/// Returns the number of lower ranks on the machine of `rank`, if a launcher sets no local rank.
 int local_rank_among(const std::vector<std::string>& hosts, int rank) {
   return static_cast<int>(
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
 }
 
-/// Makes the object with which ranks detect that other ranks have ended. `store`: the job's store.
+/// Makes the WorldWatch, with which ranks detect that other ranks have ended. `store`: the job's.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
                          const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();
@@ -211,11 +211,11 @@ WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> r
       all_near ? nullptr : detail::store_below("watch", store->clone()));
 }
 
-/// Waits until all ranks of `job` have announced themselves in `store`, which only these ranks use.
-/// `own`: this rank's flight record (log of its calls).
+/// Waits until all ranks of `job` have announced themselves in `store`. No other ranks may use
+/// `store`. `own`: this rank's flight record (log of its calls).
 JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& own,
              const WatchSettings& settings, const WorldOptions& options) {
-  // The store's time-out also limits the waiting when a process group is made.
+  // Making a process group also waits at most for the store's time-out.
   store->setTimeout(options.timeout);
   JobInfo info{store, job.rank, job.size, 0, {}, "", nullptr};
   std::vector<RecordPtr> records;
@@ -228,15 +228,15 @@ JobInfo meet(const JobVariables& job, const StorePtr& store, const RecordPtr& ow
   const bool one_host =
       std::ranges::adjacent_find(info.hosts, std::not_equal_to<>()) == info.hosts.end();
   if (!one_host) {
-    // The address is determined only for several machines, because one machine may have no network.
+    // On one machine the address is not needed, and a single machine may have no network.
     info.address = routable_address(job.address);
   }
   return info;
 }
 
 JobInfo meet_by_environment(const JobVariables& job, const WorldOptions& options) {
-  // next_world_number() cannot be used here: if world_from_broadcast() was called on some of the
-  // ranks, the next number differs between ranks.
+  // next_world_number() cannot be used here, because its result differs between ranks if only some
+  // ranks have called world_from_broadcast().
   static std::atomic<int> meetings{0};
   const StorePtr store = detail::store_below(job.key_prefix + "/" + std::to_string(meetings++),
                                              shared_store(job, options));
@@ -271,12 +271,12 @@ WorldPtr world_from_environment(const WorldOptions& options) {
   return make_world(job.size == 1 ? alone(job) : meet_by_environment(job, adjusted), adjusted);
 }
 
-// world_from_broadcast(), for ranks that another library has started. Rank 0 opens a store on a
-// free port, and the program's broadcast sends the store's address to the other ranks.
+// world_from_broadcast() makes a World of ranks that another library has started. Rank 0 opens a
+// store on a free port, and the program's broadcast sends the store's address to the other ranks.
 
 namespace {
 
-/// The message of the broadcast: the address of rank 0's store, or rank 0's error.
+/// The message that rank 0 broadcasts: the address of rank 0's store, or rank 0's error.
 struct MeetingPlace {
   std::string host;     ///< host_identity() of rank 0
   std::string address;  ///< the address of rank 0's machine for other machines
@@ -284,7 +284,7 @@ struct MeetingPlace {
   std::string error;  ///< why rank 0 could not open its store; "" if it could
 };
 
-/// The number of bytes that the broadcast sends; longer error messages are cut.
+/// The number of bytes that rank 0 broadcasts; longer error messages are truncated.
 constexpr std::size_t kPlaceBytes = 1024;
 
 /// Opens rank 0's store on a free port. The store stays open until the process ends, because other
@@ -333,7 +333,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
   std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
-  lines.resize(4);  // the last lines are missing if they are empty
+  lines.resize(4);  // lines_of() omits empty lines at the end
   place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,
@@ -343,8 +343,8 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   if (store == nullptr) {
     store = connect_to(place, job, options);
   }
-  // The flight record (log of calls) is in memory and not in a file. Files are named after the
-  // rank, and a process may have a different rank in each World that it makes by a broadcast.
+  // The flight record (log of calls) is in memory, because a file would be named after the rank,
+  // and a process may have another rank in each World that the process makes by a broadcast.
   const WatchSettings settings = watch_settings(job.rank, next_world_number(), options);
   return meet(job, detail::store_below("tessera", store), make_record(settings, job.size, ""),
               settings, options);
@@ -374,8 +374,8 @@ WorldPtr world_from_broadcast(int rank, int size, const Broadcast& broadcast,
 
 namespace {
 
-/// The prefix of an error message: "rank 2 of 4: ". Empty for a single rank, under tessera-run
-/// (which shows the rank of each line), and if the launcher's variables are invalid.
+/// Returns the prefix of an error message: "rank 2 of 4: ". Returns "" for a single rank, under
+/// tessera-run (which prefixes lines with the rank), and if the launcher's variables are invalid.
 std::string name_of_rank() {
   try {
     const JobVariables job = read_job_variables(&environment_variable);
@@ -389,7 +389,7 @@ std::string name_of_rank() {
 }  // namespace
 
 int run_main(const std::function<void()>& body) {
-  // With SIGXFSZ ignored, writing a file above the size limit is an error and does not kill the
+  // If SIGXFSZ is ignored, writing a file above the size limit is an error and does not kill the
   // process.
   std::signal(SIGXFSZ, SIG_IGN);
   try {

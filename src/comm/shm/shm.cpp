@@ -25,7 +25,7 @@
 #include "watch/peer_wait.h"
 
 // ShmGroup runs collectives one after another in shared memory and waits for ranks. ShmCommunicator
-// interprets the bytes.
+// decides which bytes of the tensors are sent.
 namespace tessera::comm {
 namespace {
 
@@ -39,7 +39,7 @@ enum class ShmKind : std::int32_t {
   kBarrier
 };
 
-/// One collective, divided into rounds: in each round this rank fills its slot, a buffer in shared
+/// A collective, divided into rounds. In each round this rank fills its slot, a buffer in shared
 /// memory, and reads the slots of all ranks. See ShmSegment.
 struct ShmOperation {
   ShmKind kind = ShmKind::kBarrier;
@@ -50,19 +50,19 @@ struct ShmOperation {
   int root = 0;
   std::int64_t rounds = 1;
   std::string purpose;
-  /// Fills this rank's slot (its buffer in shared memory) in round `round`, from 0.
+  /// Fills this rank's slot (buffer in shared memory) for round `round`; rounds begin at 0.
   std::function<void(std::int64_t round, std::byte* slot)> produce;
-  /// Reads the slots (buffers in shared memory) of all ranks, in rank order.
+  /// Reads the slots (buffers in shared memory) of all ranks; `slots` is in rank order.
   std::function<void(std::int64_t round, std::span<const std::byte* const> slots)> consume;
 
-  /// Whether the operation has succeeded or failed. An operation runs once; each later wait()
-  /// throws the error again.
+  /// Whether the operation has succeeded or failed. An operation runs once. After a failure each
+  /// wait() throws the error again.
   bool done = false;
   std::exception_ptr error;  ///< the error of the operation; nullptr unless it has failed
 };
 using ShmOperationPtr = std::shared_ptr<ShmOperation>;
 
-/// The name of the method of Communicator, for messages.
+/// Returns the name of the Communicator's method for `kind`, for messages.
 const char* name_of(ShmKind kind) {
   switch (kind) {
     case ShmKind::kAllGather:
@@ -81,8 +81,8 @@ const char* name_of(ShmKind kind) {
   return "unknown";
 }
 
-/// Whether two ranks make the same call. The numbers of rounds may differ, because ranks of an
-/// all-to-all send different amounts.
+/// Whether two ranks make the same call. The numbers of rounds are not compared, because ranks of
+/// an all-to-all send different numbers of bytes.
 bool same(const ShmCall& a, const ShmCall& b) {
   return a.sequence == b.sequence && a.elements == b.elements && a.kind == b.kind &&
          a.dtype == b.dtype && a.op == b.op && a.root == b.root && a.purpose == b.purpose;
@@ -92,7 +92,7 @@ std::string text_of(const ShmOperation& operation) {
   return with_purpose(name_of(operation.kind), operation.purpose);
 }
 
-/// The arguments of a call that ranks compare, as text: "12 elements of Float, sum".
+/// Returns the arguments of a call that ranks compare, as text: "12 elements of Float, sum".
 std::string arguments_of(const ShmCall& call) {
   std::string type = c10::toString(static_cast<c10::ScalarType>(call.dtype));
   std::string elements = detail::concat(call.elements, " elements of ", type);
@@ -103,7 +103,7 @@ std::string arguments_of(const ShmCall& call) {
     case ShmKind::kBroadcast:
       return detail::concat(elements, ", root ", call.root);
     case ShmKind::kAllToAll:
-      return type;  // the amounts are left out, because each rank sends different amounts
+      return type;  // no sizes, which differ between ranks
     case ShmKind::kBarrier:
       return "";
     case ShmKind::kAllGather:
@@ -112,7 +112,7 @@ std::string arguments_of(const ShmCall& call) {
   return elements;
 }
 
-/// A call as text: "all_reduce (call 7: 12 elements of Float, sum)".
+/// Returns a call as text: "all_reduce (call 7: 12 elements of Float, sum)".
 std::string to_text(const ShmCall& call) {
   const std::string purpose(call.purpose.data(), strnlen(call.purpose.data(), call.purpose.size()));
   const std::string arguments = arguments_of(call);
@@ -120,7 +120,7 @@ std::string to_text(const ShmCall& call) {
                         call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
 }
 
-/// ShmGroup runs collectives one by one in shared memory. In each, the ranks compare their calls.
+/// ShmGroup runs collectives one by one in shared memory. Ranks compare their calls in each.
 class ShmGroup {
  public:
   ShmGroup(std::unique_ptr<ShmSegment> segment, GroupInfo group)
@@ -131,10 +131,10 @@ class ShmGroup {
   const GroupInfo& info() const { return group_; }
   std::size_t slot_bytes() const { return segment_->slot_bytes(); }
 
-  /// Finishes the previous operation, then does the part of `operation` that needs no other rank.
+  /// Finishes the previous operation, then starts `operation` without waiting for another rank.
   void start(const ShmOperationPtr& operation) {
-    // The previous operation is finished first, because its slots (buffers) are needed. An error of
-    // the previous operation is thrown here, and again by that operation's wait().
+    // The previous operation is finished first, because it uses the same slots (buffers). An error
+    // of the previous operation is thrown here, and again by that operation's wait().
     if (under_way_ != nullptr) {
       finish(*under_way_);
     }
@@ -149,10 +149,10 @@ class ShmGroup {
     under_way_ = operation;
   }
 
-  /// Completes `operation`. Throws Error on all ranks if their calls differ; the group then stays
-  /// usable. Throws PeerError.
+  /// Completes `operation`. Throws Error on all ranks if their calls differ; the process group then
+  /// stays usable. Throws PeerError if another rank has ended or is too late.
   void finish(ShmOperation& operation) {
-    // `keep` owns the operation, because the caller may have dropped its reference.
+    // `keep` owns the operation, because the caller may have released its own reference.
     ShmOperationPtr keep;
     if (!operation.done) {
       operation.done = true;
@@ -160,7 +160,7 @@ class ShmGroup {
       try {
         run(operation);
         // After a PeerError the ranks' round numbers no longer match. Any other Error was thrown on
-        // all ranks in the same round, so the group stays usable.
+        // all ranks in the same round, so the process group stays usable.
       } catch (const PeerError&) {
         failed_ = true;
         operation.error = std::current_exception();
@@ -189,8 +189,8 @@ class ShmGroup {
             operation.root,
             operation.rounds,
             {}};
-    // A long purpose is cut at the front, because the end of a name is more specific than its
-    // beginning.
+    // A purpose that is too long is cut at the front, because the end of a unit's name is more
+    // specific than its beginning.
     const std::size_t length = std::min(operation.purpose.size(), call.purpose.size());
     std::copy_n(operation.purpose.end() - static_cast<std::ptrdiff_t>(length), length,
                 call.purpose.begin());
@@ -209,8 +209,8 @@ class ShmGroup {
       if (round > 0) {
         produce(operation, round);
       }
-      // After wait() every slot of the round can be read, until this rank arrives at the next
-      // round.
+      // After wait() every rank's slot (buffer) of the round can be read, until this rank calls
+      // arrive() for the next round.
       segment_->wait(group_, round_, collective.c_str());
       if (round == 0) {
         // The number of rounds is read only after the first round, because a rank with little to
@@ -229,8 +229,8 @@ class ShmGroup {
     std::int64_t rounds = operation.rounds;
     for (int rank = 0; rank < group_.size(); ++rank) {
       const ShmCall& peer = segment_->call(rank, round_);
-      // Every rank compares its call with that of every other rank, so that all ranks throw and
-      // none continues alone.
+      // Every rank compares its call with the calls of all other ranks, so that all ranks throw if
+      // any call differs.
       TESSERA_CHECK(same(own, peer), describe(group_, text_of(operation).c_str()),
                     ": the ranks disagree: this one calls ", to_text(own), ", rank ",
                     group_.ranks[static_cast<std::size_t>(rank)], " calls ", to_text(peer),
@@ -242,18 +242,18 @@ class ShmGroup {
 
   std::unique_ptr<ShmSegment> segment_;
   GroupInfo group_;
-  /// The ranks' slots (buffers) in the current round; a member, to save allocations.
+  /// The ranks' slots (buffers) in the current round; a member variable saves allocations.
   std::vector<const std::byte*> slots_;
   /// The last round for which this rank has filled its slot. The number wraps around.
   std::uint32_t round_ = 0;
-  /// The number of calls so far. Ranks compare the numbers, so that a skipped call is found at the
-  /// next call.
+  /// The number of calls so far. Ranks compare this number, so that a call which a rank has skipped
+  /// is found at the next call.
   std::uint64_t sequence_ = 0;
-  /// Whether another rank has ended or was too late, so that the round numbers of the ranks no
-  /// longer match.
+  /// Whether another rank has ended or was too late. The round numbers of the ranks then no longer
+  /// match.
   bool failed_ = false;
-  /// The operation that has started and is not finished. There is at most one, because the
-  /// operation uses the slots.
+  /// The operation that has started and is not finished. There is at most one such operation,
+  /// because operations use the same slots (buffers).
   ShmOperationPtr under_way_;
 };
 
@@ -261,11 +261,11 @@ class ShmGroup {
 // buffer) and reads all slots. ShmGroup runs the rounds; the classes in shm_rounds.h compute which
 // bytes are in a slot. Functions at the end of the file decide if ranks can share memory.
 
-/// Up to this size in bytes, every rank reduces the whole tensor, in one round instead of two: for
-/// small tensors, waiting for other ranks costs more than the additions.
+/// The maximum size in bytes for which every rank reduces the whole tensor, in one round instead of
+/// two. For small tensors, waiting for other ranks costs more than the additions.
 constexpr std::int64_t kOneRoundBytes = 32 << 10;
 
-/// Describes the memory of `whole[i]`, divided into equal parts, and of `own[i]`, this rank's part.
+/// Describes the memory of `whole[i]`, divided into equal parts, and of this rank's part `own[i]`.
 SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
                            const std::vector<at::Tensor>& own) {
   SplitBuffers buffers;
@@ -275,7 +275,7 @@ SplitBuffers split_buffers(const std::vector<at::Tensor>& whole,
   return buffers;
 }
 
-/// A running collective. It keeps the shared memory mapped until wait() has returned.
+/// A running collective. The ShmWork keeps the shared memory mapped until wait() has returned.
 class ShmWork final : public Work {
  public:
   ShmWork(std::shared_ptr<ShmGroup> group, ShmOperationPtr operation)
@@ -332,8 +332,8 @@ class ShmCommunicator final : public Communicator {
     const auto rounds = std::make_shared<ExchangeRounds>(group_->info(), slot_bytes(), output,
                                                          input, output_counts, input_counts);
     auto operation = describe_operation(ShmKind::kAllToAll, {input});
-    // The numbers of elements differ between ranks and are not compared; ExchangeRounds compares
-    // the counts instead.
+    // In an all-to-all the numbers of elements differ between ranks and are not compared;
+    // ExchangeRounds compares the counts of each pair of ranks.
     operation->elements = 0;
     return start_rounds(std::move(operation), rounds, {output}, {input});
   }
@@ -345,7 +345,7 @@ class ShmCommunicator final : public Communicator {
     const auto piece = [total = bytes_of(tensor), capacity = slot_bytes()](std::int64_t round) {
       return Piece(total, capacity, round);
     };
-    // The root fills its slot (a buffer in shared memory), and the other ranks read it.
+    // The root fills its slot (a buffer in shared memory), and the other ranks read the slot.
     const bool sends = root == rank();
     operation->produce = [=](auto round, auto* slot) {
       copy_bytes(slot, data_of(tensor) + piece(round).offset, sends ? piece(round).bytes : 0);
@@ -425,7 +425,7 @@ class ShmCommunicator final : public Communicator {
   }
 
   /// All-reduces in two stages: a reduce-scatter into this rank's part of `tensor`, in place, then
-  /// an all-gather of the parts.
+  /// an all-gather of all parts.
   WorkPtr all_reduce_in_parts(const at::Tensor& tensor, ReduceOp op, ReduceFunction reduce) {
     const EqualParts parts = line_parts(bytes_of(tensor), size());
     const SplitBuffers buffers{{parts, data_of(tensor), data_of(tensor) + parts.offset(rank())}};
@@ -448,18 +448,18 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<ShmGroup> group_;
 };
 
-/// The key in the store for the text with which other ranks open the shared memory.
+/// The key in the store for the handle with which other ranks open the shared memory.
 constexpr auto kHandleKey = "handle";
 
-/// Makes the shared memory on the group's first rank, and opens it on the other ranks. Returns
-/// nullptr on a rank where this fails.
+/// Makes the shared memory on the group's first rank, and opens the shared memory on the other
+/// ranks. Returns nullptr on a rank that fails.
 std::unique_ptr<ShmSegment> reach_segment(const detail::StorePtr& store, const GroupInfo& group) {
   const bool wanted = tessera::detail::environment_switch("TESSERA_SHM").value_or(true);
   if (group.rank != 0) {
     return wanted ? ShmSegment::open(value_from(store, group, 0, kHandleKey)) : nullptr;
   }
   auto segment = wanted ? ShmSegment::create(group.size()) : nullptr;
-  // A value is sent even without shared memory, because the other ranks wait for the key.
+  // The first rank always writes the key, because the other ranks wait for the key.
   tell(store, group, kHandleKey, segment ? segment->handle() : "none");
   return segment;
 }
@@ -477,15 +477,15 @@ bool all_say(const detail::StorePtr& store, const GroupInfo& group, bool yes) {
 }
 
 /// Whether this rank can read the flight records of all other ranks and find their processes by
-/// pid. A rank in a wait uses the pids to detect dead ranks. In another pid namespace a pid is
-/// unused or belongs to another process, so groups across pid namespaces do not use shared memory.
+/// pid. A waiting rank uses the pids to detect dead ranks. In another pid namespace a pid is unused
+/// or belongs to another process, so ranks in several pid namespaces do not use shared memory.
 bool recognises_peers(const GroupInfo& group) {
   const WorldWatch& world = group.watch->world();
   return world.away(*group.watch->group()).empty() && !world.first_to_end(group.ranks);
 }
 
-/// Returns a group's shared memory; nullptr on every rank if any rank cannot open the memory,
-/// cannot find the other ranks' processes or has TESSERA_SHM=0. Collective.
+/// Returns a process group's shared memory; nullptr on every rank if any rank cannot open the
+/// memory, cannot find the other ranks' processes or has TESSERA_SHM=0. Collective.
 std::unique_ptr<ShmSegment> negotiate_segment(const detail::StorePtr& store,
                                               const GroupInfo& group) {
   std::unique_ptr<ShmSegment> segment = reach_segment(store, group);

@@ -16,8 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-/// The bytes of a cache line: a multiple of the size of every element type, so that rounding to
-/// cache lines divides no element.
+/// The size of a cache line. It is a multiple of the size of every element type, so that rounding a
+/// size up to whole cache lines divides no element.
 constexpr std::int64_t kLine = 64;
 
 std::size_t index(int rank) {
@@ -36,7 +36,7 @@ std::int64_t sum_before(const std::vector<std::int64_t>& counts, int rank) {
   return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
 }
 
-/// Contiguous bytes of a tensor, and their position in a slot (a buffer in shared memory).
+/// Contiguous bytes of a tensor, and their position in a slot (buffer in shared memory).
 struct Span {
   std::int64_t in_part;  ///< offset of the bytes in a rank's part of the tensor
   std::int64_t in_slot;
@@ -57,9 +57,9 @@ template <class Visit>
 void for_each_span(const SplitBuffers& buffers, int rank, std::int64_t capacity, std::int64_t round,
                    Visit&& visit) {
   const std::int64_t begin = round * capacity;
-  std::int64_t start = 0;  // start of the buffer's part within all bytes of the rank
-  // The rank's bytes are its parts of all buffers, one after another. A round sends `capacity` of
-  // these bytes.
+  std::int64_t start = 0;  // offset of the buffer's part in the rank's bytes
+  // The rank's bytes are its parts of all buffers, one after another. A round sends up to
+  // `capacity` of these bytes.
   for (const SplitBuffer& buffer : buffers) {
     const std::int64_t end = start + buffer.parts.bytes(rank);
     const std::int64_t first = std::max(begin, start);
@@ -108,12 +108,12 @@ ScatterRounds::ScatterRounds(const GroupInfo& group, std::int64_t slot_bytes, Sp
       item_bytes_(item_bytes),
       sources_(index(group.size())) {}
 
-/// The number of rounds follows from rank 0's part, which is the longest.
+/// Rank 0's part, which is the longest, determines the number of rounds.
 std::int64_t ScatterRounds::count() const {
   return rounds_for(bytes_of_rank(buffers_, 0), capacity_);
 }
 
-/// Writes this round's bytes for each other rank into `slot`, this rank's buffer in shared memory.
+/// Writes the bytes for each other rank into `slot`, this rank's buffer in shared memory.
 void ScatterRounds::produce(std::int64_t round, std::byte* slot) const {
   for (int to = 0; to < static_cast<int>(sources_.size()); ++to) {
     if (to == rank_) {
@@ -133,8 +133,8 @@ void ScatterRounds::consume(std::int64_t round, Slots slots) {
                   for (std::size_t from = 0; from < slots.size(); ++from) {
                     sources_[from] = slots[from] + rank_ * capacity_ + span.in_slot;
                   }
-                  // This rank's data has the index of this rank, so that all ranks reduce in the
-                  // same order.
+                  // This rank's data is source number `rank_`, so that all ranks reduce the ranks'
+                  // data in the same order.
                   sources_[index(rank_)] = buffer.whole + buffer.parts.offset(rank_) + span.in_part;
                   reduce_(buffer.own + span.in_part, sources_,
                           static_cast<std::size_t>(span.bytes) / item_bytes_);
@@ -176,7 +176,7 @@ ExchangeRounds::ExchangeRounds(const GroupInfo& group, std::int64_t slot_bytes,
       table_bytes_(round_up_to_line(2 * group.size() * std::int64_t{sizeof(std::int64_t)})),
       capacity_(round_down_to_line((slot_bytes - table_bytes_) / group.size())) {}
 
-// Returns the number of rounds that this rank needs. ShmGroup uses the largest number of all ranks.
+// Returns the number of rounds that this rank needs. ShmGroup runs the maximum over all ranks.
 std::int64_t ExchangeRounds::count() const {
   return rounds_for(*std::ranges::max_element(input_counts_) * item_bytes_, capacity_);
 }
@@ -201,8 +201,8 @@ void ExchangeRounds::produce(std::int64_t round, std::byte* slot) const {
   }
 }
 
-/// Reads all ranks' slots (buffers in shared memory). Checks the counts before the first byte is
-/// copied, so that nothing is written if the counts do not match.
+/// Reads all ranks' slots (buffers in shared memory). Checks the counts of elements before copying,
+/// so that the output is not written if the counts do not match.
 void ExchangeRounds::consume(std::int64_t round, Slots slots) const {
   if (round == 0) {
     check_counts(slots);
@@ -234,7 +234,7 @@ void ExchangeRounds::check_counts(Slots slots) const {
   }
 }
 
-/// Copies what this rank sends to itself directly, because no other rank needs these bytes.
+/// The part that this rank sends to itself is copied directly, without shared memory.
 void ExchangeRounds::copy_own() const {
   const std::int64_t from = sum_before(input_counts_, group_.rank) * item_bytes_;
   const std::int64_t to = sum_before(output_counts_, group_.rank) * item_bytes_;
@@ -252,7 +252,7 @@ template <class T>
 struct Accumulator {
   using type = T;
 };
-/// 16-bit floats accumulate in fp32, to round once at the end instead of once for each rank.
+/// 16-bit floats accumulate in fp32, so that a result is rounded once and not once for each rank.
 template <>
 struct Accumulator<c10::Half> {
   using type = float;
@@ -261,8 +261,8 @@ template <>
 struct Accumulator<c10::BFloat16> {
   using type = float;
 };
-// Integer sums are computed as unsigned numbers, which wrap around, because signed overflow is
-// undefined behaviour.
+// Sums of integers are computed in unsigned types, which wrap around, because overflow of a signed
+// integer is undefined behaviour.
 template <>
 struct Accumulator<std::int32_t> {
   using type = std::uint32_t;
@@ -275,8 +275,8 @@ struct Accumulator<std::int64_t> {
 template <class T, ReduceOp kOp>
 constexpr bool kOrdered = kOp == ReduceOp::kMax || kOp == ReduceOp::kMin;
 
-/// The type in which values are combined. Integer maxima and minima use the element type, because
-/// Accumulator may be unsigned.
+/// The type in which a reduction is computed. Maxima and minima of integers use the element type,
+/// because Accumulator may be unsigned.
 template <class T, ReduceOp kOp>
 using Sum =
     std::conditional_t<kOrdered<T, kOp> && std::is_integral_v<T>, T, typename Accumulator<T>::type>;
@@ -300,11 +300,11 @@ A combine(A sum, A next) {
 template <class T, ReduceOp kOp>
 void reduce(std::byte* output, std::span<const std::byte* const> sources, std::size_t elements) {
   using A = Sum<T, kOp>;
-  constexpr std::size_t kBlock = 1024;  // fits in the first-level cache
+  constexpr std::size_t kBlock = 1024;  // 1024 sums fit in the L1 cache
   // Each block is reduced over all sources before `output` is written, because `output` may be one
   // of the sources.
   std::array<A, kBlock> sums;
-  // The number of sources is converted through float, because A may be complex.
+  // The number of sources is converted to float first, because A may be a complex type.
   const auto terms = static_cast<A>(static_cast<float>(sources.size()));
   for (std::size_t start = 0; start < elements; start += kBlock) {
     const std::size_t count = std::min(kBlock, elements - start);

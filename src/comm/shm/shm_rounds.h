@@ -13,8 +13,7 @@
 #include "tessera/core/placement.h"
 
 // Which bytes a collective sends in which round. A rank's slot, its buffer in shared memory, has a
-// fixed size; bytes that do not fit are sent in further rounds. The functions do not wait for other
-// ranks.
+// fixed size. Bytes that do not fit are sent in further rounds. No function waits for other ranks.
 namespace tessera::comm {
 
 /// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The
@@ -23,7 +22,7 @@ namespace tessera::comm {
 using ReduceFunction = void (*)(std::byte* output, std::span<const std::byte* const> sources,
                                 std::size_t elements);
 
-/// The reduction for an element type and an operator; nullptr if it is not implemented.
+/// Returns the reduction for an element type and an operator; nullptr if there is none.
 ReduceFunction find_reduce(c10::ScalarType type, ReduceOp op);
 
 /// The slots (buffers in shared memory) of all ranks in one round, in rank order.
@@ -33,7 +32,7 @@ std::int64_t bytes_of(const at::Tensor& tensor);
 std::byte* data_of(const at::Tensor& tensor);
 /// Copies `bytes` bytes. Does nothing if `to` and `from` are equal.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
-/// The number of rounds that send `bytes`, if a round has room for `capacity` bytes; at least one.
+/// Returns the number of rounds that send `bytes` bytes, `capacity` bytes in a round; at least 1.
 std::int64_t rounds_for(std::int64_t bytes, std::int64_t capacity);
 
 /// The part of `total` bytes that is sent in round `round`, if each round has room for `capacity`
@@ -65,7 +64,7 @@ struct SplitBuffer {
   std::byte* whole;
   std::byte* own;
 };
-/// The tensors of one collective. A rank's bytes are its parts of all tensors, one after another.
+/// The memory of the tensors of one collective. A rank's bytes are its parts of all tensors.
 using SplitBuffers = std::vector<SplitBuffer>;
 
 /// The rounds of a reduce-scatter. A rank's slot (buffer) has `capacity_` bytes for each rank.
@@ -83,16 +82,16 @@ class ScatterRounds {
   SplitBuffers buffers_;
   /// The bytes for each rank in a slot (a rank's buffer): a multiple of the size of a cache line.
   std::int64_t capacity_;
-  /// The reduction. Its output may be one of its inputs, because an all-reduce reduces in place.
+  /// The reduction. The output may be one of the inputs, because an all-reduce reduces in place.
   ReduceFunction reduce_;
   std::size_t item_bytes_;
-  /// The inputs of a reduction, one for each rank; a member, to save allocations.
+  /// The inputs of a reduction, one input for each rank; a member variable saves allocations.
   std::vector<const std::byte*> sources_;
 };
 
-/// The rounds of an all-gather.
+/// The rounds in which an all-gather sends its bytes.
 struct GatherRounds {
-  // A rank's slot (buffer) contains only that rank's part, so `capacity` is the size of a slot.
+  // A rank's slot (buffer) contains only the rank's part, so `capacity` is the size of a slot.
   int rank;
   SplitBuffers buffers;
   std::int64_t capacity;
@@ -112,8 +111,8 @@ class ExchangeRounds {
 
   std::int64_t count() const;
   void produce(std::int64_t round, std::byte* slot) const;
-  /// Reads all ranks' slots. Throws Error in round 0, on every rank, if the counts of a sender and
-  /// a receiver differ.
+  /// Reads the slots (buffers) of all ranks. In round 0, throws Error on every rank if the counts
+  /// of a sender and of a receiver differ.
   void consume(std::int64_t round, Slots slots) const;
 
  private:

@@ -39,13 +39,13 @@ constexpr std::size_t kLargestSlot = std::size_t{4} << 20;
 constexpr std::size_t kSlotsTogether = std::size_t{128} << 20;
 /// The interval at which a sleeping rank checks whether the other ranks are alive.
 constexpr milliseconds kPeerCheck{100};
-/// The number of checks before a waiting rank sleeps. They take about 20 us, as sleeping does.
+/// The number of checks before a waiting rank sleeps. These checks take about 20 us, like a sleep.
 constexpr int kSpins = 500;
 
 using Counter = std::atomic<std::uint32_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == sizeof(std::uint32_t));
 
-/// Whether `counter` >= `round`. Both numbers wrap around.
+/// Whether `counter` has reached `round` (counter >= round). Both numbers wrap around.
 bool reached(std::uint32_t counter, std::uint32_t round) {
   return static_cast<std::int32_t>(counter - round) >= 0;
 }
@@ -53,8 +53,8 @@ bool reached(std::uint32_t counter, std::uint32_t round) {
 void futex_wait(const Counter& word, std::uint32_t seen, milliseconds most) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(most);
   const timespec duration{seconds.count(), std::chrono::nanoseconds(most - seconds).count()};
-  // FUTEX_PRIVATE_FLAG is not set, because several processes share the futex. A spurious wake-up
-  // does no harm, because every caller checks the counter again.
+  // FUTEX_PRIVATE_FLAG is not set, because several processes share the futex. A spurious wake-up is
+  // harmless, because every caller checks the counter again.
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &duration, nullptr, 0);
 }
 
@@ -62,14 +62,14 @@ void futex_wake_all(const Counter& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// The number of checks before a waiting rank sleeps. With more ranks than cores, another rank may
-/// need this core, so the waiting rank sleeps at once.
+/// Returns the number of checks before a waiting rank sleeps. If a machine has more ranks than
+/// cores, a waiting rank sleeps at once, because another rank may need its core.
 int spins_before_sleep(const GroupInfo& group) {
   static const unsigned cores = std::thread::hardware_concurrency();
   return cores >= static_cast<unsigned>(group.ranks_here) ? kSpins : 1;
 }
 
-/// Maps a file of `bytes` bytes. On failure closes the file and returns nullptr.
+/// Maps a file of `bytes` bytes. If this fails, closes the file and returns nullptr.
 void* map_or_close(int fd, std::size_t bytes) {
   void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
@@ -90,18 +90,18 @@ void pause_briefly() {
 
 }  // namespace
 
-/// The beginning of the shared memory. A rank that opens the memory checks `token`.
+/// The header of the shared memory. A rank that opens the memory checks `token`.
 struct ShmSegment::Header {
   std::uint64_t token = 0;
   std::int32_t ranks = 0;
   std::uint64_t slot_bytes = 0;
-  alignas(kLine) Counter arrivals{0};   ///< number of calls of arrive() by all ranks
-  alignas(kLine) Counter completed{0};  ///< last round of which all slots are filled; a futex
+  alignas(kLine) Counter arrivals{0};   ///< how often all ranks together called arrive()
+  alignas(kLine) Counter completed{0};  ///< the last round in which all slots are filled; a futex
   Counter sleepers{0};
 };
 
-/// The state of one rank, which only that rank writes and all ranks read. The two `calls` are used
-/// in alternate rounds.
+/// The state of one rank, which only that rank writes and all ranks read. Successive rounds
+/// alternate between the two elements of `calls`.
 struct alignas(kLine) ShmSegment::RankState {
   Counter round{0};  ///< the last round for which this rank called arrive()
   std::array<ShmCall, 2> calls;
@@ -133,7 +133,7 @@ std::unique_ptr<ShmSegment> ShmSegment::create(int ranks) {
       std::clamp(round_up(kSlotsTogether / (2 * count), kPage), kSmallestSlot, kLargestSlot);
   const std::size_t control = round_up(sizeof(Header) + count * sizeof(RankState), kPage);
   const std::size_t bytes = control + 2 * count * slot;
-  // The memory has no name in /dev/shm, so a killed job leaves nothing behind.
+  // The shared memory has no name in /dev/shm, so a killed job leaves no file behind.
   const int fd = memfd_create("tessera-group", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     close(fd);
@@ -183,7 +183,7 @@ std::unique_ptr<ShmSegment> ShmSegment::open(const std::string& handle) {
     return nullptr;
   }
   std::unique_ptr<ShmSegment> segment(new ShmSegment(fd, base, bytes, handle));
-  // If the token differs, `pid` is of another pid namespace and belongs to another process here.
+  // If the token differs, `pid` comes from another pid namespace and is another process here.
   return segment->header().token == token ? std::move(segment) : nullptr;
 }
 
@@ -206,8 +206,8 @@ ShmCall& ShmSegment::call(int rank, std::uint32_t round) const {
 }
 
 void ShmSegment::arrive(int rank, std::uint32_t round) const {
-  // state(rank).round is written last: if this rank is killed before, messages name this rank as
-  // missing.
+  // state(rank).round is written last. If this rank is killed before, messages of other ranks name
+  // this rank as missing.
   Header& shared = header();
   // `arrivals` is never reset, because another rank could call arrive() during a reset.
   const std::uint32_t arrivals = shared.arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
@@ -229,8 +229,8 @@ bool ShmSegment::arrived(std::uint32_t round) const {
 void ShmSegment::sleep_until_arrived(std::uint32_t round, milliseconds most) const {
   Header& shared = header();
   shared.sleepers.fetch_add(1, std::memory_order_seq_cst);
-  // `completed` is read after `sleepers` was incremented, and the value is passed to the kernel. If
-  // `completed` changes in between, the kernel finds another value and does not sleep.
+  // `completed` is read after incrementing `sleepers`, and its value is passed to the kernel. If
+  // `completed` has changed meanwhile, the kernel finds another value and does not sleep.
   const std::uint32_t seen = shared.completed.load(std::memory_order_seq_cst);
   if (!reached(seen, round)) {
     futex_wait(shared.completed, seen, most);

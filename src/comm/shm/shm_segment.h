@@ -13,15 +13,15 @@
 namespace tessera::comm {
 
 /// One rank's call of a collective, in shared memory. The ranks compare their calls, so that
-/// different calls are an error and not wrong data.
+/// different calls cause an error and not wrong results.
 struct ShmCall {
-  std::uint64_t sequence = 0;  ///< the number of collectives of the group so far
+  std::uint64_t sequence = 0;  ///< the number of collectives of the process group so far
   std::int64_t elements = 0;
   std::int32_t kind = 0;
   std::int32_t dtype = 0;
   std::int32_t op = 0;
   std::int32_t root = 0;
-  /// The number of rounds that this rank needs. All ranks run the largest number of any rank.
+  /// The number of rounds that this rank needs. All ranks run the maximum over all ranks.
   std::int64_t rounds = 1;
   /// The group's purpose (Communicator::set_purpose), cut to 64 characters and padded with zeros.
   std::array<char, 64> purpose{};
@@ -37,9 +37,9 @@ struct ShmCall {
 /// also if the process is killed.
 class ShmSegment : tessera::detail::NoCopy {
  public:
-  /// Makes new shared memory, which other ranks open by its handle(); nullptr on failure.
+  /// Makes shared memory, which other ranks open with its handle(). Returns nullptr on failure.
   static std::unique_ptr<ShmSegment> create(int ranks);
-  /// Opens the shared memory that another rank has made; nullptr if this process cannot reach it.
+  /// Opens another rank's shared memory. Returns nullptr if this process cannot open the memory.
   static std::unique_ptr<ShmSegment> open(const std::string& handle);
 
   ~ShmSegment();
@@ -54,7 +54,7 @@ class ShmSegment : tessera::detail::NoCopy {
 
   /// Tells all ranks that this rank has filled its slot (buffer) for `round` (1, 2, ...).
   void arrive(int rank, std::uint32_t round) const;
-  /// Waits until all ranks have called arrive() for `round`. Throws the PeerError of PeerWait.
+  /// Waits until all ranks have called arrive() for `round`. Throws PeerError as PeerWait does.
   void wait(const GroupInfo& group, std::uint32_t round, const char* collective) const;
   /// Makes other ranks that are in wait() check at once whether this rank is still alive.
   void wake_peers() const;

@@ -128,7 +128,7 @@ TensorFactors factors_of_broadcast(const ShardingRule& rule, const Sizes& sizes,
 struct Row {
   std::string_view names;
   RuleFunction::Body body;
-  bool reads_numbers = false;  ///< as in RuleFunction::reads_numbers()
+  bool reads_numbers = false;  ///< whether the rule depends on float and Scalar arguments
 };
 
 /// The sharding rules of a family of similar operators.
