@@ -1,5 +1,5 @@
-// torch.ops.tessera: operators that make the library usable from Python. Meshes are identified by
-// numbers. The standard environment variables configure the process group.
+// torch.ops.tessera: operators that make the library usable from Python. Python identifies a mesh
+// by a number. The standard environment variables configure the process group.
 
 #include <torch/library.h>
 
@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-/// The meshes of this process. They are never destroyed: tensors may outlive other objects at exit.
+/// The meshes of this process; never destroyed, because tensors may outlive other objects at exit.
 struct Meshes {
   static Meshes& instance() {
     static auto* meshes = new Meshes;
@@ -43,7 +43,7 @@ struct Meshes {
   }
 
  private:
-  /// The process groups' world for a device type, created when the first mesh is made. The caller
+  /// The World (process groups) for a device type, created when the first mesh is made. The caller
   /// must have locked the mutex.
   const comm::WorldPtr& world(const std::string& device) {
     auto& made = worlds[device];
@@ -70,7 +70,7 @@ Placements parse(const std::vector<std::string>& texts) {
 }
 
 // Functions that implement operators: they convert arguments that a schema can express (numbers,
-// texts) to the library's types. A handle converts to the tensor that it wraps.
+// texts) to the library's types. A DistributedTensor converts to the tensor that it wraps.
 
 at::Tensor from_local(const at::Tensor& local, std::int64_t mesh,
                       std::vector<std::string> placements,
@@ -96,7 +96,7 @@ bool set_replication(bool replicate) {
 }
 
 // An operator that is defined together with its function is a composite operator, so libtorch
-// differentiates the operators inside.
+// differentiates the operators that the function calls.
 TORCH_LIBRARY(tessera, library) {
   using Texts = std::vector<std::string>;
   library.def("init_device_mesh(str device, int[] shape, str[] names) -> int",

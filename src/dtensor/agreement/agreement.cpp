@@ -27,9 +27,9 @@
 
 namespace tessera {
 
-// Checks that the ranks of a mesh agree, and decisions that all ranks make together. The functions
-// communicate over the process group of the whole mesh, apart from the program's collectives, and
-// first finish asynchronous redistributions.
+// Functions that check that the ranks of a mesh agree, and that make decisions on all ranks
+// together. The functions communicate over the process group of the whole mesh, apart from the
+// program's collectives. They first finish asynchronous redistributions.
 
 bool detail::checks_agreement() {
 #ifdef NDEBUG
@@ -91,7 +91,7 @@ std::string kind_of(const Replica& replica) {
                                  : "none";
 }
 
-/// Two hashes for each replica: a hash of the replica's name and kind, and a hash of its values.
+/// For each replica, a hash of the replica's name and kind, and a hash of its values.
 Numbers hashes_of(const std::vector<Replica>& replicas) {
   Numbers hashes;
   for (const Replica& replica : replicas) {
@@ -108,9 +108,9 @@ std::int64_t joined(const Numbers& hashes) {
 
 /// The first element of a replica that differs between peers (ranks that must have equal copies).
 struct Difference {
-  std::size_t peer = 0;  ///< the first peer whose value differs from the value of peer 0
+  std::size_t peer = 0;  ///< the first peer on which the element differs from peer 0
   std::int64_t element = 0;
-  std::string first, other;  ///< the value of the element on peer 0, and its value on `peer`
+  std::string first, other;  ///< the element's value on peer 0, and its value on the peer `peer`
 };
 
 at::Tensor gathered(const Peers& peers, const at::Tensor& block) {
@@ -154,8 +154,8 @@ std::optional<Difference> find_difference(const at::Tensor& rows, double toleran
   return std::nullopt;
 }
 
-/// Finds the first element that differs between peers, and returns the same difference on every
-/// peer. Compares block by block, to save memory. Collective.
+/// Finds the first element of a replica that differs between peers (ranks that must have equal
+/// copies). Returns the same result on every peer. Compares in blocks, to save memory. Collective.
 std::optional<Difference> first_difference(const Peers& peers, Equality equality,
                                            const at::Tensor& local) {
   constexpr std::int64_t kBlock = std::int64_t{1} << 16;
@@ -196,8 +196,8 @@ std::vector<std::size_t> peers_that_differ(const std::vector<Numbers>& all, std:
   return peers;
 }
 
-/// Compares the replicas one after another, if the joint hash of all replicas differs. Throws Error
-/// at the first difference between ranks that exceeds the tolerance. Collective.
+/// Compares replicas (tensors that must be equal on all ranks) one after another, after their joint
+/// hash differed. Throws Error at the first difference that exceeds the tolerance. Collective.
 void report_difference(const Peers& peers, const std::vector<Replica>& replicas, Equality equality,
                        const std::string& what, const std::string& remedy, const Numbers& hashes) {
   const int first = peers.ranks[0];
@@ -309,8 +309,8 @@ std::string in_module() {
                                 : " in '" + names.back() + "'";
 }
 
-// agreed_sizes() computes the global sizes of a tensor from the local sizes on all ranks. From the
-// size of an uneven shard alone, a rank would infer other global sizes than the other ranks.
+// agreed_sizes() computes the global sizes of a tensor from the local sizes on all ranks. From
+// uneven shards, ranks would infer different global sizes without communication.
 
 namespace {
 
@@ -336,8 +336,8 @@ std::vector<SplitDim> split_dims(const Placements& placements, std::int64_t ndim
   return split;
 }
 
-/// Whether the local sizes at `coordinate` are added to the global size. If several ranks have
-/// copies of one shard, the size of only one copy is added.
+/// Whether the local sizes of the rank at mesh coordinate `coordinate` are added to the global
+/// size. If several ranks have copies of one shard, the size of only one copy is added.
 bool counts(const SplitDim& split, const Sizes& coordinate) {
   for (std::size_t m = 0; m < coordinate.size(); ++m) {
     if (coordinate[m] != 0 && std::ranges::find(split.mesh_dims, m) == split.mesh_dims.end()) {
@@ -347,8 +347,8 @@ bool counts(const SplitDim& split, const Sizes& coordinate) {
   return true;
 }
 
-/// For each rank, the size along `split.dim` that its shard should have if the global sizes are
-/// `sizes`.
+/// Computes for each rank the size along `split.dim` that the rank's shard should have if the
+/// tensor's global sizes are `sizes`.
 Sizes chunks_of_split(const SplitDim& split, const Layout& layout, const Sizes& sizes,
                       const MeshShape& mesh) {
   Sizes chunks;
@@ -370,8 +370,8 @@ std::int64_t hash_of_rest(const at::Tensor& local, const std::vector<SplitDim>& 
   return std::bit_cast<std::int64_t>(stream_of(text.c_str()));
 }
 
-/// For each rank: the sizes of its shard along the dimensions in `split`, and the hash from
-/// hash_of_rest(). With fake ranks, contains only this rank's values.
+/// Exchanges two values per rank: the sizes of the rank's shard along the dimensions in `split`,
+/// and the hash from hash_of_rest(). With fake ranks, returns only this rank's values.
 std::vector<Sizes> parts_of(const at::Tensor& local, const std::vector<SplitDim>& split,
                             const DeviceMesh& mesh) {
   Sizes own;

@@ -37,8 +37,8 @@ at::Tensor record(at::Tensor output, const at::Tensor& input, Arguments&&... arg
   return output;
 }
 
-/// The backward of from_local. Redistributes the gradient to the layout that the caller declared
-/// for the local gradient. An undefined gradient means zero.
+/// The autograd node of from_local. Its backward redistributes the gradient to the layout that the
+/// caller declared for the local gradient. An undefined gradient means zero.
 struct FromLocalBackward final : Node {
   explicit FromLocalBackward(ShardingSpec s) : sharding(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override {
@@ -51,8 +51,8 @@ struct FromLocalBackward final : Node {
   ShardingSpec sharding;
 };
 
-/// The backward of to_local. The gradient from the caller's code is a local tensor: this rank's
-/// shard of a gradient with the layout and global sizes in `spec`.
+/// The autograd node of to_local. Its backward receives a local tensor from the caller's code: this
+/// rank's shard of a gradient with the layout and global sizes in `spec`.
 struct ToLocalBackward final : Node {
   explicit ToLocalBackward(TensorSpecPtr s) : spec(std::move(s)) {}
   variable_list apply(variable_list&& gradients) override;
@@ -60,8 +60,8 @@ struct ToLocalBackward final : Node {
   TensorSpecPtr spec;
 };
 
-/// The backward of redistribute. Redistributes the gradient to the source's layout. If the forward
-/// was asynchronous, the backward is too: the first use of the gradient waits for the collective.
+/// The autograd node of redistribute, whose backward redistributes the gradient to the source's
+/// layout. After an asynchronous forward, the first use of the gradient waits for the collective.
 struct RedistributeBackward final : Node {
   RedistributeBackward(ShardingSpec s, const RedistributeOptions& o)
       : sharding(std::move(s)), options(o) {}
@@ -80,9 +80,9 @@ at::Tensor own_local(const DistributedTensorImpl& impl) {
   return alias_tensor(impl.detached_view() ? impl.local().clone() : impl.local());
 }
 
-/// Starts an asynchronous redistribution, without recording it in autograd. If no collective is
-/// needed, does nothing and returns an undefined tensor. The result has contiguous strides, because
-/// the strides of a pending local tensor are not known yet.
+/// Starts an asynchronous redistribution, without recording the redistribution in autograd. If no
+/// collective is needed, does nothing and returns an undefined tensor. The result has contiguous
+/// strides, because the strides of a pending local tensor are not known yet.
 at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto transfer = start_plan(plan_for(spec, target.layout), impl.local(), target.mesh, spec->sizes);
@@ -94,7 +94,7 @@ at::Tensor pending(const DistributedTensorImpl& impl, const ShardingSpec& target
       intern_spec({target, spec->sizes, detail::contiguous_strides(spec->sizes), spec->dtype}));
 }
 
-/// Redistributes without recording in autograd. The result never shares memory with the source.
+/// Redistributes without an autograd record. The result never shares memory with the source.
 at::Tensor redistributed(const DistributedTensorImpl& impl, const ShardingSpec& target) {
   const auto& spec = impl.spec();
   auto local = redistribute_local(impl.local(), spec, target.layout);
@@ -122,9 +122,9 @@ at::Tensor redistributed_by_mode(const DistributedTensorImpl& impl, const Shardi
   return mode->call({name}, run).front().toTensor();
 }
 
-/// Compares local gradients between ranks, along mesh dimensions where the layout is replicated.
-/// The caller of to_local() promises that these gradients are equal, but its code may reduce
-/// gradients wrongly. Collective.
+/// Compares local gradients between ranks, along mesh dimensions where the gradient's layout is
+/// replicated. The caller of to_local() promises that these gradients are equal, but the caller's
+/// code may reduce gradients wrongly. Collective.
 void compare_local_gradients(const at::Tensor& gradient, const TensorSpec& spec) {
   const DeviceMesh& mesh = spec.sharding.mesh;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
@@ -152,8 +152,8 @@ variable_list ToLocalBackward::apply(variable_list&& gradients) {
 
 }  // namespace
 
-/// Like from_local, but makes no checks; the caller must have made them. Not collective. Autograd
-/// also records a copy by contiguous(), if one is needed.
+/// Like from_local, but makes no checks. Not collective. A copy that makes the local tensor
+/// contiguous is recorded in autograd too.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec& sharding,
                                     c10::IntArrayRef sizes, LayoutPtr gradient) {
   const at::Tensor dense = dense_local(local, sharding, sizes);
@@ -161,8 +161,8 @@ at::Tensor from_local_with_gradient(const at::Tensor& local, const ShardingSpec&
                                    ShardingSpec{sharding.mesh, gradient});
 }
 
-/// If `tensor` is a leaf that is used for the first time, also installs the hook that redistributes
-/// its gradient to its layout.
+/// Redistributes a tensor. If `tensor` is a leaf that is used for the first time, also installs the
+/// hook that redistributes the leaf's gradient to the leaf's layout.
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient) {
   auto& impl = *as_distributed(tensor);
   check_readable(impl, "to_local()");
@@ -184,7 +184,7 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSp
   const auto& impl = impl_of_distributed(tensor);
   check_readable(impl, "redistribute()");
   const auto& source = impl.spec()->sharding;
-  // Without a change of layout, returns the tensor itself with its history and records nothing.
+  // If the layout does not change, returns the tensor itself and records nothing in autograd.
   if (source == target) {
     return tensor;
   }
@@ -217,15 +217,15 @@ at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
 }
 
 // Hooks on gradients. Backward may choose any cheap layout for the gradient of a leaf, but
-// optimizers expect the layout of the leaf. The hook is installed at a leaf's first use, because
-// most distributed tensors are not leaves. Another hook handles gradients of plain tensors that
-// operators combined with distributed tensors.
+// optimizers expect the layout of the leaf. The hook on a leaf is installed at the leaf's first
+// use, because most distributed tensors are not leaves. Another hook handles gradients of plain
+// tensors that operators combined with distributed tensors.
 
 /// Autograd runs this hook before it accumulates a gradient, on every rank in the same order.
 void install_gradient_hook(DistributedTensorImpl& impl, const at::Tensor& tensor) {
   impl.set_gradient_hook();
-  // The hook captures only the spec. The tensor owns the hook, so a hook that captures the tensor
-  // would never be freed.
+  // The hook captures only the tensor's spec. The tensor owns the hook, so a hook that captures the
+  // tensor would never be freed.
   add_own_hook(tensor, OwnHook::kLayout, [spec = impl.spec()](const at::Tensor& gradient) {
     if (!gradient.defined()) {
       return gradient;
@@ -248,7 +248,7 @@ at::Tensor make_plain(const at::Tensor& gradient) {
 
 }  // namespace
 
-/// A leaf is used in every step, and hooks persist, so the hook is added only once.
+/// The hook on a leaf is added only once, because a leaf is used in every step and hooks persist.
 void keep_gradient_plain(const at::Tensor& tensor) {
   // GradMode is checked by the caller, because the forward of a torch::autograd::Function runs
   // without GradMode.

@@ -19,7 +19,7 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, LayoutPtr gradient);
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const ShardingSpec& target,
                                       const RedistributeOptions& options = {});
 
-/// `tensor` redistributed to `sharding`; a plain tensor counts as replicated. Differentiable.
+/// Redistributes `tensor` to `sharding`; a plain tensor counts as replicated. Differentiable.
 at::Tensor as_layout(const at::Tensor& tensor, const ShardingSpec& sharding,
                      const RedistributeOptions& options = {});
 
@@ -37,9 +37,9 @@ inline void keep_gradient_layout(DistributedTensorImpl& impl, const at::Tensor& 
 }
 
 /// Installs the hook that makes a plain tensor's gradient plain and whole, even if operators give
-/// the tensor a distributed gradient. Callers are operators that combine the tensor with a
-/// distributed tensor. Does nothing if autograd does not record. The hook is collective if the
-/// gradient is sharded or Partial.
+/// the tensor a distributed gradient. Operators that combine a plain and a distributed tensor call
+/// this function. Does nothing if autograd does not record. The hook is collective if the gradient
+/// is sharded or Partial.
 void keep_gradient_plain(const at::Tensor& tensor);
 
 }  // namespace tessera::detail

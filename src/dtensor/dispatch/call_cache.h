@@ -64,8 +64,8 @@ class CallKey {
       add(kind, tensor);
     }
   }
-  // Adds a number with its value. For kind kScalar, adds only the type of the number: otherwise a
-  // learning rate that changes in every step would need a new plan in every step.
+  // Adds a number to the cache key by its value. For kind kScalar, adds only the number's type:
+  // otherwise a learning rate that changes in every step would need a new plan in every step.
   void add(Kind kind, std::int64_t value) {
     if (begin_number(kind, value, NumberType::kInteger)) {
       push(static_cast<std::uint64_t>(value));
@@ -113,8 +113,8 @@ class CallKey {
   }
 
   std::span<const std::uint64_t> words() const { return {words_.data(), words_.size()}; }
-  /// Fibonacci hashing, word by word. The shift moves the high bits, which the multiplication mixes
-  /// best, to the low bits, which select an entry of the hash table.
+  /// Hashes the cache key by Fibonacci hashing, word by word. The shift moves the high bits, which
+  /// the multiplication mixes best, to the low bits, which select an entry of the hash table.
   std::uint64_t hash() const {
     std::uint64_t hash = words_.size();
     for (const auto word : words_) {
@@ -125,10 +125,10 @@ class CallKey {
   }
 
  private:
-  // Tags in the low bits distinguish the kinds of words. Specs are aligned to eight bytes, so the
-  // three low bits of their addresses are free; all other words have the lowest bit set.
-  static constexpr std::uint64_t kMeta = 2;  ///< tag added to a spec's pointer for a meta tensor
-  /// Tag added to a spec's pointer for a view that has its own copy of its base's elements.
+  // Tags in the low bits of a key's words distinguish the kinds of words. The three low bits of a
+  // spec's address are free (aligned to eight bytes); all other words have the lowest bit set.
+  static constexpr std::uint64_t kMeta = 2;  ///< tag added to a spec's address for a meta tensor
+  /// Tag added to a spec's address for a view that has its own copy of its base's elements.
   static constexpr std::uint64_t kDetached = 4;
   static constexpr std::uint64_t kNone = 1;
   static constexpr std::uint64_t kPlainTensor = 3;
@@ -142,7 +142,7 @@ class CallKey {
   void begin_list(std::size_t size) { push(tagged(size, kList)); }
   void add_type(NumberType type) { push(tagged(static_cast<std::uint64_t>(type), kValue)); }
   void add_none(Kind kind) { kind == Kind::kScalar ? add_type(NumberType::kNone) : push(kNone); }
-  /// Adds the type of a number. Returns whether the key must contain the number's value too.
+  /// Adds a number's type to the cache key. Returns whether the key must contain its value too.
   template <class T>
   bool begin_number(Kind kind, T value, NumberType type) {
     add_type(kind == Kind::kScalar ? number_type(value) : type);
@@ -158,9 +158,9 @@ class CallKey {
   c10::SmallVector<std::uint64_t, 32> words_;
 };
 
-/// The plans of this thread's recent calls, in a hash table of bounded size. If all entries where a
-/// plan may be stored are full, the least recently used of their plans is dropped. Each thread has
-/// its own cache, so that ranks can be threads without locks.
+/// Hash table of bounded size with the plans of this thread's recent operator calls. If all entries
+/// where a plan may be stored are full, the least recently used of their plans is dropped. Each
+/// thread has its own cache, so that no locks are needed if ranks are threads.
 class CallCache {
  public:
   /// The dispatch cache of the calling thread.
@@ -182,9 +182,9 @@ class CallCache {
 
   struct Lookup {
     std::uint64_t hash = 0;    ///< hash of the cache key that was looked up
-    CallPlan* plan = nullptr;  ///< the plan, or nullptr if not found; valid until the next insert()
+    CallPlan* plan = nullptr;  ///< the cached plan, or nullptr; valid until the next insert()
   };
-  /// Looks up the cache key that was built last.
+  /// Looks up the call plan for the cache key that was built last.
   Lookup look_up() {
     const std::uint64_t hash = key_.hash();
     for (std::size_t i = 0; i < kNeighbourhood; ++i) {
@@ -207,19 +207,19 @@ class CallCache {
   void clear();
 
  private:
-  // A key may be stored in a few consecutive entries of the hash table, starting from its hash. The
-  // entries are filled in order, and a plan is replaced but never removed. So look_up may stop at
-  // the first empty entry.
+  // A cache key may be stored in a few consecutive entries of the hash table, starting from its
+  // hash. The entries are filled in order, and a plan is replaced but never removed. So look_up may
+  // stop at the first empty entry.
   static constexpr std::size_t kSlots = 8192;
   static constexpr std::size_t kNeighbourhood = 8;
 
-  /// The plan's inputs own the specs whose addresses are in the key, so that the addresses of these
-  /// specs are not reused.
+  /// One cached call plan. The plan's inputs own the specs whose addresses are in the cache key, so
+  /// that the addresses of these specs are not reused.
   struct Entry {
     std::vector<std::uint64_t> words;
     CallPlan plan;
 
-    /// Compares word by word, which is fast because keys have few words.
+    /// Compares cache keys word by word, which is fast because keys have few words.
     bool is_for(std::span<const std::uint64_t> key) const {
       if (words.size() != key.size()) {
         return false;
@@ -240,10 +240,10 @@ class CallCache {
   Slot& slot(std::uint64_t hash, std::size_t i) { return slots_[(hash + i) % kSlots]; }
 
   static void make_here();
-  // Stored as a plain pointer, because access to it needs no guard for thread-local initialisation.
+  // This thread's cache, as a plain pointer, which needs no guard for thread-local initialisation.
   static inline constinit thread_local CallCache* here_ = nullptr;
 
-  // A member instead of a local variable, so that calls reuse the memory of the key's words.
+  // The cache key is a member instead of a local variable, so that calls reuse its memory.
   CallKey key_;
   std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
   std::uint64_t uses_ = 0;  ///< number of look-ups: hits plus misses
@@ -254,7 +254,7 @@ class CallCache {
 /// operator on kDistributedKey is run by this function. Collective if inputs must be redistributed.
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// Like dispatch(), for a call whose key was already looked up. OperatorModes do not see the call.
+/// Like dispatch(), after a look-up of the call's cache key. OperatorModes do not see the call.
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup);
 

@@ -42,17 +42,17 @@ void run_form(PlannedCall& call) {
       check_readable(*impl, call.info.name);
     }
   }
-  // A lowering (an alternative implementation) calls operators on distributed tensors, so
-  // kDistributedKey is not excluded here.
+  // The lowering (an alternative implementation of the operator) calls operators on distributed
+  // tensors, so kDistributedKey is not excluded during its run.
   const at::AutoDispatchBelowADInplaceOrView below;
   std::vector<c10::IValue> results = call.plan.lowering->run(call.arguments());
   call.stack.resize(call.first);
   std::ranges::move(results, std::back_inserter(call.stack));
 }
 
-/// Runs a call without distributed tensors. Such calls reach kDistributedKey only inside a
-/// MetaDevice scope or an OperatorMode. In a MetaDevice scope, a factory call without a device
-/// makes a meta tensor; a factory that takes a tensor (zeros_like) uses the tensor's device.
+/// Runs a call without distributed tensors, which reaches kDistributedKey only inside a MetaDevice
+/// scope or an OperatorMode. In a MetaDevice scope, a factory call without a device makes a meta
+/// tensor; a factory that takes a tensor (zeros_like) uses the tensor's device.
 void run_plain(PlannedCall& call) {
   const OperatorInfo& info = call.info;
   if (makes_meta_tensors() && info.device >= 0 && !info.takes_tensors) {
@@ -83,8 +83,8 @@ void run_decomposed(PlannedCall& call) {
   call.op.redispatchBoxed(keys & below, &call.stack);
 }
 
-/// Runs a call if this thread's StrictScope and ReplicationScope permit it, with the operator's
-/// name as label of its collectives. Checks first, so that a refused call has moved nothing.
+/// Runs a call if this thread's StrictScope and ReplicationScope permit the call. The operator's
+/// name labels its collectives. The scopes are checked first, so a refused call has moved no data.
 template <class Run>
 void run_allowed(PlannedCall& call, const Run& run) {
   check_policy(call);
@@ -104,8 +104,8 @@ void dispatch_below_mode(const c10::OperatorHandle& op, const OperatorInfo& info
   dispatch(op, info, stack, cache.look_up());
 }
 
-/// Runs a call by its plan's kind; only this function distinguishes the kinds. run_allowed checks
-/// this thread's StrictScope and ReplicationScope, which are not part of any cache key.
+/// Runs a call as its plan's kind requires; only this function distinguishes the kinds. run_allowed
+/// checks this thread's StrictScope and ReplicationScope, which are not part of any cache key.
 void execute(PlannedCall& call, CallKind kind) {
   switch (kind) {
     case CallKind::kPlain:
@@ -136,8 +136,8 @@ void call_mode(OperatorMode& mode, const c10::OperatorHandle& op, const Operator
                torch::jit::Stack& stack) {
   const auto below = static_cast<std::ptrdiff_t>(stack.size() - info.arguments.size());
   // An OperatorMode may return results without running the operator. Then the arguments are still
-  // on the stack. If the operator ran, the stack has results that were moved from. In either case
-  // the mode's results replace the values on the stack.
+  // on the stack. If the operator ran, the stack has results whose values have been moved out. In
+  // either case the mode's results replace the values on the stack.
   OperatorMode::Results results = mode.call({info.name, info.draws_random}, [&] {
     dispatch_below_mode(op, info, stack);
     return OperatorMode::Results(std::make_move_iterator(stack.begin() + below),
@@ -165,30 +165,30 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void dispatch(const c10::OperatorHandle& op, const OperatorInfo& info, torch::jit::Stack& stack,
               CallCache::Lookup lookup) {
-  // Nested calls may remove this plan from the cache, so the plan is not read after the call.
+  // Nested calls may remove this plan from the dispatch cache, so it is not read after the call.
   if (lookup.plan != nullptr) {
     PlannedCall call(op, info, *lookup.plan, stack);
     return execute(call, call.plan.kind);
   }
   const auto arguments = std::span<const c10::IValue>(stack).last(info.arguments.size());
-  // If plan_call throws, nothing is cached: the next equal call throws again.
+  // If plan_call throws, no plan is cached: the next equal call throws again.
   CallPlan made = plan_call(op, info, arguments);
-  // Plans of these kinds cost almost nothing to make.
+  // Plans of kinds kPlain and kDecomposed are not cached, because they cost almost nothing to make.
   const bool keeps = made.kind != CallKind::kPlain && made.kind != CallKind::kDecomposed;
   PlannedCall call(op, info, keeps ? CallCache::of_thread().insert(lookup, std::move(made)) : made,
                    stack);
   execute(call, call.plan.kind);
 }
 
-// The fallback for the operators of all libraries. Kernels that are registered for single operators
-// (UnboxedKernel, and those in overrides/) take precedence.
+// The fallback kernel on kDistributedKey for the operators of all libraries. Kernels that are
+// registered for single operators (UnboxedKernel, and those in overrides/) take precedence.
 TORCH_LIBRARY_IMPL(_, TESSERA_DISTRIBUTED_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 // Functions of the dispatch cache that cached calls with unboxed arguments do not run: cache keys
-// of boxed arguments and plain tensors, insertion, statistics. Code that such calls run is inline
-// in the header.
+// of boxed arguments and plain tensors, insertion, statistics. Code that cached unboxed calls run
+// is inline in call_cache.h.
 
 void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   begin(info);
@@ -197,9 +197,9 @@ void CallKey::build(const OperatorInfo& info, std::span<const c10::IValue> argum
   }
 }
 
-/// Adds a plain tensor to the key: one word with properties, then sizes and strides. The first word
-/// has a tag in its lowest bits and, above the tag: wrapped number (1 bit), meta (1 bit), type (8
-/// bits from bit 8), number of dimensions.
+/// Adds a plain tensor to the cache key: one word with properties, then sizes and strides. The word
+/// of properties has a tag in its lowest bits and, above the tag: wrapped number (1 bit), meta (1
+/// bit), type (8 bits from bit 8), number of dimensions.
 void CallKey::add_plain(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return push(kNone);
@@ -209,16 +209,16 @@ void CallKey::add_plain(const at::Tensor& tensor) {
   const auto type = static_cast<std::uint64_t>(tensor.scalar_type());
   push(tagged(static_cast<std::uint64_t>(tensor.dim()) << 16 | type << 8 | meta << 1 | wrapped,
               kPlainTensor));
-  // at::mul(x, 2.0) passes the number as a tensor. A call with an infinite number needs another
-  // plan, so the key contains the kind of the number.
+  // at::mul(x, 2.0) passes the number 2.0 as a tensor. A call with an infinite number needs another
+  // plan, so the cache key contains whether the number is finite.
   if (wrapped != 0) {
     add_type(number_type(tensor));
   }
   for (const auto size : tensor.sizes()) {
     push(static_cast<std::uint64_t>(size));
   }
-  // The key includes strides, because results inherit the memory order of the inputs. Sparse
-  // tensors have no strides.
+  // The cache key includes a plain tensor's strides, because results inherit the memory order of
+  // the inputs. Sparse tensors have no strides.
   if (tensor.layout() != c10::kStrided) {
     return;
   }
@@ -239,7 +239,7 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
     case Kind::kNumberList:
       value.isNone() ? add_none(kind) : add_boxed_list(Kind::kScalar, value);
       break;
-    case Kind::kGenerator:  // the cache key does not contain which generator is passed
+    case Kind::kGenerator:  // the cache key contains whether a generator is passed, but not which
       add_type(value.isNone() ? NumberType::kNone : NumberType::kOther);
       break;
     case Kind::kScalar:
@@ -250,8 +250,8 @@ void CallKey::add_boxed(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Adds the number of elements, then each element as an argument of `kind`. Without the number, the
-/// lists {a}, {b, c} and the lists {a, b}, {c} would have the same cache key.
+/// Adds a list to the cache key: its length, then each element as an argument of `kind`. Without
+/// the length, the lists {a}, {b, c} and the lists {a, b}, {c} would have the same cache key.
 void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   begin_list(value.toListRef().size());
   for (const c10::IValue& element : value.toListRef()) {
@@ -259,8 +259,8 @@ void CallKey::add_boxed_list(Kind kind, const c10::IValue& value) {
   }
 }
 
-/// Must add the same words as the typed overloads of add(), because calls with boxed and with
-/// unboxed arguments share cached plans.
+/// Adds a boxed value to the cache key. Must add the same words as the typed overloads of add(),
+/// because calls with boxed and with unboxed arguments share cached plans.
 void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   if (value.isNone()) {
     add_none(kind);
@@ -285,13 +285,13 @@ void CallKey::add_boxed_value(Kind kind, const c10::IValue& value) {
   } else if (value.isList()) {
     add_boxed_list(kind, value);
   } else {
-    // No sharding rule reads the value of an argument of any other type, so only the type is added
-    // (see bind_static).
+    // No sharding rule reads the value of an argument of any other type, so only the argument's
+    // type is added to the cache key (see bind_static).
     add_text(value.tagKind());
   }
 }
 
-/// Adds the number of words, then the bytes of the text as words, padded with zeros.
+/// Adds a text to the cache key: the number of words, then the text's bytes, padded with zeros.
 void CallKey::add_text(const std::string& text) {
   begin_list(text.size());
   for (std::size_t i = 0; i < text.size(); i += sizeof(std::uint64_t)) {
@@ -303,13 +303,13 @@ void CallKey::add_text(const std::string& text) {
 
 namespace {
 
-/// The dispatch caches of the threads of each rank. A cache is in the list while its thread runs.
+/// The list of the dispatch caches of running threads, for each rank.
 struct CachesOfRanks {
   std::mutex mutex;
   std::unordered_multimap<const RankState*, const CallCache*> caches;
 };
 
-/// Never destroyed, because threads may end while the process ends.
+/// The list of dispatch caches is never destroyed, because threads may end while the process ends.
 CachesOfRanks& caches_of_ranks() {
   static auto& all = *new CachesOfRanks;
   return all;
@@ -349,7 +349,7 @@ DispatchCacheStatistics statistics_of(const RankState& rank) {
 
 }  // namespace
 
-// Makes this thread's dispatch cache. A thread that is ending has no dispatch cache any more.
+// Makes this thread's dispatch cache. For a thread that is ending, makes no cache.
 void CallCache::make_here() {
   struct Listed {
     CallCache cache;
@@ -370,7 +370,7 @@ void CallCache::clear() {
   slots_ = std::vector<Slot>(kSlots);
 }
 
-/// The member key_ still has the words of the call that was not found. Between look-up and
+/// The member key_ still contains the words of the call that was not found. Between look-up and
 /// insertion, plan_call runs operators only below kDistributedKey, so no other call changes key_.
 CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
   const std::uint64_t hash = missed.hash;
@@ -395,7 +395,7 @@ CallPlan& CallCache::insert(const Lookup& missed, CallPlan plan) {
 }
 
 DispatchCacheStatistics dispatch_cache_statistics() {
-  // Creates the caller's cache if the thread has made no call yet.
+  // Creates this thread's dispatch cache if the thread has made no operator call yet.
   CallCache::of_thread();
   return statistics_of(*RankState::here());
 }

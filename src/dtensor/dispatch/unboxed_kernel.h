@@ -81,8 +81,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return call_boxed([&](auto& stack) { dispatch(handle(), info, stack, found); }, arguments...);
   }
 
-  /// Looks up the call. Adds the arguments to the cache key in schema order: comma folds are
-  /// evaluated from left to right.
+  /// Looks up the plan of the call. Adds the arguments to the cache key in schema order: C++
+  /// evaluates comma folds from left to right.
   static CallCache::Lookup look_up(const OperatorInfo& info, const Arguments&... arguments) {
     CallCache& cache = CallCache::of_thread();
     CallKey& key = cache.key();
@@ -107,7 +107,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   }
 
   /// Installs the hooks that redistribute gradients of leaves, for all tensors in an argument, as
-  /// localize_arguments does for boxed calls. Arguments of other types contain no tensors.
+  /// localize_arguments does for boxed calls. Does nothing for arguments that contain no tensors.
   template <class T>
   static void keep_gradient_layouts(const T& argument) {
     if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -129,13 +129,13 @@ class UnboxedKernel<Op, Result(Arguments...)> {
   }
 
   /// Unwraps the local tensors, runs the kernel and wraps the results. The kernel runs below
-  /// kDistributedKey, so no other call is looked up meanwhile, and `plan` stays in the cache.
+  /// kDistributedKey, so no nested call can remove `plan` from the cache.
   static Result run(const OperatorInfo& info, const CallPlan& plan, Arguments... arguments) {
     std::size_t i = 0;
     const auto localized = [&](auto& argument) -> decltype(auto) {
       return local(plan, i++, argument);
     };
-    // A braced initializer list guarantees the order of evaluation.
+    // A braced initializer list guarantees that the arguments are evaluated from left to right.
     std::tuple<decltype(localized(arguments))...> locals{localized(arguments)...};
     if constexpr (kInPlace) {
       run_kernel(locals);
@@ -150,9 +150,9 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// Calls the backend's kernel directly, because the call has already passed the dispatch keys
-  /// above the backend's. In a FakeMode, and for lazy conjugation or negation, dispatches by all
-  /// keys instead, because such keys are between kDistributedKey and the backend's.
+  /// Calls the backend's kernel directly, because the call has already passed all keys above the
+  /// backend's key. In a FakeMode, and for lazy conjugation or negation, dispatches by all keys
+  /// instead: the keys for these are between kDistributedKey and the backend's key.
   template <class Locals>
   static Result run_kernel(Locals& locals) {
     BelowAutograd guard;
@@ -166,14 +166,14 @@ class UnboxedKernel<Op, Result(Arguments...)> {
         locals);
   }
 
-  /// Whether `keys` has only a backend's keys. Lazy conjugation and negation need another kernel.
+  /// Whether `keys` has only backend keys: no lazy conjugation or negation, for example.
   static bool is_dense(c10::DispatchKeySet keys) {
     const auto dense =
         c10::full_backend_mask | c10::DispatchKeySet(c10::DispatchKey::Dense).raw_repr();
     return (keys.raw_repr() & ~dense) == 0;
   }
 
-  // The dispatch keys of an argument, which a redispatch needs; a full call would compute them.
+  // Functions that return an argument's dispatch keys, which a redispatch needs.
   static c10::DispatchKeySet keys_of(const at::Tensor& tensor) { return tensor.key_set(); }
   static c10::DispatchKeySet keys_of(const std::optional<at::Tensor>& tensor) {
     return tensor ? tensor->key_set() : c10::DispatchKeySet();
@@ -190,7 +190,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     return {};
   }
 
-  // Calls `wrap` on every tensor of a result, in the order in which a plan numbers its outputs.
+  // Calls `wrap` on each tensor of an operator's result, in the order of the plan's outputs.
   template <class Wrap>
   static void wrap_outputs(at::Tensor& result, const Wrap& wrap) {
     wrap(result);
@@ -206,7 +206,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     std::apply([&](auto&... each) { (wrap(each), ...); }, results);
   }
 
-  /// Wraps one local result as a distributed tensor. An operator may leave a result undefined.
+  /// Wraps one local result of an operator, which may be undefined, as a distributed tensor.
   static at::Tensor wrap_output(const OperatorInfo& info, const CallPlan::Output& output,
                                 at::Tensor result, const Arguments&... arguments) {
     const auto& spec = output.spec;
@@ -219,16 +219,16 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     if (result.scalar_type() == spec->dtype) [[likely]] {
       return wrap(std::move(result), spec);
     }
-    // Compares the type too, because the type may depend on state that is not in the cache key,
-    // such as libtorch's default type.
+    // Compares the result's type with the plan's type too, because the type may depend on state
+    // that is not in the cache key, such as libtorch's default type.
     auto other = *spec;
     other.dtype = result.scalar_type();
     return wrap(std::move(result), intern_spec(std::move(other)));
   }
 
   /// Returns `view`, which now shares the version counter of `base`, as autograd requires.
-  /// libtorch's ADInplaceOrView key would do this, but the call has already passed it. Tensors made
-  /// in inference mode have no counter.
+  /// libtorch's ADInplaceOrView key would share the counter, but the call has already passed this
+  /// key. Tensors made in inference mode have no counter.
   template <class Base>
   static void share_version(const at::Tensor& view, const Base& base) {
     if constexpr (std::is_same_v<Base, at::Tensor>) {
@@ -240,8 +240,8 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     }
   }
 
-  /// The slow path of a call: allocates a stack, and increments the reference count of every tensor
-  /// on it.
+  /// Runs a call on the slow path: allocates a stack, and increments the reference count of every
+  /// tensor on the stack.
   template <class Dispatch>
   static Result call_boxed(const Dispatch& dispatch_stack, Arguments... arguments) {
     torch::jit::Stack stack;
@@ -262,7 +262,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
     stack.emplace_back(c10::List<at::Tensor>(std::vector<at::Tensor>(list.begin(), list.end())));
   }
 
-  // Functions that convert each argument of a call to the argument of the local call.
+  // Functions that convert an argument of a call to the argument of the local call.
 
   template <class List>
     requires kIsList<List>
@@ -292,7 +292,7 @@ class UnboxedKernel<Op, Result(Arguments...)> {
                                          const std::optional<at::Tensor>& argument) {
     return argument ? std::optional(local_or_self(*argument)) : std::nullopt;
   }
-  // Replaces global sizes, such as those of view, by the local sizes that the plan contains.
+  // Replaces global sizes, such as view's argument `size`, by the local sizes in the plan.
   static c10::SymIntArrayRef local(const CallPlan& plan, std::size_t i,
                                    const c10::SymIntArrayRef& argument) {
     for (const auto& rewritten : plan.rewritten) {

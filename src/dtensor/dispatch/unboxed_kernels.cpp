@@ -1,4 +1,4 @@
-// Kernels with unboxed arguments for the operators that a training step calls most. An entry saves
+// Kernels with unboxed arguments for the operators that a training step calls most. A kernel saves
 // about a microsecond per call, and costs compile time. Results do not depend on this list.
 
 #include "dispatch/unboxed_kernel.h"
@@ -62,7 +62,7 @@ void implement(torch::Library& library) {
   (UnboxedKernel<Ops>::implement(library), ...);
 }
 
-// The groups of operators are: pointwise, matrix products, reductions, views and joins.
+// The operators with unboxed kernels: pointwise, matrix products, reductions, views and joins.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   using namespace at::_ops;  // NOLINT(google-build-using-namespace): a list of its operators
   implement<add_Tensor, add__Tensor, add_Scalar, mul_Scalar, div_Scalar, sub_Tensor, mul_Tensor,

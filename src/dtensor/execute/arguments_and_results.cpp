@@ -1,4 +1,4 @@
-// Steps of run_local: localizing and rewriting the arguments of the operator, wrapping its results.
+// Steps of run_local that localize and rewrite an operator's arguments, and wrap its results.
 
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -30,10 +30,10 @@ bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
   return true;
 }
 
-/// Expands a gathered tensor again: the result has stride 0 where `strides` are 0.
+/// Expands a gathered tensor again, so that its stride is 0 where `strides` are 0.
 at::Tensor expand_again(const at::Tensor& tensor, at::IntArrayRef strides) {
-  // Copies only the elements that exist in memory; contiguous() would allocate the full expanded
-  // size.
+  // Copies only the elements that exist in memory; contiguous() on the expanded tensor would
+  // allocate the full expanded size.
   const BelowAutograd guard;
   return narrow_stride_zero(tensor, strides).contiguous().expand(tensor.sizes());
 }
@@ -45,7 +45,7 @@ bool reaches_elements(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntAr
                       std::int64_t offset) {
   const BelowAutograd guard;
   const auto extent = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  // The marks are in CPU memory, because only memory positions are compared.
+  // The marks for elements are in CPU memory, because only memory positions are compared.
   const auto marks = at::zeros({extent}, at::kBool);
   marks.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).fill_(true);
   return marks.as_strided(sizes, strides, offset).all().item<bool>();
@@ -73,8 +73,8 @@ void add_local_storage_offset(const OperatorInfo& info, const CallPlan& plan,
                 " asks for memory by its strides. The tensor has strides ",
                 c10::IntArrayRef(input.spec->strides), ", but was gathered and has ",
                 local.strides(), " now: take a clone() first");
-  // A tensor that was not gathered has all memory that its as_strided() can read. A dense tensor
-  // has no gaps between elements.
+  // A tensor that was not gathered already contains all memory that its as_strided() can read. A
+  // dense tensor has no gaps between elements.
   if (!input.plan || local.is_meta() || input.spec->geometry.non_overlapping_and_dense) {
     return;
   }
@@ -91,7 +91,7 @@ class Localizer {
  public:
   explicit Localizer(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
 
-  /// Arguments without tensors, and None, are not changed.
+  /// Converts the tensors in one argument. Does not change None and arguments without tensors.
   void localize_argument(c10::IValue& value, std::size_t argument) {
     using Kind = OperatorInfo::ArgumentKind;
     const Kind kind = info_.arguments[argument];
@@ -107,7 +107,7 @@ class Localizer {
   }
 
  private:
-  /// A read-only tensor of the call that has already been redistributed, and the result.
+  /// The record of a redistribution in this call: a read-only tensor, and the redistributed tensor.
   struct Moved {
     at::Tensor from;
     LayoutPtr target;
@@ -116,7 +116,7 @@ class Localizer {
 
   c10::List<at::Tensor> localize_list(c10::IValue list, std::size_t argument) {
     auto tensors = std::move(list).toTensorList();
-    // The caller's list must not change; a list that only the stack owns can be changed.
+    // The caller's list must not be changed; a list that only the stack owns may be changed.
     if (tensors.use_count() > 1) {
       tensors = tensors.copy();
     }
@@ -129,8 +129,8 @@ class Localizer {
     return tensors;
   }
 
-  /// Returns a copy, because the caller's list must not change. The plan has no input for elements
-  /// that are None.
+  /// Converts a list with optional elements. Returns a copy, because the caller's list must not
+  /// change. The plan has no input for elements that are None.
   c10::List<std::optional<at::Tensor>> localize_optional_list(const c10::IValue& list,
                                                               std::size_t argument) {
     c10::List<std::optional<at::Tensor>> locals;
@@ -142,8 +142,8 @@ class Localizer {
     return locals;
   }
 
-  /// The local tensor that the operator gets for `tensor`, the next tensor of the call. Records in
-  /// the LocalRun what later steps need: written tensors, and the tensors for a local call.
+  /// Returns the local tensor that the operator gets for `tensor`, the next tensor of the call.
+  /// Records written tensors, and the tensors for a local call, in the LocalRun for later steps.
   at::Tensor localize(const at::Tensor& tensor, std::size_t argument) {
     const CallPlan::Input& input = plan_.inputs[next_input_];
     DistributedTensorImpl* impl = as_distributed(tensor);
@@ -158,8 +158,8 @@ class Localizer {
     if (input.plan) {
       local = moved(local, input);
     }
-    // An operator may resize an empty tensor: on this rank alone, or into memory where another
-    // tensor begins. Therefore an empty local tensor is copied; a redistribution would not copy it.
+    // An operator may resize an empty tensor on this rank alone, or into memory where another
+    // tensor begins. Therefore an empty local tensor is copied, unless a redistribution copies it.
     if (input.written != nullptr && impl != nullptr && local.numel() == 0) {
       local = local.clone();
     }
@@ -192,7 +192,7 @@ class Localizer {
   }
 
   at::Tensor moved(const at::Tensor& local, const CallPlan::Input& input) {
-    // Reuses the redistributed tensor of an equal earlier argument, as in cat({x, x}).
+    // If an equal earlier argument was redistributed, reuses the result, as in cat({x, x}).
     for (const Moved& done : moved_) {
       if (done.from.is_same(local) && done.target == input.target && input.written == nullptr) {
         return done.to;
@@ -204,19 +204,19 @@ class Localizer {
     } else {
       result = expand_stride_zero(result, input.spec->strides);
     }
-    // Copies the wrapped-number flag, because type promotion depends on it.
+    // Copies the wrapped-number flag to the local tensor, for type promotion.
     if (is_wrapped_number(local)) {
       make_wrapped_number(result);
     }
     return result;
   }
 
-  /// Redistributes `local` by the steps of the plan. For an operator without a sharding rule, also
-  /// restores the strides of the whole tensor. This costs a copy if the gathered tensor has other
-  /// strides.
+  /// Redistributes the local tensor `local` by the steps of the call plan. For an operator without
+  /// a sharding rule, also restores the strides of the whole tensor. This costs a copy if the
+  /// gathered tensor has other strides.
   at::Tensor redistributed(const at::Tensor& local, const CallPlan::Input& input) {
     at::Tensor result = run_plan(*input.plan, local, plan_.replicated.mesh, input.spec->sizes);
-    // Without a sharding rule the operator must run exactly as on one rank, including strides.
+    // An operator without a sharding rule must run exactly as on one rank, including strides.
     if (plan_.has_rule || result.strides() == input.spec->strides) {
       return result;
     }
@@ -230,8 +230,7 @@ class Localizer {
   const OperatorInfo& info_;
   const CallPlan& plan_;
   std::size_t next_input_ = 0;
-  // A short list is searched without hashing: only redistributed tensors are in the list, and a
-  // call uses most tensors once.
+  // The list of redistributed tensors is short, so a linear search without hashing is fast.
   c10::SmallVector<Moved, 2> moved_;
 };
 
@@ -254,11 +253,11 @@ void rewrite_arguments(LocalRun& run) {
   }
 }
 
-// The last step: wraps the local results as distributed tensors.
+// wrap_results(), the last step of run_local, wraps the local results as distributed tensors.
 
 namespace {
 
-/// A ResultWrapper wraps results, numbered as a plan's outputs: each element of a list separately.
+/// Wraps results in the order of a plan's outputs: each element of a list is a separate output.
 class ResultWrapper {
  public:
   explicit ResultWrapper(LocalRun& run) : run_(run), info_(run.call.info), plan_(run.call.plan) {}
@@ -303,8 +302,8 @@ class ResultWrapper {
     value = std::move(original);
   }
 
-  /// Finds the spec before `local` is copied to be contiguous, because the strides must be those of
-  /// the plan, not of a contiguous copy.
+  /// Finds the result's spec before `local` is copied to be contiguous, because the strides must be
+  /// those of the plan, not of a contiguous copy.
   at::Tensor wrap_tensor(at::Tensor local) {
     TensorSpecPtr spec = spec_of(local);
     if (plan_.has_rule && plan_.outputs[output_].contiguous) {
@@ -314,9 +313,9 @@ class ResultWrapper {
                             : wrap_view(std::move(local), std::move(spec));
   }
 
-  /// Wraps a view of a local tensor. Without redistribution the view shares its base's version
-  /// counter, as views do. A view of a copy, or of a detached view, gets a DetachedView, which
-  /// directs reads and writes to the base. Inference tensors have no counter to share.
+  /// Wraps a view of a local tensor. If the base was not redistributed, the view shares the base's
+  /// version counter. A view of a redistributed copy, or of a detached view, gets a DetachedView,
+  /// which directs reads and writes to the base. Inference tensors have no counter to share.
   at::Tensor wrap_view(at::Tensor local, TensorSpecPtr spec) {
     const DistributedTensorImpl* base =
         run_.viewed.defined() ? as_distributed(run_.viewed) : nullptr;
@@ -334,7 +333,7 @@ class ResultWrapper {
     return result;
   }
 
-  /// Saves what is needed to make the view again from its base after a write through the view.
+  /// Saves the arguments for making the view again from its base after a write to the view.
   DetachedViewPtr detached_view() {
     DetachedViewPtr view = detached_view_of(run_.viewed);
     // All results of one call share one record of the base's version, because the results are views
@@ -350,15 +349,14 @@ class ResultWrapper {
     if (!plan_.has_rule) {
       strides = input.spec->strides;
     }
-    run_.view_arguments[viewed] = {};  // releases the copy of the base
+    run_.view_arguments[viewed] = {};  // releases the redistributed copy of the base
     view->replay = std::make_shared<DetachedView::Replay>(DetachedView::Replay{
         plan_.local_call ? plan_.local_call->op : run_.call.op, run_.view_arguments, viewed,
         output_, input.target, std::move(strides)});
     return view;
   }
 
-  /// The spec of result number output_. After the first call of a plan, the spec is read from the
-  /// plan.
+  /// Returns the spec of result number output_. After a plan's first call, the plan has the spec.
   TensorSpecPtr spec_of(const at::Tensor& local) {
     if (!plan_.has_rule) {
       return replicated_spec(plan_, local);
@@ -366,13 +364,13 @@ class ResultWrapper {
     TESSERA_CHECK(output_ < plan_.outputs.size(), "internal: the rule of ", info_.name,
                   " names too few outputs");
     CallPlan::Output& output = plan_.outputs[output_];
-    // The sharding rule only declares that this output is the same on all ranks (such as the random
-    // seeds of attention).
+    // For this output, the sharding rule only declares that the output is the same on all ranks
+    // (such as the random seeds of attention).
     if (output.layout == nullptr) {
       return replicated_spec(plan_, local);
     }
-    // The type is compared, because the type may depend on state that is not in the cache key, such
-    // as libtorch's default type.
+    // The result's type is compared with the plan's type, because the type may depend on state that
+    // is not in the cache key, such as libtorch's default type.
     if (!output.spec || output.spec->dtype != local.scalar_type()) [[unlikely]] {
       output.spec = first_spec(output, local);
     }
@@ -380,9 +378,9 @@ class ResultWrapper {
   }
 
   /// Makes the spec of an output after the first run of the kernel, which determines the type and
-  /// the order of dimensions in memory. Sizes that the sharding rule does not know are those of the
-  /// local result, since such dimensions are not sharded. The check detects wrong rules at their
-  /// first call.
+  /// the order of dimensions in memory. Sizes that the sharding rule does not know are taken from
+  /// the local result, since such dimensions are not sharded. A check detects a wrong sharding rule
+  /// at the operator's first call.
   TensorSpecPtr first_spec(CallPlan::Output& output, const at::Tensor& local) {
     const ShardingSpec sharding{plan_.replicated.mesh, output.layout};
     for (std::size_t dim = 0; dim < output.sizes.size(); ++dim) {

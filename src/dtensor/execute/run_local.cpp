@@ -25,7 +25,7 @@
 
 namespace tessera::detail {
 
-// The steps that run a planned call on local tensors, and the step that runs the operator.
+// Implements run_local: the steps that run a planned call on local tensors.
 
 namespace {
 
@@ -50,8 +50,8 @@ class OrdinaryViewScope : NoCopy {
   std::optional<c10::InferenceMode> ordinary_;
 };
 
-/// The arguments of the plan's local call (CallPlan::LocalCall), by its operator's schema: values
-/// of the plan, or local tensors of this call.
+/// Returns the arguments of the plan's local call (CallPlan::LocalCall), in its operator's schema
+/// order: values of the plan, or local tensors of this call.
 std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   const auto& schema = local.op.schema().arguments();
@@ -62,8 +62,8 @@ std::vector<c10::IValue> local_call_arguments(const LocalRun& run) {
   return arguments;
 }
 
-/// Runs the plan's local call instead of the operator. The operator's own arguments are removed
-/// from the stack unread, because their tensors are in run.locals.
+/// Runs the plan's local call instead of the called operator. The called operator's arguments are
+/// removed from the stack unread, because their tensors are in run.locals.
 void run_local_call(LocalRun& run) {
   const CallPlan::LocalCall& local = *run.call.plan.local_call;
   torch::jit::Stack& stack = run.call.stack;
@@ -98,7 +98,7 @@ void run_operator(LocalRun& run) {
   if (run.call.plan.local_call) {
     return run_local_call(run);
   }
-  // A random operator on gathered tensors runs on the global tensors on every rank, and all ranks
+  // A random operator on gathered tensors runs on the whole tensors on every rank, and all ranks
   // must draw the same random numbers.
   std::optional<SeededGenerator> generator;
   if (run.call.plan.seeded) {
@@ -112,13 +112,13 @@ void run_operator(LocalRun& run) {
 }
 
 /// Accepts the new sizes of an out= tensor that the operator resized, which is allowed for an empty
-/// tensor. The operator has no sharding rule: such operators run on whole tensors, so all ranks
-/// have the same sizes and throw or continue together.
+/// tensor. This applies to operators without a sharding rule. They run on whole tensors, so all
+/// ranks have the same sizes and throw or continue together.
 void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const at::Tensor& local) {
   const TensorSpecPtr spec = original.spec();
   const std::vector<std::int64_t> found = local.sizes().vec();
   const bool empty = original.numel() == 0;
-  // The operator has already resized the caller's local tensor, so its old sizes are restored.
+  // Restores the sizes of the caller's local tensor, which the operator has already resized.
   if (!empty && local.is_same(original.local())) {
     restore_sizes(local, spec->sizes, spec->strides);
   }
@@ -126,7 +126,7 @@ void take_new_sizes(const LocalRun& run, DistributedTensorImpl& original, const 
                 c10::IntArrayRef(spec->sizes), " to ", c10::IntArrayRef(found),
                 ": pass one of the result's sizes");
   original.give_count_to(local);
-  // The placements of the empty tensor do not apply to the new sizes.
+  // The placements of the empty tensor may not be valid for the new sizes.
   original.replace(local, replicated_spec(run.call.plan, local));
 }
 
@@ -140,7 +140,7 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   const at::Tensor& own = impl != nullptr ? impl->local() : written.original;
   const bool in_place = written.local.is_same(own) && input.written == spec->sharding.layout;
   if (in_place && impl == nullptr) {
-    return;  // a plain tensor was written directly, and libtorch may even have resized it
+    return;  // libtorch wrote to a plain tensor directly, and may have resized the tensor
   }
   if (!plan.has_rule && written.local.sizes() != spec->sizes) {
     return take_new_sizes(run, *impl, written.local);
@@ -148,30 +148,30 @@ void bring_back(const LocalRun& run, const LocalRun::Written& written) {
   if (in_place) {
     return;
   }
-  // This copy is never collective: the layout of the new value is the layout of the caller's
-  // tensor, or replicated.
+  // This copy to the caller's tensor is never collective: the layout of the new value is the layout
+  // of the caller's tensor, or replicated.
   const TensorSpecPtr left =
       intern_spec({{plan.replicated.mesh, input.written}, spec->sizes, spec->strides, spec->dtype});
   const at::Tensor value = redistribute_local(written.local, left, spec->sharding.layout);
-  // A slice of the new value may share the memory of the tensor with other strides. The
-  // intermediate copy prevents reads of overwritten values.
+  // A shard that is a slice of the new value may share the memory of the tensor with other strides.
+  // The intermediate copy prevents reads of overwritten values.
   copy_to_stride_zero(own, value.is_alias_of(own) ? value.clone() : value);
 }
 
-/// Copies all new values to the caller's tensors. Collective only if written_views is not empty.
+/// Copies new values of written arguments back. Collective only if written_views is not empty.
 void write_back(LocalRun& run) {
   for (const LocalRun::Written& written : run.written) {
     bring_back(run, written);
   }
   // Detached views (written_views) are copied last, because the operator may also have written the
-  // base of such a view.
+  // base of a detached view.
   for (const at::Tensor& view : run.written_views) {
     write_through(view);
   }
 }
 
-/// Runs below autograd, because autograd has recorded the call on the distributed tensors and must
-/// not see local tensors. Copying new values back runs below autograd for the same reason.
+/// Runs the kernel below autograd, because autograd has recorded the call on the distributed
+/// tensors and must not see local tensors. New values are copied back below autograd as well.
 void run_on_local_tensors(LocalRun& run, CallKind kind) {
   const BelowAutograd guard;
   keep_view_arguments(run);
@@ -197,9 +197,9 @@ LocalRun::LocalRun(PlannedCall& c) : call(c) {
   }
 }
 
-/// Runs all steps of the call. Version counters are read before the operator runs, because its
-/// kernel may bump them. Counters that the kernel did not bump are bumped after the new values are
-/// written back. Results are wrapped last, from the values on the stack.
+/// Runs all steps of a call on local tensors. Version counters are read before the operator runs,
+/// because its kernel may bump them. Counters that the kernel did not bump are bumped after the new
+/// values are written back. Results are wrapped last, from the values on the stack.
 void run_local(PlannedCall& call, CallKind kind) {
   LocalRun run(call);
   const OrdinaryViewScope ordinary(run);
@@ -216,8 +216,8 @@ void run_local(PlannedCall& call, CallKind kind) {
 
 namespace {
 
-/// Fills a Partial tensor. The local tensors of a Partial tensor are terms instead of elements, so
-/// a tensor without Partial is filled first.
+/// Fills a Partial tensor with random numbers. The local tensors of a Partial tensor are terms
+/// instead of elements, so a tensor without Partial is filled first.
 void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key) {
   const DistributedTensorImpl& impl = *as_distributed(self);
   const TensorSpec& spec = *impl.spec();
@@ -227,8 +227,8 @@ void fill_partial(const at::Tensor& self, const PlannedCall& call, RandomKey key
   const at::Tensor& local = local_tensor(values);
   const RandomPlace place = random_place({call.info.name, values, random_source(), key});
   call.info.traits.fill()({local, place, key}, call.arguments());
-  // Converts the random numbers to terms that reduce to these numbers. The conversion does not
-  // communicate.
+  // Converts the random numbers to terms of a Partial tensor, which reduce to these numbers. The
+  // conversion does not communicate.
   impl.local().copy_(
       redistribute_local(local, as_distributed(values)->spec(), spec.sharding.layout));
 }
@@ -259,7 +259,7 @@ Dropped drop(const at::Tensor& x, const at::Tensor& local, const ShardingSpec& s
     fill_random(kept, random_place({"native_dropout", whole, x, key}), kernels::Bernoulli{1 - p},
                 key);
   }
-  // With p = 1 every element is dropped; a scale of 0 avoids the division by 0.
+  // With dropout probability p = 1 every element is dropped; a scale of 0 avoids a division by 0.
   const double scale = p < 1 ? 1 / (1 - p) : 0;
   return {local.mul(kept).mul_(scale), kept.to(at::kBool)};
 }
@@ -285,7 +285,7 @@ void check_rows_together(const PlannedCall& call) {
 void run_random_inplace(PlannedCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DistributedTensorImpl& impl = *as_distributed(self);
-  // This check comes before anything else, because a refused call must change nothing.
+  // This check is the first step, because a refused call must change nothing.
   if (impl.detached_view()) {
     check_writable(impl, call.info.name);
   }

@@ -23,23 +23,23 @@ struct LocalRun {
   PlannedCall& call;
   /// the written arguments as the caller passed them, which are returned as results
   c10::SmallVector<c10::IValue, 2> returned;
-  at::Tensor viewed;  ///< the base of the results, if the operator is a view operator
+  at::Tensor viewed;  ///< the base of the operator's results, if the operator is a view operator
 
-  /// A written tensor whose new value must be copied back to the caller's tensor.
+  /// A tensor that the operator wrote, whose new value must be copied back to the caller's tensor.
   struct Written {
     at::Tensor original;  ///< the tensor that was written, as the caller passed it
     at::Tensor local;     ///< the local tensor that the operator writes to
     std::size_t input;    ///< the written tensor's number among the call's tensors
   };
   c10::SmallVector<Written, 2> written;
-  /// Written views that have their own copy of their base's elements: the base must be written too.
+  /// Written views that have their own copy of their base's elements. The base must be written too.
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
-  c10::Device device = c10::kCPU;  ///< device on which random numbers are drawn
+  c10::Device device = c10::kCPU;  ///< device on which the operator draws random numbers
   std::vector<c10::IValue> view_arguments;  ///< to make a view of a redistributed base again
 
-  /// Whether the base of a view was redistributed first. The result is then a view of a copy of the
-  /// base.
+  /// Whether the base of a view was redistributed before the view operator ran. The result is then
+  /// a view of a copy of the base.
   bool is_moved() const { return call.plan.inputs.front().plan != nullptr; }
 };
 
@@ -48,25 +48,25 @@ struct LocalRun {
 /// Replaces the arguments by local tensors, redistributed as the plan requires. Collective if the
 /// plan moves data.
 void localize_arguments(LocalRun& run);
-/// Rewrites arguments that refer to global sizes or to memory, so that they fit the local tensors.
+/// Rewrites arguments that contain global sizes or memory offsets, so that they fit local tensors.
 void rewrite_arguments(LocalRun& run);
 /// Replaces the local results of the call by distributed tensors.
 void wrap_results(LocalRun& run);
 
-/// The spec of a result that is replicated, for an operator without a sharding rule.
+/// Makes the spec of a replicated result, for an operator without a sharding rule.
 TensorSpecPtr replicated_spec(const CallPlan& plan, const at::Tensor& local);
 
 /// Throws Error for a random operator that would draw the same numbers on data-parallel ranks with
-/// different rows. Collective if ranks must compare their numbers of rows.
+/// different rows. Collective if ranks must compare how many rows each rank has.
 void check_rows_together(const PlannedCall& call);
 
-/// Runs an in-place random operator that draws by the element's global index: nothing is gathered,
-/// and every mesh draws the same numbers. The result replaces the call's arguments on the stack.
-/// Not collective, except for a view of a tensor that had to be gathered.
+/// Runs an in-place random operator that draws each number by its element's global index: nothing
+/// is gathered, and every mesh draws the same numbers. The result replaces the call's arguments on
+/// the stack. Not collective, except for a view of a tensor that had to be gathered.
 void run_random_inplace(PlannedCall& call);
 
-/// Runs native_dropout by the element's global index: every mesh drops the same elements.
-/// Collective if the tensor is Partial, because it is then reduced first.
+/// Runs native_dropout, which draws by each element's global index: every mesh drops the same
+/// elements. Collective if the tensor is Partial, because the tensor is then reduced first.
 void run_native_dropout(PlannedCall& call);
 
 }  // namespace tessera::detail

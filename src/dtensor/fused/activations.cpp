@@ -15,8 +15,8 @@
 
 namespace tessera::detail {
 
-// The operator silu(gate) * up in one kernel: the middle of a gated MLP. With separate operators,
-// autograd would save silu(gate) as well.
+// The operator silu(gate) * up in one kernel: the middle of a gated MLP. With two separate
+// operators, autograd would save silu(gate) as well.
 
 namespace {
 
@@ -33,7 +33,7 @@ struct SiluMulBackward
       "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)";
 };
 
-/// The operator that computes silu_mul and its gradients, for backwards that recompute silu_mul.
+/// The operator that recomputes silu_mul and computes the gradients of silu_mul, for backwards.
 struct SiluMulWithGradients
     : FusedOperator<SiluMulWithGradients,
                     ThreeTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&)> {
@@ -118,7 +118,7 @@ namespace {
 /// `seed` and `stream` are the bits of a RandomKey. `first_element` is the index of x's first
 /// element in the tensor that one mask covers. All three are Scalars: every call has another
 /// stream, and values of Scalars are not part of a call's key in the dispatch cache. `place`: the
-/// value of flat_place() for x; empty if x is the whole tensor.
+/// value of flat_place() for `x`; empty if `x` is the whole tensor.
 struct Dropout : FusedOperator<Dropout, at::Tensor(const at::Tensor&, double, const at::Scalar&,
                                                    const at::Scalar&, const at::Scalar&,
                                                    c10::SymIntArrayRef)> {
@@ -219,8 +219,8 @@ at::Tensor run_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return kernels::rotary_embedding(x, cos, sin, transposed);
 }
 
-/// Heads may be sharded, because the two elements of a rotated pair belong to one head. The tables
-/// are sharded like the sequence.
+/// In the sharding rule of rotary embedding, heads may be sharded, because the two elements of a
+/// rotated pair belong to one head. The tables are sharded like the sequence.
 std::optional<ShardingRule> rotary_rule(const OpCall& call) {
   const rules::Sizes& sizes = call.tensor(0).sizes;
   check_rotary_sizes(sizes, call.tensor(1).sizes, call.tensor(2).sizes);
@@ -350,7 +350,7 @@ struct AddRmsNorm : FusedOperator<AddRmsNorm, ThreeTensors(const at::Tensor&, co
       "(Tensor out, Tensor sum, Tensor rstd)";
 };
 
-/// `x` is the sum that add_rms_norm normalises; `sum_grad` is the gradient of this sum as a result.
+/// For add_rms_norm, `x` is the normalised sum; `sum_grad` is the gradient of the sum as a result.
 struct RmsNormBackward
     : FusedOperator<RmsNormBackward,
                     TwoTensors(const at::Tensor&, const at::Tensor&, const OptionalTensor&,
@@ -361,8 +361,8 @@ struct RmsNormBackward
       "(Tensor, Tensor)";
 };
 
-/// Throws Error for wrong sizes. `weight` has the sizes of the weight; nullopt means that there is
-/// no weight.
+/// Throws Error if the sizes do not fit the operator. `weight` has the sizes of the weight; nullopt
+/// means that there is no weight.
 void check_rms_norm_sizes(c10::IntArrayRef x, std::optional<c10::IntArrayRef> weight) {
   TESSERA_CHECK(!x.empty(), "rms_norm of a scalar was asked for");
   TESSERA_CHECK(!weight || (weight->size() == 1 && weight->front() == x.back()),
@@ -405,7 +405,7 @@ TwoTensors run_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x,
                                     defined_or_not(sum_grad));
 }
 
-/// Index letters (as in einsum) of the norm's sharding rule: x, one number per row, weight.
+/// Index letters (as in einsum) of the RMS norm's rule: for x, one number per row, and the weight.
 struct NormFactors {
   rules::TensorFactors x, rows, weight;
 
@@ -467,7 +467,7 @@ std::optional<ShardingRule> rms_norm_backward_rule(const OpCall& call) {
 struct RmsNormNode final : RecomputableNode {
   RmsNormNode() : RecomputableNode("rms_norm", "RmsNormBackward") {}
 
-  /// Saves the inputs of compute() except x.
+  /// Saves those inputs of compute() that are needed besides x.
   void take(const at::Tensor& weight, double eps) {
     eps_ = eps;
     weight_ = weight;
@@ -475,7 +475,7 @@ struct RmsNormNode final : RecomputableNode {
   }
 
  private:
-  /// Copies the weight in forward, if another node relies on this node's recomputation. In
+  /// In forward, copies the weight if another node relies on this node's recomputation. In
   /// backward, FSDP may not have gathered the norm's weight yet.
   bool prepare() override {
     if (!weight_.defined() || copied_) {
@@ -499,7 +499,7 @@ struct RmsNormNode final : RecomputableNode {
     return std::get<0>(RmsNorm::call_below_autograd(saved(0), optional_tensor(weight_), eps_));
   }
 
-  /// A second gradient belongs to the result x + residual of add_rms_norm.
+  /// add_rms_norm has a second gradient, which belongs to its result x + residual.
   variable_list differentiate(const variable_list& gradients) override {
     const bool adds = gradients.size() == 2;
     const at::Tensor of_sum = adds ? gradients[1] : at::Tensor();
@@ -560,8 +560,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
                                                const at::Tensor& weight, double eps) {
-  // The kernel does not promote types or broadcast. libtorch adds inputs that need promotion or
-  // broadcasting.
+  // The kernel of add_rms_norm does not promote types or broadcast. libtorch adds inputs that need
+  // promotion or broadcasting.
   if (x.scalar_type() != residual.scalar_type() || x.sizes() != residual.sizes()) {
     const at::Tensor sum = x.add(residual);
     return {rms_norm(sum, weight, eps), sum};

@@ -57,12 +57,12 @@ at::Tensor cut(const at::Tensor& tensor, std::int64_t width) {
   return tensor.size(-1) == width ? tensor : tensor.narrow(-1, 0, width);
 }
 
-/// Converts to the type in which the scores are computed; half types are converted to float.
+/// Converts to the type in which attention scores are computed; half types become float.
 at::Tensor widened(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-/// The mask as GPU kernels need it: expanded to all heads, with rows aligned to 16 elements.
+/// The attention mask as GPU kernels need it: for all heads, with rows aligned to 16 elements.
 std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor& q) {
   if (!mask.defined()) {
     return std::nullopt;
@@ -71,7 +71,7 @@ std::optional<at::Tensor> aligned_mask(const at::Tensor& mask, const at::Tensor&
       .expand({q.size(0), q.size(1), mask.size(0), mask.size(1)});
 }
 
-// Attention by matrix products and softmax, for inputs that no fused kernel supports.
+// Computes attention by matrix products and softmax, for inputs that no fused kernel supports.
 
 at::Tensor scores_of(const at::Tensor& q, const at::Tensor& k, const SeenKeys& seen) {
   at::Tensor scores = widened(q).matmul(widened(k).transpose(2, 3)).mul_(scale_of(q));
@@ -104,8 +104,8 @@ AttentionGradients by_formula_backward(const at::Tensor& grad, const at::Tensor&
           weights.transpose(2, 3).matmul(of_out).to(type)};
 }
 
-// The flash kernels. The CPU's kernel accepts a mask; the GPU's kernel needs a head width that is a
-// multiple of 8.
+// Calls of the flash attention kernels. The CPU's kernel accepts a mask; the GPU's kernel needs a
+// head width that is a multiple of 8.
 
 bool is_on_host(const at::Tensor& q) {
   return q.is_cpu() || q.is_meta();
@@ -130,7 +130,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, whole.out, whole.log_sum_exp, 0, seen.causal, optional_tensor(seen.mask));
   }
-  // Dropout is 0 in this call, so the backward reads no generator state.
+  // The dropout probability is 0 in this call, so the backward reads no generator state.
   const auto [of_q, of_k, of_v] = at::_scaled_dot_product_flash_attention_backward(
       padded_to(grad, 8), padded_to(q, 8), padded_to(k, 8), padded_to(v, 8),
       padded_to(whole.out, 8), whole.log_sum_exp, {}, {}, q.size(2), k.size(2), 0, seen.causal, {},
@@ -138,7 +138,7 @@ AttentionGradients by_flash_backward(const at::Tensor& grad, const at::Tensor& q
   return {cut(of_q, q.size(-1)), cut(of_k, k.size(-1)), cut(of_v, v.size(-1))};
 }
 
-// The memory-efficient kernel. Its log-sum-exp is padded to a multiple of 32 queries.
+// The memory-efficient attention kernel. Its log-sum-exp is padded to a multiple of 32 queries.
 
 AttentionPart by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const SeenKeys& seen) {
@@ -157,8 +157,8 @@ AttentionGradients by_efficient_backward(const at::Tensor& grad, const at::Tenso
   return {std::get<0>(results), std::get<1>(results), std::get<2>(results)};
 }
 
-// The cuDNN kernel. In some releases of libtorch its log-sum-exp has an additional last dimension
-// of size 1.
+// Calls of the cuDNN attention kernel. In some releases of libtorch the kernel's log-sum-exp has an
+// additional last dimension of size 1.
 
 std::atomic<bool>& has_column() {
   static std::atomic<bool> of_this_libtorch{true};
@@ -203,7 +203,7 @@ Calls calls_of(at::SDPBackend backend) {
   }
 }
 
-/// The gradient of kv from the gradient of repeat_heads(kv).
+/// Computes the gradient of `kv` from the gradient of repeat_heads(kv).
 at::Tensor sum_heads(const at::Tensor& grad, std::int64_t kv_heads) {
   return grad.unflatten(1, {kv_heads, grad.size(1) / kv_heads}).sum(2);
 }
@@ -273,7 +273,7 @@ at::Tensor stand_in(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return tensor;
   }
-  // Expands a contiguous vector to the sizes, because kernels require a contiguous last dimension.
+  // Expands a contiguous vector to `sizes`: attention kernels need a contiguous last dimension.
   const at::Tensor row = at::empty({tensor.size(-1)}, local_tensor(tensor).options());
   return row.requires_grad_(tensor.requires_grad()).expand(tensor.sizes());
 }
@@ -285,8 +285,8 @@ AttentionKernel kernel_of(const at::Tensor& q, const at::Tensor& k, const at::Te
                           backend_of_libtorch(causal, seen, dropout));
 }
 
-/// Whether the call belongs to training, where libtorch's slow math back end is refused. Calls with
-/// dropout are excluded: on a GPU, dropout always needs this back end (docs/random.md).
+/// Whether the call belongs to training, where libtorch's slow math back end is refused. False for
+/// calls with dropout, because dropout always needs this back end on a GPU (docs/random.md).
 bool in_training(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
   return c10::GradMode::is_enabled() && dropout == 0 && q.numel() > 0 &&
          (q.requires_grad() || k.requires_grad() || v.requires_grad());
@@ -361,8 +361,8 @@ AttentionKernel choose_attention(const at::Tensor& q, const at::Tensor& k, const
   if (as_given != at::SDPBackend::math || q.is_cpu() || q.size(1) == k.size(1)) {
     return {as_given, false};
   }
-  // libtorch's choice of a kernel depends only on sizes, so an expanded view of one head stands for
-  // the repeated heads. No heads are copied.
+  // libtorch's choice of an attention kernel depends only on sizes, so an expanded view of one head
+  // stands for the repeated heads. No heads are copied.
   const auto of_sizes = [&](const at::Tensor& kv) {
     return kv.slice(1, 0, 1).expand({-1, q.size(1), -1, -1});
   };
@@ -392,13 +392,13 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return op.call(q, k, v, causal, optional_tensor(mask), dropout);
 }
 
-// Causal attention of chunks of a sequence to the keys of the whole sequence. All queries of a
-// chunk see all keys before the chunk, and attention to the chunk's own keys is causal attention.
-// So two kernel calls suffice, without a mask of chunk * keys elements, which would need a slower
-// kernel. Forward merges the two results by log-sum-exp, as in blockwise and ring attention (Liu et
-// al. 2023). Backward passes the merged result to each call. Only the merged results are saved.
-// With documents, the queries of one document in a chunk are a separate chunk, whose sequence is
-// the document.
+// Chunked attention: causal attention of one chunk of a sequence at a time to the keys of the whole
+// sequence. All queries of a chunk see all keys before the chunk, and attention to the chunk's own
+// keys is causal attention. So two kernel calls suffice, without a mask of chunk * keys elements,
+// which would need a slower kernel. Forward merges the two results by log-sum-exp, as in blockwise
+// and ring attention (Liu et al. 2023). Backward passes the merged result to each call. Only the
+// merged results are saved. With documents, the queries of one document in a chunk are a separate
+// chunk, whose sequence is the document.
 
 namespace {
 
@@ -433,15 +433,15 @@ struct Range {
   }
 };
 
-/// A block of keys that all queries of a chunk see in the same way.
+/// A block of keys, and whether all queries of a chunk see the keys fully, causally or by a mask.
 struct Block {
   enum Kind { kFull, kCausal, kMasked };
   Range keys;
   Kind kind = kFull;
 };
 
-/// The blocks of keys that the queries at the positions `chunk` see. Every query sees at least one
-/// key in each block.
+/// Returns the blocks of keys that the queries at the positions `chunk` see. Every query sees at
+/// least one key in each block.
 std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   const std::int64_t end = chunk.end();
   const Block square{chunk, Block::kCausal};
@@ -453,7 +453,7 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
     if (window <= chunk.length) {
       return {{{first, end - first}, Block::kMasked}};
     }
-    // The last query sees one key before `full`, which is in the masked block.
+    // The chunk's last query sees one key before position `full`; that key is in the masked block.
     full = end - window + 1;
     blocks.push_back({{first, full - first}, Block::kMasked});
   }
@@ -464,12 +464,12 @@ std::vector<Block> blocks_of(Range chunk, std::int64_t window) {
   return blocks;
 }
 
-/// Queries that are computed together: the queries of a chunk, or the queries of one document
-/// within a chunk.
+/// A Piece: queries that are computed together. A piece has the queries of a chunk, or the queries
+/// of one document within a chunk.
 struct Piece {
-  Range sequences;  ///< range of sequences in the batch to which the queries belong
-  Range rows;       ///< range of tokens of q
-  Range keys;       ///< range of k's tokens; the queries see no other keys
+  Range sequences;  ///< range of sequences in the batch to which the piece's queries belong
+  Range rows;       ///< range of tokens of q that the piece covers
+  Range keys;       ///< range of tokens of k; the piece's queries see no other keys
   /// The positions of the queries, relative to the first key in `keys`.
   Range queries() const { return {keys.length - rows.length, rows.length}; }
 
@@ -518,7 +518,7 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
     check_documents(k, documents);
   }
   const bool whole_sequences =
-      // There is one document per sequence, or there are no documents at all.
+      // Either there is one document per sequence, or documents are not used.
       std::ssize(documents) <= q.size(0) + 1;
   const std::int64_t length = q.size(kTokensDim) / count, sequence = k.size(kTokensDim);
   std::vector<Piece> pieces;
@@ -537,8 +537,8 @@ std::vector<Piece> pieces_of(const at::Tensor& q, const at::Tensor& k, c10::IntA
   return pieces;
 }
 
-/// An uninitialised tensor with the memory order (batch, tokens, heads, width), in which
-/// projections read attention's result.
+/// Makes an uninitialised tensor with the memory order (batch, tokens, heads, width), in which
+/// output projections read attention's result.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
@@ -550,8 +550,8 @@ struct BlockCall {
       : q(queries), k(block.keys.of(all_k)), v(block.keys.of(all_v)) {
     seen.causal = block.kind == Block::kCausal;
     if (block.kind == Block::kMasked) {
-      // Making the mask costs little compared to the scores. The mask has at most chunk * (chunk +
-      // window) elements, or chunk^2 if the window is longer than the chunk.
+      // Making the attention mask costs little compared to the scores. The mask has at most chunk *
+      // (chunk + window) elements, or chunk^2 if the window is longer than the chunk.
       seen.mask = window_term({.queries = chunk.length,
                                .keys = block.keys.length,
                                .own = chunk.first - block.keys.first,
@@ -681,8 +681,8 @@ TwoTensors differentiable_chunked_attention(const at::Tensor& q, const at::Tenso
   const auto node =
       formula_node("chunked_attention", "ChunkedAttentionBackward", backward, q, k, v);
   TwoTensors result = ChunkedAttention::call_below_autograd(q, k, v, firsts, window, documents);
-  // Saves a detached copy of the result. The result owns the node, so a reference back to the
-  // result would make a cycle that is never freed.
+  // The node saves a detached copy of the result. The result owns the node, so a reference back to
+  // the result would make a cycle that is never freed.
   node->save(q, k, v, std::get<0>(result).detach(), std::get<1>(result));
   node->record(std::get<0>(result));
   return result;

@@ -35,7 +35,7 @@ variable_list FusedNode::apply(variable_list&& gradients) {
   return differentiate(gradients);
 }
 
-/// Unpacking a saved tensor after its release gives libtorch's error message.
+/// Unpacking a saved tensor after its release throws libtorch's own error.
 void FusedNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (SavedVariable& variable : saved_) {
@@ -76,7 +76,7 @@ bool RecomputableNode::can_recompute(const at::Tensor& tensor) {
   return tensor.output_nr() == 0 && !moves_ && writes_of(tensor) == writes_ && prepare();
 }
 
-/// With create_graph no result is cached, because a recorded backward records the operator itself.
+/// Recomputes the result. With create_graph, does not compute gradients: autograd must record them.
 RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gradient,
                                                            int backward) {
   if (!takes_gradient() || !gradient.defined() || c10::GradMode::is_enabled() ||
@@ -91,15 +91,15 @@ RecomputableNode::Recomputed RecomputableNode::compute_for(const at::Tensor& gra
 at::Tensor RecomputableNode::recompute_for(const at::Tensor& gradient) {
   const int backward = backward_id();
   const std::lock_guard lock(mutex_);
-  // Outside of a backward nothing is cached, because no event would end the lifetime of the cached
-  // result.
+  // Outside of a backward, the recomputed result is not cached, because no event would end the
+  // lifetime of the cached result.
   if (backward < 0) {
     return compute();
   }
   if (recomputed_ == nullptr || recomputed_->backward != backward) {
     recomputed_ = std::make_shared<Recomputed>(compute_for(gradient, backward));
-    // Also releases the cached result at the end of the backward. This node does not run at all if
-    // the requested gradients do not depend on it.
+    // Releases the cached result at the end of the backward, for the case that this node's backward
+    // does not run: the requested gradients may not depend on this node.
     queue_end_of_backward([held = std::weak_ptr<Recomputed>(recomputed_)] {
       if (const auto recomputed = held.lock()) {
         *recomputed = {};
@@ -139,7 +139,7 @@ RuleFunction::Body elementwise_rule(std::size_t results) {
 
 namespace {
 
-/// The node that can recompute `tensor`; nullptr: the tensor itself must be saved.
+/// Returns the node that can recompute `tensor`; nullptr if the tensor itself must be saved.
 NodePtr<Node> maker_of(const at::Tensor& tensor) {
   auto* node = dynamic_cast<RecomputableNode*>(tensor.grad_fn().get());
   const bool recomputes = node != nullptr && !hooks_keep_tensors() && node->can_recompute(tensor);

@@ -63,9 +63,9 @@ class FusedOperator<Op, Result(Arguments...)> {
   }
 };
 
-/// Registers an operator. `kernel`: for local tensors on every device, including meta.
-/// `differentiable`: the autograd kernel; nullptr: a backward through the operator throws.
-/// `reads_numbers`: see register_rule.
+/// Registers an operator. `kernel` runs on local tensors on every device, including meta.
+/// `differentiable` is the autograd kernel; if it is nullptr, a backward through the operator
+/// throws. `reads_numbers`: see register_rule.
 template <class Op>
 void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::Body rule,
             typename Op::schema* differentiable = nullptr, bool reads_numbers = false) {
@@ -80,7 +80,7 @@ void define(torch::Library& library, typename Op::schema* kernel, RuleFunction::
   add_library_rule(Op::name, std::move(rule), reads_numbers);
 }
 
-/// The autograd node of a fused operator. Gradients of gradients are refused.
+/// The autograd node of a fused operator. A gradient of the gradient is refused.
 class FusedNode : public Node {
  public:
   variable_list apply(variable_list&& gradients) override;
@@ -93,7 +93,7 @@ class FusedNode : public Node {
   }
   /// Saves a recorded result of the operator, after the tensors that save() has saved.
   void save_result(const at::Tensor& result) { saved_.emplace_back(result, /*is_output=*/true); }
-  /// Adds `result` to the results whose gradients the node receives.
+  /// Adds `result` to the operator's results whose gradients the node receives in backward.
   void record(const at::Tensor& result);
   at::Tensor saved(std::size_t i) { return saved_[i].unpack(pointer_to(*this)); }
 
@@ -101,12 +101,12 @@ class FusedNode : public Node {
   /// `op`: the operator's name, for messages; `name`: the node's name. Both are string literals.
   FusedNode(const char* op, const char* name) : op_(op), name_(name) {}
 
-  /// The gradients of a call's inputs, from the gradients of the recorded results. At least one
-  /// gradient is defined, and each defined gradient has the layout of its result.
+  /// Computes the gradients of a call's inputs from the gradients of the recorded results. At least
+  /// one gradient of a result is defined, and each defined gradient has the layout of its result.
   virtual variable_list differentiate(const variable_list& gradients) = 0;
-  /// Whether the operator's first result is distributed.
+  /// Whether the first result of the fused operator is a distributed tensor.
   bool is_distributed() const { return results_.front() != nullptr; }
-  /// Whether `tensor` has the layout of the first result.
+  /// Whether `tensor` has the layout of the operator's first result.
   bool fits_result(const at::Tensor& tensor) const;
 
  private:
@@ -115,11 +115,11 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr: plain
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< result specs; nullptr for a plain result
 };
 
-/// The node of an operator whose first result is recomputed in backward, which costs less than
-/// saving the result (KeptTensor). The node's saved tensors suffice for this.
+/// The autograd node of an operator whose first result is recomputed from the node's saved tensors
+/// in backward, which costs less than saving the result (KeptTensor).
 class RecomputableNode : public FusedNode {
  public:
   /// Whether `tensor` is the first result of this node and has not been written to, so that it can
@@ -131,13 +131,13 @@ class RecomputableNode : public FusedNode {
   at::Tensor recompute() { return recompute_for({}); }
   /// Whether compute_with(), which also computes the gradients of the inputs, is implemented.
   virtual bool takes_gradient() const { return false; }
-  /// Like recompute(), for a caller that has a gradient of the result. If this node then receives
-  /// exactly this gradient, the inputs' gradients are already computed.
+  /// Like recompute(), for a caller that has a gradient of the result. Also computes the inputs'
+  /// gradients for this gradient, which the node's backward uses if it receives the same gradient.
   at::Tensor recompute_for(const at::Tensor& gradient);
   variable_list apply(variable_list&& gradients) final;
 
-  /// Like FusedNode::record, for the first result. `inputs`: the inputs of compute(). The result
-  /// can be recomputed without communication only if all inputs have the result's layout.
+  /// Like FusedNode::record, for the operator's first result. `inputs`: the inputs of compute().
+  /// The recomputation needs no communication only if all inputs have the result's layout.
   template <class... Tensors>
   void record_with(const at::Tensor& result, const Tensors&... inputs) {
     record(result);
@@ -153,27 +153,27 @@ class RecomputableNode : public FusedNode {
     variable_list gradients;
   };
 
-  /// Fetches those inputs of compute() that the node does not save. Returns false if they are not
-  /// available.
+  /// Fetches those inputs of compute() that the node does not save. Returns false if an input is
+  /// not available.
   virtual bool prepare() { return true; }
-  /// Computes the first result. With create_graph, uses operators that autograd records.
+  /// Computes the operator's first result. With create_graph, uses operators that autograd records.
   virtual at::Tensor compute() = 0;
-  /// Computes the result, and the gradients of the inputs for `gradient`, which has the layout of
-  /// the result (see fits_result).
+  /// Computes the operator's first result, and the gradients of the inputs for `gradient`, which
+  /// has the layout of the result (see fits_result).
   virtual WithGradients compute_with(const at::Tensor& /*gradient*/) { return {compute(), {}}; }
 
  private:
   struct Recomputed {
-    /// Number of the backward for which the result is cached; -1: that backward has ended.
+    /// Number of the backward for which the result is cached; -1 after the end of that backward.
     int backward = -1;
     at::Tensor result;
     variable_list gradients = {};  ///< gradients of the inputs, computed for `gradient`
-    at::Tensor gradient = {};      ///< gradient of the result; undefined: `gradients` is empty
-    std::uint32_t writes = 0;      ///< version counter of `gradient` when it was used
+    at::Tensor gradient = {};      ///< gradient of the result; undefined if `gradients` is empty
+    std::uint32_t writes = 0;      ///< version counter of `gradient` when `gradients` were computed
   };
   Recomputed compute_for(const at::Tensor& gradient, int backward);
 
-  std::uint32_t writes_ = 0;  ///< version counter of the result when it was made
+  std::uint32_t writes_ = 0;  ///< version counter of the first result when the operator returned it
   bool moves_ = false;
   std::shared_ptr<Recomputed> recomputed_;
 };
@@ -190,8 +190,8 @@ NodePtr<NodeOfOperator> node_for(const Tensors&... inputs) {
   return node;
 }
 
-/// The node of an operator whose gradients `Formula` computes, from the node and the gradients of
-/// the results.
+/// The autograd node of an operator for which the function `Formula` computes the inputs'
+/// gradients, from the node and the gradients of the results.
 template <class Formula>
 class FormulaNode final : public FusedNode {
  public:
@@ -226,7 +226,7 @@ at::Tensor recorded(const NodePtr<NodeOfOperator>& node, at::Tensor result) {
   return result;
 }
 
-/// The rule of an elementwise operator: all tensors and results have the sizes of the first tensor.
+/// The rule of an elementwise operator: tensors and results have the sizes of the first tensor.
 RuleFunction::Body elementwise_rule(std::size_t results);
 
 }  // namespace tessera::detail

@@ -15,8 +15,8 @@ namespace tessera::detail {
 
 namespace {
 
-/// Arguments: weight, indices, first_row, total_rows. `weight` has the rows from `first_row` on of
-/// a table of `total_rows` rows, or the whole table if `total_rows` is negative.
+/// Arguments of embedding: weight, indices, first_row, total_rows. `weight` has the rows from
+/// `first_row` on of a table of `total_rows` rows, or the whole table if `total_rows` is negative.
 struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                        std::int64_t, std::int64_t)> {
   static constexpr const char* name = "tessera::embedding";
@@ -24,7 +24,7 @@ struct Embedding : FusedOperator<Embedding, at::Tensor(const at::Tensor&, const 
       "(Tensor weight, Tensor indices, int first_row=0, int total_rows=-1) -> Tensor";
 };
 
-/// The operator that computes the gradient of `weight`, whose sizes and layout alone are read.
+/// The operator for the gradient of `weight`; only the sizes and layout of `weight` are read.
 struct EmbeddingBackward
     : FusedOperator<EmbeddingBackward, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                   const at::Tensor&, std::int64_t)> {
@@ -49,8 +49,8 @@ at::Tensor run_embedding_backward(const at::Tensor& grad, const at::Tensor& indi
   return kernels::embedding_rows_backward(grad, indices, first_row, weight.size(0));
 }
 
-/// Index letters (as in einsum) of the sharding rule for the indices, for the result (one row per
-/// index), and for the table.
+/// Index letters (as in einsum) of embedding's sharding rule, for the indices, for the result (one
+/// row per index), and for the table.
 struct EmbeddingFactors {
   rules::TensorFactors indices, result, table;
   int row = -1;
@@ -58,13 +58,13 @@ struct EmbeddingFactors {
   EmbeddingFactors(ShardingRule& rule, const TensorMeta& of_table, const TensorMeta& of_indices,
                    bool reduces_rows) {
     for (const std::int64_t size : of_indices.sizes) {
-      // Each shard of the indices computes one term of the table's gradient. The gradient is the
-      // sum of these terms.
+      // Each shard of the indices computes one term of the embedding table's gradient. The gradient
+      // is the sum of these terms.
       indices.push_back({rules::add_reduced(rule, size, ReduceOp::kSum)});
     }
     row = reduces_rows ? rules::add_reduced(rule, of_table.size(0), ReduceOp::kSum)
                        : rules::add_factor(rule, of_table.size(0));
-    // The rows of a rank must be contiguous, because the rank recognises its rows by a range.
+    // A rank's rows of the table must be contiguous, because a range describes these rows.
     rule.factors.back().contiguous = true;
     table = {{row}, {rules::add_factor(rule, of_table.size(1))}};
     result = indices;
@@ -88,8 +88,8 @@ std::optional<ShardingRule> embedding_rule(const OpCall& call) {
   return rule;
 }
 
-/// Declares that the gradient is sharded like the table, although the table itself is not an
-/// argument.
+/// Declares in the sharding rule that the gradient is sharded like the embedding table, although
+/// the table itself is not an argument.
 std::optional<ShardingRule> embedding_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const EmbeddingFactors factors(rule, call.tensor(2), call.tensor(1), /*reduces_rows=*/false);
@@ -113,8 +113,8 @@ at::Tensor differentiable_embedding(const at::Tensor& weight, const at::Tensor& 
   };
   const auto node = formula_node("embedding", "EmbeddingBackward", backward, weight);
   if (node != nullptr) {
-    // variable_data() has its own version counter, so that a change of the table before backward is
-    // permitted.
+    // Saves the weight by variable_data(), which has its own version counter, so that a change of
+    // the embedding table before backward is permitted.
     node->save(indices, weight.variable_data());
   }
   return recorded(node, Embedding::call_below_autograd(weight, indices, first_row, total_rows));
@@ -168,7 +168,7 @@ at::Tensor run_fp8_linear(const at::Tensor& x, const at::Tensor& weight) {
   return kernels::fp8_linear(x, weight);
 }
 
-/// Index letters (as in einsum) of the rows. `reduced`: whether the result is a sum over rows.
+/// Index letters (as in einsum) of the rows. `reduced`: whether the fp8 product sums over rows.
 rules::TensorFactors row_factors(ShardingRule& rule, const rules::Sizes& sizes, bool reduced) {
   rules::TensorFactors factors;
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
@@ -183,8 +183,8 @@ rules::TensorFactors with(rules::TensorFactors rows, int last) {
   return rows;
 }
 
-/// The sharding rule of a matrix product of rows and the weight. `summed`: the dimension of the
-/// weight that the matrix product sums over.
+/// The sharding rule of an fp8 matrix product of rows and the weight. `summed`: the dimension of
+/// the weight that the matrix product sums over.
 ShardingRule product_rule(const OpCall& call, std::size_t summed) {
   const rules::Sizes& weight = call.tensor(1).sizes;
   ShardingRule rule = rules::start(call);
@@ -227,8 +227,8 @@ at::Tensor differentiable_fp8_linear(const at::Tensor& x, const at::Tensor& weig
   };
   const auto node = formula_node("fp8_linear", "Fp8LinearBackward", backward, x, weight);
   if (node != nullptr) {
-    // Saves x and weight in their own type, not in fp8. Backward scales x along another dimension,
-    // and FSDP gathers the weight again.
+    // fp8_linear saves x and weight in their own type, not in fp8. Backward scales x along another
+    // dimension, and FSDP gathers the weight again.
     node->save(x, weight);
   }
   return recorded(node, Fp8Linear::call_below_autograd(x, weight));

@@ -114,8 +114,8 @@ void write_row_losses(const at::Tensor& logits, const at::Tensor& targets,
     return kernels::row_losses(rows, into);
   }
   const kernels::RowTerms terms = kernels::row_terms(rows);
-  // Computes the maximum over the columns of all ranks. Relative to this maximum no exponential
-  // overflows, and the sums of all ranks have one common scale.
+  // Computes the maximum over the columns of the logits on all ranks. Relative to this maximum no
+  // exponential overflows, and the sums of all ranks have one common scale.
   reduce(*shard.group, terms.all_maximum, ReduceOp::kMax);
   kernels::make_relative(rows, terms);
   reduce(*shard.group, terms.terms, ReduceOp::kSum);
@@ -130,9 +130,9 @@ void write_logits_gradient(const at::Tensor& logits, const at::Tensor& targets,
 }
 
 // The cross entropy of each row of logits; with a sharded vocabulary, Megatron-LM's algorithm. The
-// operator has a lowering (lowering.h) with two all-reduces. It is one operator, because several
-// operators would each save a copy of the logits. It saves the logits and a few numbers per row;
-// backward recomputes the softmax without communication.
+// lowering (lowering.h) of the operator makes two all-reduces. Cross entropy is one operator,
+// because several operators would each save a copy of the logits. Autograd saves the logits and a
+// few numbers per row; backward recomputes the softmax without communication.
 
 namespace {
 
@@ -144,8 +144,8 @@ struct CrossEntropy : FusedOperator<CrossEntropy, TwoTensors(const at::Tensor&, 
       "float z_loss=0.0) -> (Tensor losses, Tensor log_sum_exp)";
 };
 
-/// `logits` has the columns from `first_column` on of `vocabulary` columns, or all columns if
-/// `vocabulary` is negative.
+/// Arguments: `logits` has the columns from `first_column` on of `vocabulary` columns, or all
+/// columns if `vocabulary` is negative.
 struct CrossEntropyBackward
     : FusedOperator<CrossEntropyBackward,
                     at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -158,7 +158,7 @@ struct CrossEntropyBackward
       "-> Tensor";
 };
 
-/// The losses of local rows. `shard` describes the range of columns that the local logits contain.
+/// Computes the losses of local rows. `shard`: the range of columns that the local logits contain.
 RowLosses checked_row_losses(const at::Tensor& logits, const at::Tensor& targets,
                              const VocabularyShard& shard, const RowLossOptions& options) {
   check_options(options);
@@ -207,8 +207,8 @@ std::optional<ShardingRule> cross_entropy_backward_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   const int row = rules::add_factor(rule, sizes[0]);
   const int column = rules::add_factor(rule, sizes[1]);
-  // The columns of a rank must be contiguous, because the rank recognises targets in its columns by
-  // a range.
+  // A rank's columns of the logits must be contiguous, because a range of column numbers tells
+  // which targets are in the rank's columns.
   rule.factors.back().contiguous = true;
   const rules::TensorFactors rows{{row}}, matrix{{row}, {column}};
   rule.inputs = {rows, matrix, rows, rows};
@@ -227,14 +227,14 @@ bool are_here(const at::Tensor& targets, LayoutPtr rows) {
   return layout == rows || layout->is_replicated();
 }
 
-/// The layout of one number for each row of the logits.
+/// The layout of a tensor with one number for each row of the logits.
 LayoutPtr layout_of_rows(const TensorSpec& logits) {
   const LayoutPtr layout = logits.sharding.layout;
   return Layout::intern(layout->mesh_sizes(), {layout->dims()[0]}, {});
 }
 
-/// Bytes that one rank sends with a sharded vocabulary: a maximum for each row, then two or three
-/// sums.
+/// Bytes that one rank sends for cross entropy with a sharded vocabulary: a maximum for each row,
+/// then two or three sums.
 std::optional<double> bytes_of_split(const BoundCall& bound) {
   const DistributedTensorImpl* logits = non_partial_argument(bound, 0);
   if (logits == nullptr || !has_consecutive_columns(logits->spec()->sharding, 1)) {
@@ -290,8 +290,8 @@ TwoTensors differentiable_cross_entropy(const at::Tensor& logits, const at::Tens
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   define<CrossEntropy>(library, &run_cross_entropy, cross_entropy_rule,
                        &differentiable_cross_entropy);
-  // The numbers are part of the cache key: the local call of the sharding rule contains the
-  // options, so a plan is valid only for one choice of options.
+  // The values of cross entropy's options are part of the cache key: the local call of the sharding
+  // rule contains the options, so a plan is valid only for one choice of options.
   define<CrossEntropyBackward>(library, &run_cross_entropy_backward, cross_entropy_backward_rule,
                                nullptr, /*reads_numbers=*/true);
 }

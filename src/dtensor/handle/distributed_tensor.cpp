@@ -37,9 +37,9 @@
 
 namespace tessera {
 
-// The public handle and its free functions. They check the arguments, with messages in the caller's
-// terms, and convert placements to layouts; autograd.cpp does the rest. Functions that make a
-// tensor use make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
+// The class DistributedTensor and its free functions. They check the arguments, with messages in
+// the caller's terms, and convert placements to layouts; autograd.cpp does the rest. Functions that
+// make a tensor use make_agreed: with TESSERA_DEBUG=1 all ranks throw if they disagree.
 
 namespace {
 
@@ -49,8 +49,8 @@ std::string text_of(const DistributedTensor& tensor) {
          c10::toString(tensor.tensor().scalar_type());
 }
 
-/// The world ranks of the mesh whose `number` differs from that of the first rank, as text: "1, 3".
-/// Empty if all agree. `number` is a hash, so only one number per rank is sent. Collective.
+/// The ranks of the mesh whose `number` differs from that of the mesh's first rank, as text: "1,
+/// 3". Empty if all ranks agree. `number` is a hash, to send only one number per rank. Collective.
 std::string ranks_that_differ(const DeviceMesh& mesh, std::uint64_t number) {
   const comm::CallerScope caller("check_agreement");
   const detail::BelowAutograd guard;
@@ -112,7 +112,7 @@ void check_placements(const at::Tensor& local, const DeviceMesh& mesh,
   }
 }
 
-/// The global sizes of a tensor, from all ranks' local sizes if the caller has given no sizes.
+/// The global sizes of a tensor. If the caller gave none, ranks compute them from local sizes.
 std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMesh& mesh,
                                          const Placements& placements) {
   const auto strided = [](const Placement& placement) {
@@ -123,8 +123,8 @@ std::vector<std::int64_t> sizes_of_whole(const at::Tensor& local, const DeviceMe
   return detail::agreed_sizes("from_local", local, mesh, placements);
 }
 
-/// The layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws Error,
-/// on all ranks, if `placements` split the tensor in another way than `layout`.
+/// Returns the layout of the local gradient, for a tensor with `layout` and global `sizes`. Throws
+/// Error, on all ranks, if `placements` split the tensor in another way than `layout`.
 LayoutPtr local_gradient(const char* asked, const std::optional<Placements>& placements,
                          const Layout& layout, c10::IntArrayRef sizes) {
   if (!placements) {
@@ -145,8 +145,8 @@ void check_whole(const at::Tensor& tensor) {
                 "already: redistribute() changes its placements");
 }
 
-/// Returns `made`. With TESSERA_DEBUG=1 first compares replicated local tensors between ranks,
-/// which is collective.
+/// Returns the distributed tensor `made`. With TESSERA_DEBUG=1 first compares replicated local
+/// tensors between ranks, which is collective.
 DistributedTensor with_equal_copies(const DistributedTensor& made) {
   const DeviceMesh& mesh = made.mesh();
   for (int dim = 0; detail::checks_calls() && dim < mesh.ndim(); ++dim) {
@@ -221,8 +221,8 @@ DistributedTensor DistributedTensor::redistribute(const Placements& placements,
   return DistributedTensor(detail::redistribute_with_gradient(tensor_, {mesh(), target}, options));
 }
 
-/// Records two operations in autograd's graph, so that backward first gives the local gradient its
-/// placements and then redistributes it to this tensor's placements.
+/// full_tensor() records two operations in autograd's graph, so that backward first gives the local
+/// gradient its placements and then redistributes it to this tensor's placements.
 at::Tensor DistributedTensor::full_tensor(std::optional<Placements> grad_placements) const {
   const comm::CallerScope caller("full_tensor");
   const auto own = layout();
@@ -256,8 +256,8 @@ DistributedTensor distribute_equal(const at::Tensor& tensor, const DeviceMesh& m
     const auto& mesh_sizes = mesh.shape().sizes();
     const auto target = to_layout(mesh_sizes, placements, sizes);
     detail::check_partials(*target, tensor.scalar_type(), "distribute_tensor");
-    // Cutting a rank's shard out of a replicated tensor does not communicate; its backward gathers
-    // the gradient.
+    // Selecting a rank's shard of a replicated tensor does not communicate; the backward of this
+    // selection gathers the gradient.
     const auto replicated = Layout::replicated(mesh_sizes, static_cast<int>(tensor.dim()));
     return made_of(tensor, {mesh, replicated}, sizes, replicated).redistribute(target);
   });
@@ -277,8 +277,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
     return distribute_equal(tensor, mesh, placements);
   }
   const auto sizes = tensor.sizes().vec();
-  // Checks the arguments on all ranks before the scatter, in which ranks that disagree would wait
-  // for one another. The empty tensor only gives the layout and sizes.
+  // Checks the arguments on all ranks before the scatter, because ranks that disagree would wait
+  // for one another in the scatter. The empty tensor only gives the layout and sizes.
   const auto empty = make_agreed(mesh, [&] {
     check_whole(tensor);
     const ShardingSpec target{mesh, to_layout(mesh.shape().sizes(), placements, sizes)};
@@ -294,8 +294,8 @@ DistributedTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& 
   return DistributedTensor(make_distributed(part, empty.spec(), sizes));
 }
 
-/// Marks the leaf as if the hook that redistributes its gradient were installed. The first decision
-/// for a leaf, by this function or by a use of the leaf, is final.
+/// Marks a leaf tensor as if the hook that redistributes the leaf's gradient were installed. The
+/// first decision for a leaf, by this function or by a use of the leaf, is final.
 bool leave_gradient_pending(const at::Tensor& leaf) {
   detail::DistributedTensorImpl* impl = detail::as_distributed(leaf);
   TESSERA_CHECK(impl != nullptr, "leave_gradient_pending was asked for a plain tensor");
@@ -306,8 +306,8 @@ bool leave_gradient_pending(const at::Tensor& leaf) {
   return true;
 }
 
-// Factories of distributed tensors. Each rank makes its shard and fills the shard by the global
-// index of its elements, so nothing is sent and every mesh gets the same tensor.
+// Factory functions for distributed tensors. Each rank makes its shard and fills each element by
+// the element's global index, so nothing is sent and every mesh gets the same tensor.
 
 namespace {
 
@@ -316,8 +316,8 @@ at::TensorOptions on_mesh(at::TensorOptions options, const DeviceMesh& mesh) {
 }
 
 /// Makes an empty distributed tensor without Partial placements, calls `fill` to write its values,
-/// and then makes it Partial if requested. `requires_grad` is set last, so that the result is a
-/// leaf instead of the output of a redistribution.
+/// and then makes the tensor Partial if requested. `requires_grad` is set last, so that the result
+/// is a leaf instead of the output of a redistribution.
 DistributedTensor make(const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh,
                        const Placements& placements, const at::TensorOptions& options,
                        const std::function<void(const at::Tensor&)>& fill) {
@@ -383,7 +383,7 @@ namespace {
 
 constexpr std::int64_t kMostElements = 1000;
 
-/// This rank's ranges of the global tensor, as text: "[2:4, 0:3]", or several such blocks.
+/// This rank's index ranges of the global tensor, as text: "[2:4, 0:3]", or several such blocks.
 std::string places(const DistributedTensor& tensor) {
   std::vector<std::string> blocks;
   const auto sizes = tensor.tensor().sizes();
@@ -398,7 +398,7 @@ std::string places(const DistributedTensor& tensor) {
   return blocks.empty() ? "nothing" : fmt::format("{}", fmt::join(blocks, " and "));
 }
 
-/// The values of a local tensor as text, by libtorch's printer. Runs below autograd, because the
+/// Formats the values of a local tensor by libtorch's printer. Runs below autograd, because the
 /// printer calls operators.
 std::string values(const at::Tensor& local) {
   if (local.is_meta()) {
@@ -442,7 +442,7 @@ std::ostream& operator<<(std::ostream& stream, const DistributedTensor& tensor) 
   return stream << to_string(tensor);
 }
 
-// local_map: runs a function of local tensors on distributed tensors. It is composed of
+// local_map: runs a function of local tensors on distributed tensors. local_map is composed of
 // redistribute, to_local and from_local, which handle the gradients; autograd does not see
 // local_map itself.
 
@@ -476,8 +476,8 @@ std::optional<Placements> item(const OptionalPlacements& list, std::size_t numbe
   return number < list.size() ? list[number] : std::nullopt;
 }
 
-/// How the ranks' gradients of a replicated argument are reduced, if the result has `placement` on
-/// a mesh dimension. nullopt: they are not reduced, because each rank has the whole gradient.
+/// How gradients of a replicated argument of local_map are reduced over ranks, if the result has
+/// `placement` on a mesh dimension. nullopt: not reduced, because each rank has the whole gradient.
 std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   if (is_replicate(placement)) {
     return std::nullopt;
@@ -486,8 +486,8 @@ std::optional<ReduceOp> reduction_behind(const Placement& placement) {
   return partial != nullptr ? partial->op : ReduceOp::kSum;
 }
 
-/// The default layout of an argument's gradient: the argument's layout, but replicated where the
-/// argument is partial, and partial where the argument is replicated and the results are not.
+/// The default layout of the gradient of a local_map argument: the argument's layout, but
+/// replicated where the argument is Partial, and Partial where only the argument is replicated.
 LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
                           const std::vector<Placements>& results) {
   std::vector<PartialDim> partial;
@@ -497,7 +497,7 @@ LayoutPtr gradient_behind(const Layout& argument, std::size_t number,
     }
     std::set<std::optional<ReduceOp>> found;
     for (const Placements& result : results) {
-      // Skips results whose list of placements has the wrong length; from_local refuses them.
+      // Skips results whose number of placements is wrong; from_local throws for such results.
       if (result.size() == argument.mesh_sizes().size()) {
         found.insert(reduction_behind(result[static_cast<std::size_t>(dim)]));
       }
@@ -525,8 +525,8 @@ at::Tensor to_local(const DistributedTensor& tensor, std::size_t number,
   return detail::to_local_with_gradient(tensor, gradient_behind(*tensor.layout(), number, results));
 }
 
-/// The argument as a distributed tensor. A plain argument counts as replicated. Its gradient may be
-/// Partial, because each rank may compute only the gradient of its own part of the results.
+/// Converts a local_map argument to a distributed tensor; a plain argument counts as replicated.
+/// The argument's gradient may be Partial, if each rank computes only its own term of the gradient.
 DistributedTensor as_distributed(const at::Tensor& argument, const DeviceMesh& mesh) {
   if (tessera::is_distributed(argument)) {
     return DistributedTensor(argument);

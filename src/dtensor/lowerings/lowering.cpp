@@ -7,14 +7,14 @@
 
 namespace tessera::detail {
 
-// The table of lowerings (alternative implementations). The other source files of this folder, and
-// some of fused/, define them.
+// The table of lowerings (alternative implementations of operators). Files of this folder, and some
+// files of src/dtensor/fused, define the lowerings.
 
 namespace {
 
 constexpr std::string_view kAtenPrefix = "aten::";
 
-/// The table of all lowerings. Addresses of its elements do not change when lowerings are added.
+/// The table of all lowerings. Adding a lowering does not change the addresses of its elements.
 Lowerings& lowerings() {
   static Lowerings by_name;
   return by_name;
@@ -41,8 +41,8 @@ const Lowering* lowering_of(const OperatorInfo& info) {
   return found == lowerings().end() ? nullptr : &found->second;
 }
 
-// Helpers of the lowerings (alternative implementations of operators). Byte counts decide between a
-// lowering and the sharding rule. Each count is the maximum that one rank sends.
+// Helper functions of lowerings (alternative implementations of operators). Byte counts decide
+// between a lowering and the sharding rule. A count is the maximum that one rank sends.
 
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg) {
   if (!call.call.has_tensor(arg)) {
@@ -50,8 +50,8 @@ const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::si
   }
   const auto index = static_cast<std::size_t>(call.call.tensor_index(arg));
   const auto* impl = as_distributed(call.tensors[index]);
-  // A Partial tensor is excluded: its elements are unknown before it is reduced, and the sharding
-  // rule handles such a tensor.
+  // Lowerings do not support a Partial tensor: its elements are unknown before it is reduced. The
+  // sharding rule handles such a tensor.
   return impl != nullptr && !impl->spec()->sharding.layout->is_partial() ? impl : nullptr;
 }
 
@@ -83,7 +83,7 @@ double all_reduce_bytes(const TensorSpec& spec, const Dims& dims, double element
   for (const int m : sharding_mesh_dims(layout, dims)) {
     ranks *= static_cast<double>(layout->mesh_sizes()[static_cast<std::size_t>(m)]);
   }
-  // An all-reduce counts as a reduce-scatter and an all-gather.
+  // For the count of bytes, an all-reduce is a reduce-scatter and an all-gather.
   return 2 * elements * static_cast<double>(c10::elementSize(spec.dtype)) * (ranks - 1) / ranks;
 }
 

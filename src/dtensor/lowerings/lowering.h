@@ -27,15 +27,15 @@ using Results = std::vector<c10::IValue>;
 /// lowering is composed of operators on distributed tensors, or of local work that depends on which
 /// elements the rank has.
 struct Lowering {
-  /// Name of the operator; the prefix "aten::" of libtorch's operators is omitted.
+  /// Name of the operator, without the prefix "aten::" of libtorch's operators.
   std::string_view name;
   /// Returns the bytes that one rank sends with this lowering; nullopt if the lowering does not
-  /// support the call. Depends only on data that is in the call's cache key.
+  /// support the call. The result depends only on data that is in the call's cache key.
   std::optional<double> (*bytes)(const BoundCall& call);
-  /// Computes the operator's results, below autograd. Collective if bytes() isn't 0.
+  /// Computes the operator's results, below autograd. Collective unless bytes() is 0.
   Results (*run)(Arguments arguments);
   /// Whether communication is the purpose of the operator, as in a sharded loss. The caller has
-  /// then requested the communication, even in a StrictScope. Such a lowering is used for every
+  /// then requested the communication, even in a StrictScope, and the lowering is used for every
   /// call that it supports, however many bytes it sends.
   bool own_collectives = false;
 };
@@ -44,12 +44,12 @@ struct Lowering {
 /// ends, because cached plans refer to it.
 const Lowering* lowering_of(const OperatorInfo& info);
 
-/// An AddedLowerings registers lowerings (alternative implementations), as a static object in the
-/// defining file. An operator has at most one lowering.
+/// An AddedLowerings object, static in the defining file, registers lowerings (alternative
+/// implementations). An operator has at most one lowering.
 struct AddedLowerings {
   AddedLowerings(std::initializer_list<Lowering> added);
 };
-/// All lowerings by operator, as Lowering::name names it.
+/// All lowerings; the key of the map is the operator as in Lowering::name.
 using Lowerings = std::unordered_map<std::string_view, Lowering>;
 const Lowerings& all_lowerings();
 
@@ -58,16 +58,16 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// Helpers of the lowerings: sizes of local parts, and bytes of an all-reduce.
+// Helper functions of the lowerings: sizes of local parts, and bytes of an all-reduce.
 
 using Dims = std::vector<std::int64_t>;
 
-/// The DistributedTensorImpl of argument `arg`. nullptr if the argument is None, plain, or Partial,
-/// which no lowering supports.
+/// The DistributedTensorImpl of argument number `arg`. nullptr if the argument is None, plain, or
+/// Partial, which no lowering supports.
 const DistributedTensorImpl* non_partial_argument(const BoundCall& call, std::size_t arg);
 
-/// The mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`. For one
-/// tensor dimension, they are in the order in which they shard it.
+/// The mesh dimensions that shard the tensor dimensions `dims`, in the order of `dims`. Mesh
+/// dimensions that shard the same tensor dimension are in the order in which they shard it.
 std::vector<int> sharding_mesh_dims(LayoutPtr layout, const Dims& dims);
 /// The number of results of a reduction over `dims` on the rank with the most results.
 std::int64_t most_local_results(const TensorSpec& spec, const Dims& dims);

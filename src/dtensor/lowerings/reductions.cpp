@@ -16,8 +16,8 @@
 
 namespace tessera::detail {
 
-// Vector norms over a sharded dimension: the sums of powers are all-reduced, then the root is
-// taken. Orders without a root (0, 1, infinity) are plain reductions and have a sharding rule
+// Vector norms over a sharded dimension all-reduce the sums of powers and then take the root. Norms
+// whose order has no root (0, 1, infinity) are plain reductions and have a sharding rule
 // (src/core/rules/reduction.cpp).
 
 namespace {
@@ -52,7 +52,7 @@ std::optional<double> bytes_of_norm(const BoundCall& bound) {
   if (dims.empty()) {
     dims = all_dims(spec);
   }
-  // A tensor without elements is gathered, so that libtorch throws its own error.
+  // An empty tensor is gathered, so that libtorch throws its own error for an empty norm.
   if (std::ranges::any_of(
           dims, [&](auto dim) { return spec.sizes[static_cast<std::size_t>(dim)] == 0; })) {
     return std::nullopt;
@@ -84,14 +84,14 @@ Results run_norm(Arguments arguments) {
   if (kNorm.dtype >= 0 && !arguments[kNorm.dtype].isNone()) {
     self = self.to(arguments[kNorm.dtype].toScalarType());
   }
-  // The sum is accumulated in libtorch's arithmetic type, because squares overflow half precision.
-  // The result is Partial.
+  // The sum of powers is accumulated in libtorch's arithmetic type, because squares overflow half
+  // precision. The result is Partial.
   const auto sum =
       at::linalg__powsum(self, order, dims, keepdim, at::toOpMathType(self.scalar_type()));
   return {reduce_partial(sum).pow(1 / order).to(self.scalar_type())};
 }
 
-// The mean of a loss over a sharded batch: a sum, divided by the total weight over all shards.
+// The mean of a loss over a sharded batch is a sum, divided by the total weight over all shards.
 
 /// Bytes that one rank sends for one all-reduce of the loss and the total weight.
 std::optional<double> bytes_of_mean(const BoundCall& bound) {
@@ -101,7 +101,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   }
   const auto& spec = *self->spec();
   const std::int64_t classes = spec.sizes.size() > 1 ? 1 : 0;
-  // The loss of a sample reads the score of one class, so the class dimension must not be sharded.
+  // The loss of a sample reads one class score, so the class dimension must not be sharded.
   if (!sharding_mesh_dims(spec.sharding.layout, {classes}).empty()) {
     return std::nullopt;
   }
@@ -110,12 +110,12 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
 
 /// Arguments: (self, target, weight, reduction, ignore_index)
 Results run_mean(Arguments arguments) {
-  // Computes the sum first; the sharding rule makes sum and total weight Partial. Shards have
-  // different weights, because of their sizes, classes and ignored samples.
+  // Computes the loss's sum before the mean; the sharding rule makes the sum and the total weight
+  // Partial. Shards have different weights, because of their sizes, classes and ignored samples.
   const auto [sum, weight] = at::nll_loss_forward(arguments[0].toTensor(), arguments[1].toTensor(),
                                                   arguments[2].toOptional<at::Tensor>(),
                                                   at::Reduction::Sum, arguments[4].toInt());
-  // Stacked along a new dimension, which is not sharded, both need a single collective.
+  // Stacks loss and total weight along a new dimension, to reduce both in one collective.
   const auto total = reduce_partial(at::stack({sum, weight})).unbind();
   // unbind returns views, but the operator must return separate tensors: weight is cloned.
   return {total[0] / total[1], total[1].clone()};

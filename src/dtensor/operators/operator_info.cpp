@@ -38,8 +38,8 @@ bool is_number(const c10::Type& type) {
 }
 
 /// The kind of an argument determines what a call's cache key contains of it. Scalars that no
-/// sharding rule reads vary from step to step (a learning rate). With their values in the cache
-/// key, each step would need new plans.
+/// sharding rule reads vary from step to step (a learning rate). With the values of such Scalars in
+/// the cache key, each step would need new plans.
 Kind kind_of(const c10::Type& type, bool scalars_are_read) {
   if (is_tensor(type)) {
     return Kind::kTensor;
@@ -73,7 +73,7 @@ bool holds_tensors(const c10::Type& type) {
   return kind == Kind::kTensor || kind == Kind::kTensorList || kind == Kind::kOptionalTensorList;
 }
 
-/// Index of the argument that shares an alias set with the result `returned`, or -1.
+/// Index of the argument that shares an alias set with the operator's result `returned`, or -1.
 int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& returned) {
   const auto& arguments = schema.arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -101,8 +101,8 @@ void find_named_arguments(OperatorInfo& info, const std::vector<c10::Argument>& 
   }
 }
 
-/// Reads the argument kinds from the schema. info.rule must be set before. Uses real_type(),
-/// because type() reports a ScalarType as an int.
+/// Reads the argument kinds from the operator's schema. info.rule must be set before this call.
+/// Uses real_type(), because type() reports a ScalarType as an int.
 void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& arguments) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::Type& type = *arguments[i].real_type();
@@ -115,9 +115,9 @@ void read_arguments(OperatorInfo& info, const std::vector<c10::Argument>& argume
   }
 }
 
-/// Reads the results from the schema. A result with a written alias set is an argument (in place,
-/// out=). A result with an alias set that is only read is a view. Alias sets are not compared,
-/// since the alias set of split ("a -> *") changes.
+/// Reads the results from the operator's schema. A result with a written alias set is an argument
+/// (in place, out=). A result with an alias set that is only read is a view. Alias sets are not
+/// compared, since the alias set of split ("a -> *") changes.
 void read_returns(OperatorInfo& info, const c10::FunctionSchema& schema) {
   for (const c10::Argument& result : schema.returns()) {
     const c10::AliasInfo* alias = result.alias_info();
@@ -144,11 +144,11 @@ bool is_composite(const c10::OperatorHandle& op) {
          std::ranges::none_of(kBefore, [&](auto key) { return op.hasKernelForDispatchKey(key); });
 }
 
-/// Whether a call runs the operators of which this operator is composed.
+/// Whether a call to the operator runs the operators of which the operator is composed.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  // A random operator is decomposed whatever kind of composite kernel it has. For example,
-  // rand_like is empty_like and uniform_.
+  // A random operator is decomposed whether its composite kernel is explicit or implicit. For
+  // example, rand_like is empty_like and uniform_.
   const bool composite =
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) ||
       (info.draws_random && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
@@ -185,8 +185,8 @@ std::string operators_like(const c10::OperatorName& missing) {
 }
 
 /// Checks the sharding rules that the program registered: whether each rule's operator exists, and
-/// whether the rule will be used. The checks are not in src/core, which does not know operators.
-/// They run at the first use of any operator.
+/// whether the rule will be used. The checks run at the first use of any operator. They are not in
+/// src/core, which does not know operators.
 void check_user_rules() {
   for (const std::string& name : user_ruled_operators()) {
     const c10::OperatorName parts = operator_name(name);
@@ -232,8 +232,8 @@ c10::OperatorHandle find_operator(std::string_view name) {
 }
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  // Operators that this thread used recently are found without a lock. A schema's address does not
-  // change, so it identifies the operator.
+  // Operators that this thread used recently are found without a lock. The address of an operator's
+  // schema does not change, so the address identifies the operator.
   struct Slot {
     const void* schema = nullptr;
     const OperatorInfo* info = nullptr;
@@ -246,7 +246,7 @@ const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
   }
 
   static std::mutex mutex;
-  // The map is never destroyed, because cache keys contain addresses of its objects.
+  // The map of operators is never destroyed, because cache keys contain addresses of its objects.
   static auto& all = *new std::unordered_map<c10::OperatorName, std::unique_ptr<OperatorInfo>>;
   std::lock_guard lock(mutex);
   auto& info = all[op.operator_name()];
@@ -268,7 +268,7 @@ namespace {
 constexpr std::string_view kNamespace = "aten::";
 
 constexpr std::array kTraitRows{
-    // Random operators that draw by the element's index in the global tensor.
+    // Random operators that draw each number by the element's index in the global tensor:
     TraitRow{Trait::kRandomInplace,
              "uniform_ normal_ bernoulli_.float exponential_ random_.to random_.from"},
     TraitRow{Trait::kNativeDropout, "native_dropout"},
@@ -293,7 +293,7 @@ constexpr std::array kTraitRows{
     TraitRow{Trait::kLeavesMemory, "empty_like new_empty new_empty_strided"},
     TraitRow{Trait::kReadsOneValue, "_local_scalar_dense equal"},
 
-    // Operators whose number must not be applied to the terms of a Partial sum one by one.
+    // Operators whose number argument must not be applied to the terms of a Partial sum one by one:
     TraitRow{Trait::kNumberBesideSum, "where.* masked_fill.* masked_fill_.*"},
     TraitRow{Trait::kDivides, "div.* div_.* divide.* divide_.* true_divide.* true_divide_.*"},
 
@@ -329,7 +329,7 @@ std::span<const TraitRow> trait_rows() {
   return kTraitRows;
 }
 
-/// Splits at single blanks: the table has exactly one blank between names, also across lines.
+/// The table has exactly one blank between operator names, also across lines.
 std::vector<std::string> names_in(std::string_view text) {
   std::vector<std::string> names;
   for (std::size_t at = 0; at < text.size();) {
@@ -352,13 +352,13 @@ bool covers(std::string_view pattern, std::string_view name) {
   return name == pattern;
 }
 
-// Converts between libtorch's values and the values of src/core, which does not use libtorch: a
-// call's stack to an OpCall, and a rule's arguments to libtorch values.
+// Functions that convert libtorch's values to the values of src/core, which does not use libtorch,
+// and back: a call's stack to an OpCall, and a rule's arguments to libtorch values.
 
 namespace {
 
-/// Binds a tensor. An undefined tensor becomes None, because sharding rules and plans number only
-/// defined tensors.
+/// Binds a tensor argument. An undefined tensor becomes None, because sharding rules and plans
+/// number only defined tensors.
 Argument bind_tensor(const c10::IValue& value, BoundCall& bound) {
   if (!value.isTensor() || !value.toTensor().defined()) {
     return {};
@@ -431,7 +431,7 @@ Argument bind_dtype(const c10::IValue& value) {
                value.toInt()};
 }
 
-/// Binds values that are not tensors. Values that no rule reads (a device, an omitted memory
+/// Binds arguments that are not tensors. Values that no rule reads (a device, an omitted memory
 /// format) become None. Flags become the integers 0 and 1, so that rules have one kind of list.
 Argument bind_static(const c10::IValue& value) {
   if (value.isString()) {
@@ -453,8 +453,8 @@ Argument bind_static(const c10::IValue& value) {
 
 }  // namespace
 
-/// Numbers of kind kScalar are bound without value: no cache key contains their values, so no rule
-/// may depend on them. OperatorInfo uses kScalar only if the sharding rule reads no numbers.
+/// Numbers of kind kScalar are bound without their value: no cache key contains the value, so no
+/// rule may depend on it. OperatorInfo uses kScalar only if the sharding rule reads no numbers.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments) {
   using Kind = OperatorInfo::ArgumentKind;
   BoundCall bound;
@@ -485,7 +485,7 @@ BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> argum
 
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors) {
-  // Converts a list to the element type in the schema, which is needed if the list is empty or
+  // Converts a list to the element type in the schema; the type is unknown if the list is empty or
   // contains None.
   struct Convert {
     const c10::Type& type;
@@ -532,8 +532,8 @@ NumberType number_type(const c10::IValue& value) {
 }
 
 /// The class of a wrapped number, such as the 2.0 in at::mul(x, 2.0), which is in CPU memory and
-/// may be read. The value of any other tensor is not read: a read could wait for a GPU, and a plan
-/// must not depend on tensor values.
+/// may be read. The value of any other tensor is not read, because reading could wait for a GPU,
+/// and a plan must not depend on tensor values.
 NumberType number_type(const at::Tensor& tensor) {
   if (!is_wrapped_number(tensor) || !tensor.is_cpu()) {
     return NumberType::kNone;

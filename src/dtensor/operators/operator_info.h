@@ -23,22 +23,22 @@ namespace tessera::detail {
 
 /// A property of an operator that neither its schema nor its sharding rule contains.
 enum class Trait : std::uint8_t {
-  // How the operator is run:
-  kRandomInplace,  ///< fills its tensor by global element (run_random_inplace in run_local.h)
-  kNativeDropout,  ///< dropout that draws by global element (run_native_dropout in run_local.h)
-  kForeach,        ///< a loop over the positions of lists, each of which is a separate call
-  kOwnKernel,      ///< has a kernel in src/dtensor/overrides/ instead of a plan
-  kHelperTensors,  ///< composed, and makes plain helper tensors (composite_kernels.cpp)
-  // Properties of the operator's arguments and results:
-  kViewsMemory,    ///< its argument storage_offset refers to the memory of its input (views.h)
-  kUnsafeView,     ///< its result may be a copy instead of a view
-  kLeavesMemory,   ///< returns memory without values
-  kReadsOneValue,  ///< returns one value to the host; strict scopes permit its communication
-  // Numbers that must not be applied to the terms of a Partial sum one by one:
-  kNumberBesideSum,  ///< its number neither multiplies nor divides the sum
-  kDivides,  ///< the number is a divisor, so zero must not be applied to terms, like infinity
-  // Operators that may throw on some ranks only:
-  kFailsByElement,  ///< may throw for an invalid index or value, which may be on one rank only
+  // Traits that tell how the operator is run:
+  kRandomInplace,  ///< fills its tensor by global index (run_random_inplace in run_local.h)
+  kNativeDropout,  ///< dropout that draws by global index (run_native_dropout in run_local.h)
+  kForeach,        ///< a loop over lists of tensors; each position of the lists is a separate call
+  kOwnKernel,      ///< the operator has a kernel in src/dtensor/overrides/ instead of a plan
+  kHelperTensors,  ///< composite, and makes plain helper tensors (composite_kernels.cpp)
+  // Traits of the operator's arguments and results:
+  kViewsMemory,    ///< the argument storage_offset refers to the memory of the input (views.h)
+  kUnsafeView,     ///< the operator's result may be a copy instead of a view
+  kLeavesMemory,   ///< the operator returns memory without values
+  kReadsOneValue,  ///< returns one value to the host; a StrictScope permits its communication
+  // Traits of a number argument that must not be applied to the terms of a Partial sum one by one:
+  kNumberBesideSum,  ///< the number argument neither multiplies nor divides the sum
+  kDivides,  ///< the number argument is a divisor; zero must not be applied to terms, like infinity
+  // Traits of operators that may throw on some ranks only:
+  kFailsByElement,  ///< an invalid index or value, perhaps on one rank only, makes it throw
 };
 
 /// The traits of one operator, from the table in operator_info.cpp.
@@ -58,16 +58,16 @@ class OperatorTraits {
   RandomFill fill_ = nullptr;
 };
 
-/// A row of the table of traits: one trait, and the operators that have it.
+/// A row of the table of traits: one trait, and the operators that have the trait.
 struct TraitRow {
   Trait trait;
-  /// Operators without "aten::", separated by blanks. "mul_.Tensor" is one overload; "mul_.*" is
-  /// every overload of mul_; "_foreach_*" is every operator with this prefix.
+  /// Operator names without "aten::", separated by blanks. "mul_.Tensor" is one overload; "mul_.*"
+  /// is every overload of mul_; "_foreach_*" is every operator with this prefix.
   std::string_view names;
 };
 std::span<const TraitRow> trait_rows();
 
-/// The names in a text that separates them by blanks.
+/// Splits `text` at blanks into names.
 std::vector<std::string> names_in(std::string_view text);
 /// Whether the operator `name` (without "aten::") matches `pattern`, which is one of the names in a
 /// row of the table.
@@ -84,11 +84,11 @@ struct OperatorInfo {
     kDType,               ///< schema types ScalarType and ScalarType?
     kGenerator,           ///< a generator; a cache key contains only whether there is one
     kNumberList,          ///< a list of numbers; a call's cache key contains only their types
-    kStatic,              ///< any other value; a call's cache key contains it
+    kStatic,              ///< an argument of any other type; a call's cache key contains the value
   };
   struct Return {
     bool is_tensor = false;  ///< whether the result is a tensor or a list of tensors
-    int written = -1;        ///< the argument that is returned (in-place, out=), or -1
+    int written = -1;        ///< index of the argument that is returned (in-place, out=), or -1
   };
 
   explicit OperatorInfo(const c10::OperatorHandle& op);
@@ -98,16 +98,16 @@ struct OperatorInfo {
   std::vector<ArgumentKind> arguments;
   std::vector<Return> returns;
   std::vector<int> written;  ///< indices of the arguments that the operator writes to
-  int viewed = -1;           ///< index of the argument that the results are views of, or -1
+  int viewed = -1;           ///< index of the argument of which the results are views, or -1
   // Indices of the arguments `device` and `generator`, or -1 if the operator has none.
   int device = -1;
   int generator = -1;
-  int stride = -1;  ///< strides in memory; not the stride of a convolution
+  int stride = -1;  ///< index of the argument with memory strides; not the stride of a convolution
   /// Index of the argument storage_offset, or -1; set only for Trait::kViewsMemory.
   int storage_offset = -1;
   bool takes_tensors = false;
-  /// Whether the operator is composed of other operators: CompositeImplicitAutograd, and foreach
-  /// operators, which are loops.
+  /// Whether the operator is composed of other operators. True for CompositeImplicitAutograd, and
+  /// for foreach operators, which are loops.
   bool decomposes = false;
   /// Whether the operator changes the shape of an argument in place (t_, squeeze_).
   bool changes_shape = false;
@@ -126,7 +126,7 @@ struct OperatorInfo {
   bool is_written(std::size_t argument) const;
 };
 
-/// The properties of `op`. The reference is valid until the process ends.
+/// The OperatorInfo of `op`. The reference is valid until the process ends.
 const OperatorInfo& operator_info(const c10::OperatorHandle& op);
 
 /// The operator with a name like "aten::add.Tensor". Throws c10::Error if it does not exist.
@@ -137,7 +137,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-// An operator call in the form that its sharding rule reads.
+// Types and functions for an operator call in the form that its sharding rule reads.
 
 /// What a call's cache key contains of a number that no sharding rule reads: the type, and whether
 /// the terms of a Partial sum may be multiplied or divided by the number one by one.
@@ -152,7 +152,7 @@ enum class NumberType : std::uint8_t {
   kNotFinite,
   kNotFiniteOther
 };
-// Zero and non-finite numbers have their own NumberType (see rule_of_call).
+// The NumberType of a number. Zero and non-finite numbers have their own (see rule_of_call).
 inline NumberType number_type(bool) {
   return NumberType::kBool;
 }
@@ -169,22 +169,22 @@ inline NumberType number_type(const c10::complex<double>& value) {
   return finite ? NumberType::kOther : NumberType::kNotFiniteOther;
 }
 NumberType number_type(const c10::IValue& value);
-/// The type of a wrapped number, such as 2.0 in at::mul(x, 2.0); kNone for other plain tensors.
+/// The NumberType of a wrapped number, as in at::mul(x, 2.0); kNone for other plain tensors.
 NumberType number_type(const at::Tensor& tensor);
 
-/// A call in the form that its sharding rule reads, and the tensors of the call. An undefined
-/// tensor is None.
+/// An operator call in the form that its sharding rule reads, and the tensors of the call. An
+/// undefined tensor is None.
 struct BoundCall {
   OpCall call;
   std::vector<at::Tensor> tensors;
 };
 
-/// `arguments`: one value for each argument of the schema. Copies the references and sizes of all
-/// tensors, so calls with plans of kinds kDirect and kLocal do not use bind_call().
+/// Makes the BoundCall of a call. `arguments`: one value for each argument of the schema. Copies
+/// references and sizes of all tensors, so calls with plans of kinds kDirect and kLocal avoid it.
 BoundCall bind_call(const OperatorInfo& info, std::span<const c10::IValue> arguments);
 
-/// A rule's argument as a libtorch value of `type`. A reference to a tensor is looked up in
-/// `tensors`.
+/// Converts a rule's argument to a libtorch value of `type`. A reference to a tensor is looked up
+/// in `tensors`.
 c10::IValue to_ivalue(const Argument& argument, const c10::Type& type,
                       std::span<const at::Tensor> tensors);
 

@@ -36,8 +36,8 @@ namespace tessera::detail {
 
 namespace {
 
-// Operators that read memory. A distributed tensor has no memory of its own, so the kernels here
-// gather the tensor first.
+// Kernels for operators that read memory. A distributed tensor has no memory of its own, so these
+// kernels gather the tensor first.
 
 at::Tensor whole(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? DistributedTensor(tensor).full_tensor() : tensor;
@@ -47,8 +47,8 @@ const DeviceMesh& mesh_of(const std::vector<at::Tensor>& tensors) {
   return sharding_spec(*std::ranges::find_if(tensors, tessera::is_distributed)).mesh;
 }
 
-/// Refuses a mix of plain and distributed tensors before any collective. Otherwise one of the inner
-/// operators would refuse the mix later.
+/// Refuses a mix of plain and distributed tensors before any collective. Otherwise an operator in
+/// the composition would refuse the mix later.
 void check_mixing(const std::string& name, const std::vector<at::Tensor>& tensors) {
   if (std::ranges::none_of(tensors, tessera::is_distributed) ||
       plain_is_replicated_on(mesh_of(tensors))) {
@@ -86,7 +86,7 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& w
   return composite::tensor_split(self, whole(where), dim);
 }
 
-// libtorch's reshape, whose errors say that sizes are global.
+// The kernel of reshape: libtorch's reshape, with errors that say that sizes are global.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   try {
     return composite::reshape_symint(self, sizes);
@@ -98,8 +98,8 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef sizes) {
   }
 }
 
-// Gradient formulas that make plain zeros and write the gradient into them. A distributed gradient
-// would have to be gathered for this. In these kernels the zeros have the gradient's layout.
+// Kernels for gradient formulas that write the gradient into plain zeros, for which a distributed
+// gradient would have to be gathered. In these kernels the zeros have the gradient's layout.
 
 /// The backward of max.dim, sort, topk and other operators that select values.
 at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::int64_t dim,
@@ -114,11 +114,11 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, std::i
   return values.new_zeros(sizes).scatter(dim, kept ? indices : indices.unsqueeze(dim), values);
 }
 
-// Operators that make plain helper tensors (a mask, a window, positions). A helper tensor is equal
-// on all ranks, so the operators run as libtorch composes them, in a ReplicationScope.
+// Kernels for operators that make plain helper tensors (a mask, a window, positions). The helper
+// tensors are equal on all ranks, so libtorch's compositions run in a ReplicationScope.
 
-/// Converts plain results on the stack to replicated distributed tensors: a plain helper tensor is
-/// equal on all ranks.
+/// Converts plain results on the stack to replicated distributed tensors. A plain result is a
+/// helper tensor (such as a mask), which is equal on all ranks.
 void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit::Stack& stack) {
   for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
     if (stack[i].isTensor() && !tessera::is_distributed(stack[i].toTensor())) {
@@ -128,8 +128,8 @@ void distribute_results(const DeviceMesh& mesh, std::size_t results, torch::jit:
   }
 }
 
-/// Continues with libtorch's composite kernel, as if the operator had no kernel here: its inner
-/// operators are dispatched to kDistributedKey one by one.
+/// Continues with libtorch's composite kernel, as if the operator had no kernel in this file: the
+/// operators in the composition are dispatched to kDistributedKey one by one.
 void redispatch_composite(const c10::OperatorHandle& op, const std::vector<at::Tensor>& tensors,
                           torch::jit::Stack& stack) {
   c10::DispatchKeySet keys;
@@ -223,8 +223,8 @@ void implement_composite_kernels(torch::Library& library) {
   implement_in_scope(library);
 }
 
-// Registers the kernels on all keys that a call may reach. Above autograd, composite operators are
-// decomposed; below autograd, reshape is an operator with a plan.
+// Registers the kernels of this file on all dispatch keys that a call may reach. Above autograd,
+// composite operators are decomposed; below autograd, reshape is an operator with a plan.
 TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_composite_kernels(library);
 }
@@ -237,9 +237,9 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("reshape", &reshape);
 }
 
-// Bernoulli operators for which libtorch's kernels draw sequentially: with one probability per
-// element, and into a new tensor. For distributed tensors, the kernels here are composed of
-// operators that draw by global element. plain_random.cpp does the same for plain tensors.
+// Kernels for Bernoulli operators for which libtorch's kernels draw sequentially: with one
+// probability per element, and into a new tensor. For distributed tensors, these kernels use
+// operators that draw by global index. plain_random.cpp does the same for plain tensors.
 
 using torch::jit::Stack;
 
@@ -281,13 +281,13 @@ TORCH_LIBRARY_IMPL(aten, TESSERA_DISTRIBUTED_KEY, library) {
   implement_boxed<bernoulli_of_number>(library, "bernoulli.p");
 }
 
-// Operators that bypass the fallback. They read only the distributed tensor's object, so they need
-// neither a plan nor a cache key.
+// Kernels for operators that bypass the fallback. These operators read only the distributed
+// tensor's object, so they need neither a plan nor a cache key.
 
 at::Tensor detach(const at::Tensor& self) {
   const auto* impl = as_distributed(self);
   if (impl == nullptr) {
-    // Plain tensors reach this kernel too, in an OperatorMode or a MetaDevice scope.
+    // In an OperatorMode or a MetaDevice scope, plain tensors reach this kernel too.
     BelowFallback guard;
     return at::detach(self);
   }
@@ -298,8 +298,8 @@ bool is_same_size(const at::Tensor& self, const at::Tensor& other) {
   return self.sizes() == other.sizes();
 }
 
-/// Whether set_data(self, from) is permitted. A plain `self` would otherwise get the dispatch key
-/// of a distributed `from`.
+/// Whether set_data(self, from) is permitted. Refuses a plain `self` with a distributed `from`:
+/// `self` would get the dispatch key of `from`.
 bool may_take_data_of(const at::Tensor& self, const at::Tensor& from) {
   const bool ours = as_distributed(self) != nullptr;
   TESSERA_CHECK(ours == (as_distributed(from) != nullptr), "set_data between a ",

@@ -1,8 +1,8 @@
 // Random operators of at:: on plain tensors in a RandomRegion. A dedicated dispatch key above
-// autograd, where a tensor still has its autograd history, calls the kernels here. An operator that
-// fills a tensor draws by global element, with the next key of manual_seed, as for a distributed
-// tensor. An operator composed of fills (dropout) records its tensor and continues. All other
-// random operators draw sequentially, which is allowed only for whole tensors.
+// autograd, where a tensor still has its autograd history, calls these kernels. An operator that
+// fills a tensor draws by global index, with the next key of manual_seed, as for a distributed
+// tensor. An operator composed of fills (dropout) records its tensor for the fills, then runs as
+// usual. All other random operators draw sequentially, which is allowed only for whole tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,8 +41,8 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRandomKey);
 }
 
-/// Whether no RandomRegion is active. The dispatch key alone does not tell, because a thread may
-/// restore dispatch keys after a RandomRegion has ended.
+/// Whether no RandomRegion is active on this thread. The dispatch key does not tell, because a
+/// thread may restore dispatch keys after a RandomRegion has ended.
 bool outside() {
   return random_region() == nullptr;
 }
@@ -51,8 +51,8 @@ Arguments arguments_of(const OperatorInfo& info, const Stack& stack) {
   return Arguments(stack).last(info.arguments.size());
 }
 
-/// Fills a plain tensor. If autograd records the tensor, new values are copied to it, because
-/// autograd can record a copy.
+/// Fills a plain tensor with random numbers. If autograd records the tensor, new values are copied
+/// to the tensor, because autograd can record a copy.
 void fill_plain(const at::Tensor& self, const RandomPlace& place, const OperatorInfo& info,
                 Arguments arguments, RandomKey key) {
   const bool recorded = self.requires_grad() && c10::GradMode::is_enabled();
@@ -109,7 +109,7 @@ void note_source(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// Whether this call draws random numbers. Dropout with probability 0, or in evaluation, does not.
+/// Whether this call draws random numbers: not with dropout probability 0, or in evaluation.
 bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& schema = op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -123,8 +123,8 @@ bool draws(const c10::OperatorHandle& op, Arguments arguments) {
   return true;
 }
 
-/// The tensor for which an operator draws: its first argument, or for randperm an empty vector of
-/// as many elements.
+/// Returns the tensor for which an operator draws: its first argument, or for randperm an empty
+/// vector of as many elements.
 at::Tensor drawn_for(const OperatorInfo& info, Arguments arguments) {
   if (arguments[0].isTensor()) {
     return arguments[0].toTensor();
@@ -157,8 +157,8 @@ void draw_in_order(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   op.redispatchBoxed(below(keys), stack);
 }
 
-/// A tensor without elements still takes a random key and compares rows, because other ranks may
-/// have elements.
+/// For a tensor without elements this rank still takes a random key and compares rows, because
+/// other ranks may have elements.
 void count_if_empty(const at::Tensor& tensor) {
   if (tensor.numel() > 0) {
     return;
@@ -186,7 +186,7 @@ void multinomial(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   if (arguments[1].toInt() > 1 && arguments[2].toBool()) {
     return draw_in_order(op, keys, stack);
   }
-  // A distributed tensor is gathered, and the operator on the gathered tensor takes a random key.
+  // For a distributed tensor, the operator runs on the gathered tensor and takes a random key.
   if (!outside() && !tessera::is_distributed(arguments[0].toTensor())) {
     count_if_empty(arguments[0].toTensor());
   }
@@ -203,8 +203,8 @@ at::Tensor& bernoulli(c10::DispatchKeySet keys, at::Tensor& self, const at::Tens
   return self.copy_(uniform.lt(p.detach()));
 }
 
-/// bernoulli.p needs its own function, because libtorch has a separate kernel for bernoulli.p,
-/// while bernoulli() is composed of other operators.
+/// The kernel of bernoulli.p, a separate function because libtorch has a separate kernel for
+/// bernoulli.p, while bernoulli() is composed of other operators.
 at::Tensor bernoulli_p(c10::DispatchKeySet keys, const at::Tensor& self, double p,
                        std::optional<at::Generator> generator) {
   if (outside() || generator) {
@@ -229,7 +229,7 @@ at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at
                      const at::Tensor& value, const std::optional<at::Tensor>& mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
-  // This check avoids a division by zero: libtorch divides by the number of key and value heads.
+  // Without this check libtorch would divide by zero: by the number of key and value heads.
   TESSERA_CHECK(
       !enable_gqa || key.dim() < 3 || value.dim() < 3 ||
           (key.sym_size(-3) != 0 && value.sym_size(-3) != 0),

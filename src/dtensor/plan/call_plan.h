@@ -21,41 +21,41 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// How a call is run. plan_call chooses the kind, and a switch in fallback.cpp runs the call.
+/// How an operator is run. plan_call chooses the kind, and a switch in fallback.cpp runs the call.
 enum class CallKind : std::uint8_t {
-  kPlain,         ///< no argument is distributed: runs the operator itself, below kDistributedKey
+  kPlain,         ///< no distributed arguments: runs the operator itself, below kDistributedKey
   kDecomposed,    ///< runs the operators of which it is composed, each dispatched separately
-  kDirect,        ///< runs the operator on the local tensors and wraps the results; nothing else
-  kLocal,         ///< like kDirect; redistributes or rewrites arguments, copies written values back
-  kFailTogether,  ///< like kLocal; if the operator throws on one rank, all ranks throw
-  kLowering,  ///< runs a lowering, which sends less than the plan by the sharding rule (lowering.h)
-  kRandomInplace,  ///< writes random numbers into a tensor, by global element
-  kNativeDropout,  ///< runs dropout by global element
+  kDirect,        ///< only runs the operator on the local tensors and wraps the results
+  kLocal,         ///< kDirect, with changed arguments or with written values that are copied back
+  kFailTogether,  ///< like kLocal, but if the operator throws on one rank, all ranks throw
+  kLowering,  ///< runs a lowering, which sends less data than the sharding rule's plan (lowering.h)
+  kRandomInplace,  ///< fills a tensor with random numbers, each drawn by the element's global index
+  kNativeDropout,  ///< runs dropout, with a mask drawn by each element's global index
 };
 
-/// How an operator runs on this rank for inputs with certain specs: all data that later calls with
-/// an equal cache key can reuse. plan_call makes the plan, and a thread's CallCache stores it. The
-/// first call adds the properties that only a kernel determines (Output::spec).
+/// A call plan: how an operator runs on this rank for inputs with certain specs. Contains all data
+/// that calls with an equal cache key can reuse. plan_call makes the plan, and a thread's CallCache
+/// stores it. The first call adds the properties that only a kernel determines (Output::spec).
 struct CallPlan {
-  /// The plan for one tensor argument. A plan has one Input for each defined tensor.
+  /// The plan for one tensor argument. A call plan has one Input for each defined tensor.
   struct Input {
-    TensorSpecPtr spec;  ///< the tensor's own spec (replicated for a plain tensor)
+    TensorSpecPtr spec;  ///< the tensor's own spec (a replicated spec for a plain tensor)
     /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
-    RedistributionPlanPtr plan;  ///< the steps of the redistribution to `target`
-    /// The layout of the new value that must be copied to a written tensor; nullptr: no copy.
+    RedistributionPlanPtr plan;  ///< steps of the tensor's redistribution to `target`
+    /// The layout of the new value that must be copied to a written tensor; nullptr if none must.
     LayoutPtr written = nullptr;
     bool updated = false;   ///< written although the schema does not say so: running statistics
-    bool detached = false;  ///< a view that has its own copy (distributed_impl.h)
+    bool detached = false;  ///< the tensor is a view with its own copy (distributed_impl.h)
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
   };
-  /// The plan for one result. Elements of a list of results have one Output each.
+  /// The plan for one result of the operator. Elements of a list of results have one Output each.
   struct Output {
     LayoutPtr layout = nullptr;
-    std::vector<std::int64_t> sizes;  ///< global sizes; the first call determines negative ones
-    std::optional<std::vector<std::int64_t>> strides;  ///< of a view: known before the call
-    TensorSpecPtr spec;       ///< the spec of the result; the first call determines it
+    std::vector<std::int64_t> sizes;  ///< global sizes; the first call determines negative sizes
+    std::optional<std::vector<std::int64_t>> strides;  ///< strides of a view, known before the call
+    TensorSpecPtr spec;       ///< spec of the result, determined by the first call
     bool contiguous = false;  ///< made contiguous, because ranks could disagree on strides
   };
   /// A call of another operator, which runs on the local tensors instead of the called operator.
@@ -65,41 +65,41 @@ struct CallPlan {
     double scale = 1.0;  ///< factor by which the results of the local call are multiplied
   };
 
-  /// An argument with global sizes, and the local value that replaces it.
+  /// An argument that contains global sizes, and the local value that replaces the argument.
   struct Rewritten {
     int argument;
     c10::IValue value;
-    /// The local value as a list of integers, if it is a list.
+    /// The local value as a list of integers, if the value is a list.
     std::optional<std::vector<std::int64_t>> sizes;
   };
 
-  // The members from `kind` on are read when the call runs. `kind` is set last, from all other
-  // members.
+  // The members from `kind` on are read when the call runs. plan_call sets `kind` last, from all
+  // other members.
   CallKind kind = CallKind::kLocal;
-  ShardingSpec replicated;  ///< the mesh, and the layout of outputs of an operator without a rule
+  ShardingSpec replicated;  ///< the mesh, and the layout of results if there is no sharding rule
   bool has_rule = false;
   bool seeded = false;  ///< whether the call draws from a generator that all ranks seed equally
   bool moves = false;   ///< whether the call moves data without the caller's request
   /// Whether the call moves only a single value, which the caller requested explicitly (item()).
   bool asked_for = false;
-  bool takes_plain = false;  ///< whether a plain tensor argument is not a wrapped number
-  bool mixes_plain = false;  ///< whether a plain tensor argument has more than one element
+  bool takes_plain = false;  ///< whether an argument is a plain tensor other than a wrapped number
+  bool mixes_plain = false;  ///< whether an argument is a plain tensor with more than one element
   /// Whether ranks always compare plain tensor arguments before the call (TESSERA_DEBUG).
   bool compares_plain = false;
   std::vector<Input> inputs;    ///< plans for the defined tensor arguments, in schema order
   std::vector<Output> outputs;  ///< plans for the results, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Lowering* lowering = nullptr;  ///< for kLowering, which uses only the mesh and the flags
+  const Lowering* lowering = nullptr;  ///< for kLowering, which uses only the plan's mesh and flags
 };
 
-/// A call with its plan. The stack contains the arguments; the results replace the arguments.
+/// A call with its plan. The stack has the operator's arguments; the results replace the arguments.
 struct PlannedCall {
   PlannedCall(const c10::OperatorHandle& op, const OperatorInfo& info, CallPlan& plan,
               torch::jit::Stack& stack)
       : op(op), info(info), plan(plan), stack(stack), first(stack.size() - info.arguments.size()) {}
 
-  // References to the operator and the plan suffice: a PlannedCall ends before the dispatch() that
+  // PlannedCall has references to the operator and the plan: it ends before the dispatch() that
   // made it.
   const c10::OperatorHandle& op;
   const OperatorInfo& info;
@@ -116,19 +116,19 @@ struct PlannedCall {
   }
 };
 
-/// Makes the plan of a call. Not collective: every rank makes the same plan, or throws the same
-/// Error.
+/// Makes the plan of an operator call. Not collective: every rank makes the same plan, or throws
+/// the same Error.
 CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info,
                    std::span<const c10::IValue> arguments);
 
-/// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope, which are in no
-/// cache key, does not permit the plan. Also throws if a gradient is wanted of another library's
-/// operator that has no autograd kernel. Otherwise warns once about an operator without a rule, and
-/// installs the hooks that make gradients of plain tensor arguments plain. Compares plain tensors
-/// that are permitted but not known to be the same on every rank.
+/// Throws Error, on all ranks, if this thread's StrictScope or ReplicationScope does not permit the
+/// plan; no cache key contains these scopes. Also throws if a gradient is needed of another
+/// library's operator that has no autograd kernel. Otherwise warns once about an operator without a
+/// rule, and installs the hooks that make gradients of plain tensor arguments plain. Compares plain
+/// tensors between ranks, if the scopes permit them but do not declare them equal.
 void check_policy(const PlannedCall& call);
 
-/// Like check_policy, for operator `name`, which gathers its inputs without a plan. Not collective.
+/// Like check_policy, for operator `name`, which gathers inputs without a plan. Not collective.
 void check_gather(const std::string& name, const std::vector<at::Tensor>& tensors);
 
 /// Throws Error, on all ranks, unless the plain tensors among `tensors`, the arguments of operator
@@ -136,8 +136,8 @@ void check_gather(const std::string& name, const std::vector<at::Tensor>& tensor
 /// if there is a tensor to compare; the exchange uses CPU memory.
 void compare_plain(const DeviceMesh& mesh, std::string_view what, std::vector<at::Tensor> tensors);
 
-/// Advice for messages, if one of `tensors` is a distributed parameter that the program uses
-/// although the hooks of its module have not run; otherwise empty.
+/// Advice for error messages, if one of `tensors` is a distributed parameter that the program uses
+/// although the hooks of the parameter's module have not run; otherwise empty.
 std::string remedy_of_calling(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::detail
@@ -145,7 +145,7 @@ TESSERA_API_FOR_TEST_END
 
 namespace tessera::detail {
 
-/// The indices in `bound` of the tensors that the operator writes to.
+/// The indices in `bound` of the tensors that the called operator writes to.
 std::vector<std::size_t> written_inputs(const OperatorInfo& info, const BoundCall& bound);
 
 }  // namespace tessera::detail

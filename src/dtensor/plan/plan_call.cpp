@@ -40,17 +40,17 @@ namespace {
 
 using Values = std::span<const c10::IValue>;
 
-/// The strides of each result of a view operator on whole tensors; nullopt if they are unknown.
+/// Computes the strides of a view operator's results on whole tensors; nullopt if unknown.
 using GlobalStrides = std::optional<std::vector<std::vector<std::int64_t>>>;
 
-// Rules read bools, integers and doubles, but no complex numbers.
+// A sharding rule reads bools, integers and doubles, but no complex numbers.
 bool is_complex_number(const c10::IValue& value) {
   return value.isComplexDouble();
 }
 
-/// Removes from the rule the reductions that the element types do not support: products, maxima and
-/// minima of complex numbers, and sums of booleans. Dimensions that would need such a reduction
-/// must not be sharded.
+/// Removes from the sharding rule the reductions that the element types do not support: products,
+/// maxima and minima of complex numbers, and sums of booleans. Dimensions that would need such a
+/// reduction must not be sharded.
 void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& tensors,
                             Values arguments) {
   const bool complex =
@@ -74,7 +74,7 @@ void keep_irreducible_whole(ShardingRule& rule, const std::vector<at::Tensor>& t
 }
 
 /// Whether the operator rounds values to a written integer or boolean type, because some tensor's
-/// type cannot be cast safely to it. The sum of rounded terms would be wrong.
+/// type cannot be cast safely to the written type. The sum of rounded terms would be wrong.
 bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   return std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
     const c10::ScalarType type = bound.tensors[input].scalar_type();
@@ -85,8 +85,8 @@ bool rounds(const OperatorInfo& info, const BoundCall& bound) {
   });
 }
 
-/// Whether an argument is a number by which the terms of a Partial sum must not be multiplied or
-/// divided one by one: infinity times terms of both signs would be NaN.
+/// Whether the call has a number argument by which the terms of a Partial sum must not be
+/// multiplied or divided one by one: infinity times terms of both signs would be NaN.
 bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   if (info.traits.has(Trait::kNumberBesideSum)) {
     return false;
@@ -107,7 +107,7 @@ bool scales_to_infinity(const OperatorInfo& info, Values arguments) {
   });
 }
 
-/// The name under which the library has registered the operator of a rule's local call.
+/// The name under which the operator of a sharding rule's local call is registered.
 std::string_view name_of(ShardingRule::LocalCall::PartOperator part) {
   const bool embeds = part == ShardingRule::LocalCall::PartOperator::kEmbeddingRows;
   return embeds ? "tessera_local::embedding_rows" : "tessera_local::gather_part";
@@ -126,7 +126,7 @@ void set_offsets(CallPlan& plan, const ShardingRule& rule) {
     const auto indices =
         global_indices(*taken.layout(), dim, size, plan.replicated.mesh.coordinate());
     plan.local_call->arguments[static_cast<std::size_t>(argument)] =
-        // A rank without elements passes 0, which is never read.
+        // A rank without elements passes 0 as the index of its first element; this 0 is never read.
         indices.empty() ? std::int64_t{0} : indices.front();
   }
 }
@@ -148,7 +148,7 @@ void set_places(CallPlan& plan, const ShardingRule& rule) {
 }
 
 /// Replaces global sizes by local sizes. If a rule has a local call (another operator), its size
-/// arguments belong to the local call. The original operator then runs only with unchanged sizes.
+/// arguments belong to the local call. A plan without the local call has unchanged sizes.
 void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                    Values arguments) {
   if (rule.local_call && !plan.local_call) {
@@ -172,8 +172,8 @@ void rewrite_sizes(CallPlan& plan, const OperatorInfo& info, const ShardingRule&
     // Local sizes are stored in two forms: as a value for the stack, and as a list that a kernel
     // with unboxed arguments borrows.
     plan.rewritten.push_back({argument, sizes, sizes});
-    // Strides are replaced too, because local sizes with global strides would describe memory with
-    // gaps.
+    // A stride argument is replaced too, because local sizes with global strides would describe
+    // memory with gaps.
     if (info.stride == argument + 1) {
       const auto strides = strides_in_order_of(
           sizes, arguments[static_cast<std::size_t>(info.stride)].toIntVector());
@@ -193,20 +193,20 @@ void add_view_strides(CallPlan& plan, GlobalStrides strides) {
   }
 }
 
-/// Whether output number `o` is a new tensor. The outputs after the operator's results are written
-/// arguments.
+/// Whether output number `o` is a new tensor. The plan's outputs after the operator's results are
+/// written arguments.
 bool is_new(const OperatorInfo& info, std::size_t o) {
   const bool list = info.returns.size() == 1;
   return (list || o < info.returns.size()) && info.returns[list ? 0 : o].written < 0;
 }
 
-/// Makes an output contiguous if ranks might not agree on its strides, because some rank's shard
-/// has too few positions to determine the order of dimensions in memory.
+/// Makes an output contiguous if ranks might not agree on the output's strides: some rank's shard
+/// may have too few positions to determine the order of dimensions in memory.
 void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   const auto tells = [](const CallPlan::Input& input) {
     return shards_agree_on_stride_order(*input.layout(), input.spec->sizes);
   };
-  // Whether the inputs determine the order of dimensions; computed only if an output needs this.
+  // Whether inputs determine the order of dimensions; computed only if an output needs this.
   std::optional<bool> inputs_tell;
   for (std::size_t o = 0; o < plan.outputs.size(); ++o) {
     CallPlan::Output& output = plan.outputs[o];
@@ -221,9 +221,9 @@ void agree_on_strides(CallPlan& plan, const OperatorInfo& info) {
   }
 }
 
-/// The sharding rule of the call's operator, for the types and numbers of this call: without
-/// reductions that a type does not support, and sums whose terms would be rounded one by one or
-/// scaled to infinity. nullopt if no rule covers the call. Depends only on the cache key.
+/// Returns the sharding rule of the call's operator, for the types and numbers of this call:
+/// without reductions that a type does not support, and sums whose terms would be rounded one by
+/// one or scaled to infinity. nullopt if no rule covers the call. Depends only on the cache key.
 std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCall& bound,
                                          Values arguments) {
   // A rule reads only real numbers, so a call with complex numbers has no rule.
@@ -249,7 +249,7 @@ std::optional<ShardingRule> rule_of_call(const OperatorInfo& info, const BoundCa
 }
 
 /// Plans the redistribution of an input to `target`; does nothing if `target` is nullptr. Sets the
-/// target even if no step is needed, because outputs are planned for `target`.
+/// input's target even if no step is needed, because outputs are planned for `target`.
 void bring_to(CallPlan& plan, CallPlan::Input& input, LayoutPtr target) {
   if (target == nullptr || target == input.spec->sharding.layout) {
     return;
@@ -290,15 +290,15 @@ void plan_writes(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
         left = plan.outputs[static_cast<std::size_t>(pair.output)].layout;
       }
     }
-    // Without a sharding rule the operator may also resize the tensor, which is detected only after
-    // the call.
+    // Without a sharding rule the operator may also resize the written tensor, which is detected
+    // only after the call.
     if (input.plan || left != input.spec->sharding.layout || !plan.has_rule) {
       input.written = left;
     }
   }
 }
 
-/// Plans the layouts of the inputs, the local call and the layouts of the results.
+/// Plans a call with a sharding rule: layouts of inputs, the local call, layouts of results.
 void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& rule,
                   const BoundCall& bound, Values arguments, GlobalStrides view_strides) {
   std::vector<LayoutPtr> layouts;
@@ -314,8 +314,8 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
   for (std::size_t o = 0; o < decided.outputs.size(); ++o) {
     plan.outputs.push_back({decided.outputs[o], std::move(decided.output_sizes[o]), {}, nullptr});
   }
-  // The order of these steps matters: writes need the layouts of the outputs, arguments are set for
-  // the local call, and strides are chosen only for outputs that are not views.
+  // The order of these planning steps matters: writes need the layouts of the outputs, arguments
+  // are set for the local call, and strides are chosen only for outputs that are not views.
   plan_writes(plan, info, bound, rule.inplace);
   if (decided.use_local_call) {
     plan.local_call = local_call_of(*rule.local_call);
@@ -328,12 +328,12 @@ void plan_by_rule(CallPlan& plan, const OperatorInfo& info, const ShardingRule& 
 }
 
 // plan_call() makes the plan of a call, in this order: the common mesh, the inputs, their layouts
-// by the sharding rule (or a gather of all inputs), an alternative implementation that sends less,
-// and the kind. Called if a cache key is not in this thread's cache. Planning does not communicate,
-// and reads no tensor values except wrapped numbers, so all ranks make the same plan.
+// by the sharding rule (or a gather of all inputs), a lowering that sends less, and the plan's
+// kind. Called if a cache key is not in this thread's cache. Planning does not communicate, and
+// reads no tensor values except wrapped numbers, so all ranks make the same plan.
 
-/// Whether a value is a distributed tensor, or a list with a distributed tensor. Elements of lists
-/// may be None.
+/// Whether an argument is a distributed tensor, or a list with a distributed tensor. Elements of
+/// lists may be None.
 bool holds_distributed(const c10::IValue& value) {
   if (value.isTensor()) {
     return tessera::is_distributed(value.toTensor());
@@ -374,9 +374,9 @@ const DeviceMesh& common_mesh(const OperatorInfo& info, const std::vector<at::Te
   return *mesh;
 }
 
-/// The input of a plan for one tensor. A plain tensor counts as replicated. The active scopes
-/// decide whether this is permitted; check_policy checks the scopes at each call. Strides are those
-/// of a dense tensor, since a spec cannot describe gaps.
+/// Makes the call plan's Input for one tensor. A plain tensor counts as replicated; check_policy
+/// checks at each call whether the active scopes permit this. Strides are those of a dense tensor,
+/// since a spec cannot describe gaps.
 CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicated) {
   if (const DistributedTensorImpl* impl = as_distributed(tensor)) {
     return {.spec = impl->spec(), .plan = nullptr, .detached = impl->detached_view() != nullptr};
@@ -390,8 +390,8 @@ CallPlan::Input input_of(const at::Tensor& tensor, const ShardingSpec& replicate
           .plan = nullptr};
 }
 
-/// Sets the mesh and the inputs. A plain tensor with one element may count as a number that is the
-/// same on every rank; check_policy compares such numbers.
+/// Sets the plan's mesh and inputs. A plain tensor with one element may count as a number that is
+/// the same on every rank; check_policy compares such numbers between ranks.
 void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   const DeviceMesh& mesh = common_mesh(info, bound.tensors);
   plan.replicated = {mesh, Layout::replicated(mesh.shape().sizes(), 0)};
@@ -406,8 +406,8 @@ void plan_inputs(CallPlan& plan, const OperatorInfo& info, const BoundCall& boun
   plan.compares_plain = plan.takes_plain && checks_calls() && !bound.tensors.front().is_meta();
 }
 
-/// Gathers all inputs. For operators without a rule, and for random operators, which run on whole
-/// tensors.
+/// Plans to gather all inputs, for operators without a sharding rule, and for random operators,
+/// which run on whole tensors.
 void gather_inputs(CallPlan& plan) {
   for (CallPlan::Input& input : plan.inputs) {
     bring_to(plan, input,
@@ -417,7 +417,7 @@ void gather_inputs(CallPlan& plan) {
 }
 
 /// Selects the lowering (alternative implementation) if it sends less than the redistribution of
-/// the inputs, or communicates on purpose (own_collectives). Not for calls with a seeded generator.
+/// the inputs, or communicates on purpose (own_collectives); never with a seeded generator.
 void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound) {
   if (!plan.moves || plan.seeded) {
     return;
@@ -436,7 +436,7 @@ void plan_form(CallPlan& plan, const OperatorInfo& info, const BoundCall& bound)
   }
 }
 
-/// Whether the operator gets a copy of the tensor.
+/// Whether the operator gets a copy of the input tensor.
 bool is_copied(const CallPlan::Input& input) {
   return input.plan || input.written != nullptr || input.detached;
 }
@@ -445,8 +445,8 @@ bool is_split(const CallPlan::Input& input) {
   return !input.layout()->is_replicated();
 }
 
-/// Whether the call needs only the operator on the local tensors and wrapped results. False for a
-/// plan that needs any other step of run_local, because UnboxedKernel::run omits these steps.
+/// Whether the call needs no other steps of run_local than to run the operator on the local tensors
+/// and to wrap the results. UnboxedKernel::run omits all other steps.
 bool is_direct(const CallPlan& plan, const OperatorInfo& info) {
   if (plan.compares_plain || plan.local_call || info.changes_shape) {
     return false;
@@ -469,7 +469,7 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall
   if (!plan.has_rule) {
     return CallKind::kLocal;
   }
-  // Ranks must fail together if only one rank has the index for which the operator throws.
+  // If only one rank has the index for which the operator throws, all ranks must throw together.
   if (!bound.tensors.front().is_meta() && std::ranges::any_of(plan.inputs, is_split) &&
       ((info.traits.has(Trait::kFailsByElement) && checks_calls()) ||
        std::ranges::any_of(written_inputs(info, bound), [&](std::size_t input) {
@@ -480,14 +480,14 @@ CallKind kind_of(const CallPlan& plan, const OperatorInfo& info, const BoundCall
   return is_direct(plan, info) ? CallKind::kDirect : CallKind::kLocal;
 }
 
-/// Whether the caller passes a generator, whose state the caller must keep equal on all ranks.
+/// Whether the caller passes a random generator, whose state must be equal on all ranks.
 bool brings_generator(const OperatorInfo& info, Values arguments) {
   return info.generator >= 0 && !arguments[static_cast<std::size_t>(info.generator)].isNone();
 }
 
 /// The kind of a random operator whose numbers depend on the element's index in the whole tensor,
-/// so that nothing is gathered. nullopt for all other operators, and if the caller passes a
-/// generator, from which the numbers must be drawn.
+/// which are not gathered. nullopt for all other operators, and if the caller passes a generator,
+/// from which the numbers must be drawn.
 std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {
@@ -499,9 +499,9 @@ std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values argumen
   return dropout ? CallKind::kNativeDropout : CallKind::kRandomInplace;
 }
 
-/// Plans a random operator that draws by global element. Sets has_rule although no sharding rule is
-/// used, so that nothing is gathered. Dropout reduces a Partial tensor first, because dropout of
-/// terms is not dropout of their sum.
+/// Plans a random operator that draws each number by the element's global index. Sets has_rule
+/// although no sharding rule is used, so that no input is gathered. Dropout reduces a Partial
+/// tensor first, because dropout of terms is not dropout of their sum.
 void plan_by_element(CallPlan& plan, CallKind kind) {
   plan.kind = kind;
   plan.has_rule = true;
@@ -519,8 +519,8 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan.kind = CallKind::kPlain;
     return plan;
   }
-  // A decomposed operator needs no plan of its own: its inner operators are planned one by one when
-  // they reach kDistributedKey.
+  // A decomposed operator needs no plan of its own: the operators of which it is composed are
+  // planned one by one when they reach kDistributedKey.
   if (info.decomposes) {
     plan.kind = CallKind::kDecomposed;
     return plan;
@@ -531,14 +531,14 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_by_element(plan, *kind);
     return plan;
   }
-  // Computes strides before reading the rule, so that libtorch throws its error for wrong sizes.
+  // Computes strides before the rule is read, so that libtorch throws its error for wrong sizes.
   GlobalStrides strides;
   if (info.viewed >= 0 || (info.changes_shape && info.rule)) {
     strides = view_strides(op, arguments);
   }
   std::optional<ShardingRule> rule = rule_of_call(info, bound, arguments);
-  // A random operator that does not draw by global index runs on whole tensors on every rank. On
-  // shards, all ranks would draw the same numbers.
+  // A random operator that does not draw by global index runs on whole tensors on every rank. If it
+  // ran on shards, all ranks would draw the same numbers.
   const bool random = rule ? rule->random : info.draws_random;
   plan.seeded = random && !brings_generator(info, arguments);
   if (rule && !random) {
@@ -548,21 +548,21 @@ CallPlan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Valu
     plan_writes(plan, info, bound, {});
   }
   plan_form(plan, info, bound);
-  // A StrictScope permits a request for a single value (item()), but not a gather.
+  // A StrictScope permits a call that requests a single value (item()), but not a gather.
   plan.asked_for = info.traits.has(Trait::kReadsOneValue);
   plan.kind = kind_of(plan, info, bound);
   return plan;
 }
 
 // aten::embedding and aten::gather for a sharded dimension from which they select: each rank
-// selects from its shard, and the sum over ranks is the result. The original operator's rule names
-// the operator that runs in its place (ShardingRule::LocalCall). Additional arguments are the start
-// of the shard and the size of the whole dimension. An index out of range throws on a CPU. On a GPU
-// embedding_rows asserts on the device, and gather_part does not check.
+// selects from its shard, and the sum over ranks is the result. The original operator's sharding
+// rule names the operator that runs instead (ShardingRule::LocalCall). Additional arguments are the
+// start of the shard and the size of the whole dimension. An index out of range throws on a CPU. On
+// a GPU embedding_rows asserts on the device, and gather_part does not check.
 
 namespace {
 
-/// Checks the range of indices, because an index that is in no shard must not give a row of zeros.
+/// Checks the range of indices: an index that is in no shard must not give a row of zeros.
 void check_range(const at::Tensor& indices, std::int64_t rows) {
   if (indices.numel() == 0 || indices.is_meta()) {
     return;
@@ -573,7 +573,7 @@ void check_range(const at::Tensor& indices, std::int64_t rows) {
                   indices.min().item<std::int64_t>(), " to ", indices.max().item<std::int64_t>(),
                   "; check the vocabulary");
   } else {
-    // The assertion does not wait for the GPU, so a wrong index fails later, on the device.
+    // The device assertion does not wait for the GPU, so a wrong index fails later, on the device.
     at::_assert_async(inside, "embedding: an index is outside the rows");
   }
 }
@@ -589,7 +589,7 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices, s
     return at::zeros(sizes, weight.options());
   }
   const auto local = indices.sub(first);
-  // For rows of other ranks, row 0 is looked up and then set to zero.
+  // For indices of other ranks' rows, looks up row 0 and then sets the result to zero.
   const auto elsewhere = local.lt(0).logical_or_(local.ge(weight.size(0)));
   return at::embedding(weight, local.masked_fill(elsewhere, 0))
       .masked_fill_(elsewhere.unsqueeze(-1), 0);

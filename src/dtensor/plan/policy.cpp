@@ -1,6 +1,6 @@
 // Implements check_policy of call_plan.h, which checks StrictScope and ReplicationScope at each
 // call. A plan is cached by its cache key, which does not contain these scopes. Therefore a plan
-// records what it would do, and the scopes of the calling thread decide whether it may run.
+// records what its call would do, and the calling thread's scopes decide whether the call may run.
 
 #include <ATen/core/grad_mode.h>
 
@@ -59,8 +59,8 @@ std::string describe_input(const CallPlan::Input& input, const at::Tensor& tenso
   return text;
 }
 
-/// The inputs of a call as text for messages: "argument 0, [8, 4] on (dp=2) as [Shard(0)] ->
-/// [Replicate()]; argument 1, 'up.bias', [4], is plain".
+/// Describes the inputs of a call as text for messages: "argument 0, [8, 4] on (dp=2) as [Shard(0)]
+/// -> [Replicate()]; argument 1, 'up.bias', [4], is plain".
 std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   const std::vector<std::string> places = places_of(bound);
   std::vector<std::string> parts;
@@ -72,14 +72,14 @@ std::string describe_inputs(const CallPlan& plan, const BoundCall& bound) {
   return fmt::format("{}", fmt::join(parts, "; "));
 }
 
-/// Whether the tensor is a plain number that requires a gradient, such as each rank's own loss.
+/// Whether the tensor is a plain number that requires a gradient, such as a rank's own loss.
 bool is_trained_number(const at::Tensor& tensor) {
   return !tessera::is_distributed(tensor) && tensor.numel() == 1 && tensor.requires_grad();
 }
 
 std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
   const std::vector<at::Tensor>& tensors = bound.tensors;
-  // The call would write plain values to a distributed tensor, as torch::nn::init does.
+  // Advice for a call that would write plain values to a distributed tensor (torch::nn::init).
   if (std::ranges::any_of(written_inputs(call.info, bound), [&](std::size_t input) {
         return tessera::is_distributed(tensors[input]);
       })) {
@@ -110,10 +110,10 @@ std::string remedy_of_mixing(const PlannedCall& call, const BoundCall& bound) {
              : remedy;
 }
 
-/// Warns once per process and operator, not once per rank, because ranks may be threads.
+/// Warns once per process and operator, instead of once per rank, because ranks may be threads.
 void warn_once(const std::string& name) {
   static std::mutex mutex;
-  // The set is never destroyed, because a thread may still warn while the process ends.
+  // The set of names is never destroyed, because a thread may still warn while the process ends.
   static auto& warned = *new std::set<std::string>;
   const std::lock_guard lock(mutex);
   if (!warned.insert(name).second) {
@@ -125,7 +125,7 @@ void warn_once(const std::string& name) {
 }
 
 /// Advice for a call that was refused because it moves data. Explains where a Partial sum comes
-/// from (a row-wise matrix product), since the refused use may be far from it.
+/// from (a row-wise matrix product), since the product may be far from the refused call.
 std::string remedy_of_moving(const CallPlan& plan) {
   const std::string remedy = "redistribute them explicitly first";
   if (std::ranges::any_of(plan.inputs, [](const CallPlan::Input& input) {
@@ -162,15 +162,15 @@ void check_movement(const PlannedCall& call) {
        describe_inputs(call.plan, bound), "): ", remedy_of_mixing(call, bound));
 }
 
-/// Whether a call has plain arguments other than numbers without gradient. Plain numbers without
-/// gradient, which libtorch's composed operators make, are compared between ranks.
+/// Whether a call has plain arguments other than numbers without gradient. libtorch's composed
+/// operators make plain numbers without gradient, which ranks compare.
 bool mixes_more_than_numbers(const PlannedCall& call) {
   return call.plan.mixes_plain ||
          std::ranges::any_of(bind_call(call.info, call.arguments()).tensors, is_trained_number);
 }
 
-/// The plain tensors that the call reads. An argument `out` is not included, because its old values
-/// are not read.
+/// The plain tensors that a call reads. An argument `out` is not included, because the call does
+/// not read its old values.
 std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
   const auto arguments = call.arguments();
   std::vector<c10::IValue> read(arguments.begin(), arguments.end());
@@ -184,7 +184,7 @@ std::vector<at::Tensor> plain_tensors_read(const PlannedCall& call) {
 }
 
 /// Checks the plain tensors of a call. In code that the program runs in a backward, the scopes of
-/// the forward do not declare plain tensors to be equal, so ranks compare these tensors.
+/// the forward do not apply, so ranks compare the plain tensors.
 void check_plain(const PlannedCall& call) {
   const DeviceMesh& mesh = call.plan.replicated.mesh;
   const bool replicated = plain_is_replicated_on(mesh);
@@ -197,7 +197,7 @@ void check_plain(const PlannedCall& call) {
 }
 
 /// Throws for an operator of another library if a gradient is wanted but the operator has no
-/// autograd kernel. (Autograd kernels exclude autograd's keys for the operators that they call.)
+/// autograd kernel. (Operators that an autograd kernel calls run with autograd's keys excluded.)
 void check_gradients(const PlannedCall& call) {
   if (!call.info.is_own || !at::GradMode::is_enabled() || is_below_autograd()) {
     return;

@@ -29,7 +29,7 @@ namespace tessera {
 
 namespace {
 
-/// Describes the rows of `part` in `whole`, by indices in a separate tensor of only these rows.
+/// Describes the rows `part` of `whole`, by indices in a separate tensor of only these rows.
 detail::RandomPlace place_of_part(const detail::RandomPlace& whole, const PartRows& part) {
   detail::RandomPlace place = whole;
   place.elements.sizes[0] = part.run * part.groups;
@@ -61,7 +61,7 @@ void fill(const at::Tensor& tensor, const kernels::Distribution& distribution, R
 }  // namespace
 
 std::uint64_t stream_of(const char* name) {
-  // Offset basis of 64-bit FNV-1a; the loop multiplies by the FNV prime.
+  // A 64-bit FNV-1a hash, which starts from the offset basis; the loop multiplies by the FNV prime.
   std::uint64_t hash = 14695981039346656037ULL;
   for (; *name != '\0'; ++name) {
     hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ULL;
@@ -129,8 +129,8 @@ void set_random_state(RandomState state) {
 namespace detail {
 
 RandomKey next_random_key() {
-  // The random operators use a stream of their own, because a program's streams are named after its
-  // parameters.
+  // The key of random operators uses its own stream name, because a program's streams are named
+  // after its parameters.
   const auto rank = RankState::here();
   const std::lock_guard lock(rank->mutex);
   return {rank->random.seed, substream(stream_of("at::"), rank->random.calls++)};
@@ -141,20 +141,20 @@ SeededGenerator::SeededGenerator(c10::Device device, RandomKey key)
       generator_(at::globalContext().defaultGenerator(device)),
       outer_(generator_.get_state()) {
   // Locks the generator too, because libtorch may draw from the generator in other threads. The
-  // seed combines the key's seed and stream, because a generator's seed is one number.
+  // generator's seed is one number, which combines the random key's seed and stream.
   std::lock_guard lock(generator_.mutex());
   generator_.set_current_seed(key.seed ^ key.stream);
 }
 
 SeededGenerator::~SeededGenerator() {
-  // Restores the generator's state, because the program's own draws from this generator must not
-  // depend on the seed set here.
+  // Restores the generator's state, because the program's own draws from the generator must not
+  // depend on the scope's seed.
   generator_.set_state(outer_);
 }
 
-// These functions find the elements for which a rank draws random numbers. For the batch dimension,
+// Functions that find the elements for which a rank draws random numbers. For the batch dimension,
 // by convention dimension 0, the rows of the forward determine the elements (BatchRows). For other
-// dimensions the layout does. Apart from its rows, a plain tensor is the same on every rank.
+// dimensions, the layout does. A plain tensor is the same on all ranks, except for its rows.
 
 namespace {
 
@@ -168,8 +168,8 @@ bool is_parameter(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && tensor.is_leaf();
 }
 
-/// Returns a list of blocks instead of one offset, because a shard may be several ranges of the
-/// global tensor.
+/// Returns a list of blocks of the global tensor instead of one offset, because a shard may be
+/// several ranges.
 RandomPlace place_of_shard(const at::Tensor& tensor) {
   const ShardingSpec& spec = sharding_spec(tensor);
   TESSERA_CHECK(
@@ -194,7 +194,7 @@ RandomPlace own_place(const at::Tensor& tensor) {
 void fill_random(const at::Tensor& local, const RandomPlace& place,
                  const kernels::Distribution& distribution, RandomKey key) {
   const kernels::PhiloxKey philox{key.seed, key.stream};
-  // The tensor is detached, so that a parameter can be filled without autograd.
+  // The tensor to fill is detached, so that a parameter can be filled without autograd.
   const at::Tensor plain = local.detach();
   if (plain.sizes() == c10::IntArrayRef(place.local_sizes)) {
     return kernels::fill_random(plain, place.elements, distribution, philox);
@@ -218,8 +218,8 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
     return values;
   }
   settled_ = true;
-  // Loops from the innermost mesh dimension outwards, because the ranks of the innermost dimension
-  // have consecutive rows.
+  // Loops over mesh dimensions from the innermost outwards, because the ranks of the innermost
+  // dimension have consecutive rows.
   std::int64_t rows = sizes_ ? sizes_->front() : 0;
   values.push_back(rows == 1 ? 1 : 0);
   for (auto dim = dims_.rbegin(); dim != dims_.rend(); ++dim) {
@@ -244,7 +244,7 @@ std::vector<std::int64_t> BatchRows::settle(std::vector<std::int64_t> values) {
   return values;
 }
 
-/// Whether a tensor made from sizes alone has the rows of the input: its first dimension is the
+/// Whether a tensor of `sizes` has the rows of the forward's input: its first dimension is the
 /// input's first dimension, or the product of the input's first dimensions.
 bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes) const {
   const std::int64_t rows = sizes_->front();
@@ -258,8 +258,8 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   if (sizes.empty() || is_parameter(call.source)) {
     return false;
   }
-  // A first dimension of size 1 may be one row of the batch, or a dimension without rows; sizes
-  // cannot tell. All ranks throw, so that no rank waits for others.
+  // A first dimension of size 1 may be one row of the batch, or a dimension without rows; the sizes
+  // do not tell which. All ranks throw, so that no rank waits for others.
   const bool may_be_one_row = sizes[0] == 1 || (rows > 0 && sizes[0] == rows);
   if (!call.source.defined() && any_has_one_ && may_be_one_row) {
     refuse("a rank has just one, on which no size shows whether this is drawn for rows");
@@ -269,7 +269,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
   }
   const bool divides = sizes[0] % rows == 0;
   if (!divides) {
-    // A tensor that is computed from rows has as many rows as the input, or one row for all.
+    // A tensor that is computed from rows has as many rows as the input, or one row for all rows.
     if (call.source.defined() && sizes[0] != 1) {
       refuse("its first dimension is not a multiple of that");
     }
@@ -280,7 +280,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // The sizes may be (sequence, batch, features), in an operator that transposes its input.
+  // The sizes may be (sequence, batch, features), if an operator transposes its input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }
@@ -309,7 +309,7 @@ void BatchRows::move(RandomPlace& place, const RandomCall& call, c10::IntArrayRe
       "this rank has is not known; pass the batch to forward, or say so with a BatchPart");
   settle();
   if (begins_with_rows(call, sizes)) {
-    // The first element of this rank's rows. All rows have equally many elements on every rank.
+    // The global index of the first element in this rank's rows. All rows have equal size.
     place.elements.first_element = before_ * (numel / sizes_->front());
     place.is_part = true;
   }
@@ -321,7 +321,7 @@ RandomRegion::RandomRegion(std::shared_ptr<RandomRegion> outer, std::shared_ptr<
   if (outer_ == nullptr) {
     return;
   }
-  // A BatchPart declares the elements of plain tensors, whatever to_local() has returned before.
+  // A BatchPart declares this rank's part of the batch, whatever to_local() has returned before.
   hands_out_parts_ = outer_->hands_out_parts_ && (rows_ == nullptr || !rows_->is_given());
   rows_ = rows_ != nullptr ? rows_ : outer_->rows_;
 }
@@ -347,7 +347,7 @@ RandomPlace RandomRegion::place_of(const RandomCall& call) {
     }
   }
   RandomPlace place = find_place(call);
-  if (c10::GradMode::is_enabled()) {  // a recomputed forward must draw the same numbers
+  if (c10::GradMode::is_enabled()) {  // a recomputed forward must draw the same random numbers
     places.insert_or_assign(key, place);
   }
   return place;
@@ -405,13 +405,13 @@ RandomRegionScope::RandomRegionScope(RandomRegionPtr region, bool replays)
       guard_(random_region() != nullptr ? c10::DispatchKeySet(kRandomKey) : c10::DispatchKeySet()) {
 }
 
-// Random fills of the operators of at::.
+// Functions that fill a tensor with random numbers for the operators of at::.
 
 namespace {
 
 using Arguments = std::span<const c10::IValue>;
 
-/// Random numbers in fp64, the type in which the fills transform uniform numbers to other
+/// Makes random numbers in fp64, the type in which uniform numbers are transformed to other
 /// distributions.
 at::Tensor numbers(const RandomTarget& target, const kernels::Distribution& distribution,
                    RandomKey key) {
@@ -424,7 +424,7 @@ at::Tensor uniform_numbers(const RandomTarget& target) {
   return numbers(target, kernels::Uniform{0, 1}, target.key);
 }
 
-/// Whether `value`, perhaps after rounding, is in the range of the type.
+/// Whether `value`, perhaps after rounding, is in the range of the element type.
 bool holds(c10::ScalarType type, double value) {
   return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "holds", [&] {
     using Limits = std::numeric_limits<scalar_t>;
@@ -433,9 +433,9 @@ bool holds(c10::ScalarType type, double value) {
   });
 }
 
-// The functions that fill a tensor for each random operator. Kernels draw uniform, normal and
-// Bernoulli numbers, with the same bits on CPU and CUDA. Numbers of all other distributions are
-// computed from uniform numbers by libtorch functions.
+// The functions that fill a tensor, one for each random operator. Kernels draw uniform, normal and
+// Bernoulli numbers, with the same bits on CPU and CUDA. libtorch functions compute the numbers of
+// all other distributions from uniform numbers.
 
 void fill_uniform(const RandomTarget& target, Arguments arguments) {
   const double from = arguments[1].toDouble();
@@ -472,7 +472,7 @@ void fill_exponential(const RandomTarget& target, Arguments arguments) {
   target.local.copy_(uniform_numbers(target).log_().div_(-rate));
 }
 
-/// Fills with integers in [from, to), each computed from one uniform number of 53 bits.
+/// Fills a tensor with integers in [from, to), each computed from one uniform number of 53 bits.
 void fill_integers(const RandomTarget& target, std::int64_t from, std::int64_t to) {
   const auto first = static_cast<double>(from), last = static_cast<double>(to) - 1;
   const c10::ScalarType type = target.local.scalar_type();

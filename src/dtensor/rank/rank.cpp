@@ -17,8 +17,8 @@
 
 namespace tessera::detail {
 
-// Finds the rank that a thread works for. An autograd node stores the thread that made the node, so
-// autograd's threads find the rank without any registration.
+// Finds the rank that a thread works for. An autograd node stores the number of the thread that
+// made the node, so autograd's threads find the rank without any registration.
 
 namespace {
 
@@ -27,7 +27,7 @@ struct Ranks {
   std::unordered_map<std::uint64_t, std::shared_ptr<RankState>> by_thread;
 };
 
-/// The object is never destroyed, because threads may end while the process ends.
+/// The table of threads is never destroyed, because threads may end while the process ends.
 Ranks& ranks() {
   static auto& all = *new Ranks;
   return all;
@@ -80,7 +80,7 @@ std::shared_ptr<RankState> RankState::here() {
     return own.rank;
   }
   const std::lock_guard lock(ranks().mutex);
-  // The rank is known even if the thread that ran the forward has ended.
+  // If the thread that ran the forward has ended, this thread's own rank is used.
   const auto found = ranks().by_thread.find(*thread);
   return found == ranks().by_thread.end() ? own.rank : found->second;
 }
@@ -92,9 +92,9 @@ void call_at_end_of_backward(std::function<void()> callback) {
   });
 }
 
-// Pending redistributions (RedistributeOptions::async). The queue is for process groups whose
-// wait() blocks the thread: two ranks that wait for the same collectives in different orders would
-// deadlock. With NCCL a wait is a stream event, and no transfer enters the queue.
+// Pending redistributions (RedistributeOptions::async). The queue of transfers is for process
+// groups whose wait() blocks the thread: two ranks that wait for the same collectives in different
+// orders would deadlock. With NCCL a wait is a stream event, and no transfer enters the queue.
 
 std::uint64_t TransferQueue::next_number() {
   const std::lock_guard lock(mutex_);
@@ -107,8 +107,8 @@ void TransferQueue::add(std::uint64_t number, const comm::Communicator* group,
   entries_.push_back({number, group, transfer});
 }
 
-/// Removes from the queue the oldest transfer with a lower number than `number` whose result is
-/// still referenced, and returns it. Returns nullptr if there is none.
+/// Removes from the queue the oldest transfer whose number is lower than `number` and whose result
+/// is still referenced, and returns the transfer. Returns nullptr if there is none.
 std::shared_ptr<Transfer> TransferQueue::take_before(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Transfer> transfer;
@@ -151,7 +151,7 @@ void finish_transfers() {
 
 void finish_transfers_on(const comm::Communicator& group) {
   const auto rank = RankState::here();
-  // The queue is only emptied from its front, so all earlier transfers are waited for as well.
+  // Transfers leave the queue only at its front, so all earlier transfers are waited for as well.
   rank->transfers.finish_before(rank->transfers.end_of(group));
 }
 
@@ -190,7 +190,7 @@ const at::Tensor& Transfer::finish() {
 }
 
 void Transfer::complete() {
-  // `started_` is emptied at once, because the transfer counts as finished even if this function
+  // `started_` is emptied first, because the transfer counts as finished even if this function
   // throws.
   const auto started = std::exchange(started_, {});
   if (in_order_) {
@@ -212,22 +212,22 @@ comm::Communicator& flush_pending_transfers(comm::Communicator& group) {
   return group;
 }
 
-// StrictScope and ReplicationScope, which plan/policy.cpp checks at each call.
+// The classes StrictScope and ReplicationScope, which plan/policy.cpp checks at each call.
 
 bool is_strict() {
   const bool* scope = detail::CarriedScope<detail::Carried::kStrict, bool>::active();
   return scope != nullptr ? *scope : detail::RankState::here()->strict.load();
 }
 
-// Each thread has its own scopes, because ranks may be threads. A backward ignores this state.
+// Each thread has its own scope state, because ranks may be threads. A backward ignores this state.
 ReplicationScope::ReplicationScope(bool replicate)
     : outer_(std::exchange(detail::RankThread::here().replicates, replicate)) {}
 ReplicationScope::~ReplicationScope() {
   detail::RankThread::here().replicates = outer_;
 }
 
-// Gradient formulas make plain tensors from numbers that all ranks have. For hooks and functions
-// that the program adds to a backward, this cannot be assumed.
+// Gradient formulas make plain tensors from numbers that all ranks have. Hooks and functions that
+// the program adds to a backward may make other plain tensors.
 bool plain_tensors_are_replicated() {
   return detail::RankThread::here().replicates ||
          detail::backward_code() == detail::BackwardCode::kFormula;
@@ -237,18 +237,18 @@ std::int64_t implicit_redistributions() {
   return detail::RankState::here()->implicit_redistributions;
 }
 
-// The scopes that include kDistributedKey on a thread, so that operators on plain tensors reach the
-// fallback too: OperatorModeScope and MetaDevice. Outside of such scopes plain calls never reach
+// OperatorModeScope and MetaDevice, the scopes that include kDistributedKey on a thread, so that
+// operators on plain tensors reach the fallback too. Outside of such scopes plain calls never reach
 // the fallback and have no overhead.
 
 OperatorModeScope::OperatorModeScope(OperatorMode& mode)
     : scope_(&mode), guard_(detail::kDistributedKey) {}
 
-// Hides the active mode. Plain calls still reach the fallback, which runs them unchanged.
+// Hides the active OperatorMode. Plain calls still reach the fallback, which runs them unchanged.
 OperatorModePause::OperatorModePause() : scope_(nullptr) {}
 
 OperatorMode* active_operator_mode() {
-  // A quick test comes first, because this function runs at each dispatch. The included keys are in
+  // First makes a quick test, because this function runs at each dispatch. The included keys are in
   // the thread's own memory, which is fast to read; the full search walks the list of the thread's
   // debug info.
   if (!detail::is_included(detail::kDistributedKey)) {
@@ -261,8 +261,8 @@ OperatorMode* active_operator_mode() {
 
 namespace detail {
 
-// The flag belongs to the thread instead of the rank, because modules are never made in a backward,
-// which may run on another thread.
+// The flag makes_meta belongs to the thread instead of the rank, because modules are never made in
+// a backward, which may run on another thread.
 MetaFactoryGuard::MetaFactoryGuard()
     : outer_(std::exchange(RankThread::here().makes_meta, true)), guard_(kDistributedKey) {}
 MetaFactoryGuard::~MetaFactoryGuard() {

@@ -1,4 +1,4 @@
-// The state of a rank and of its threads, and the transfers that a rank has started.
+// The state of a rank and of its threads, and the asynchronous transfers that a rank has started.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +37,7 @@ class BelowAutograd {
 };
 
 /// During this scope, operators do not reach the fallback on kDistributedKey. The fallback uses the
-/// scope when it passes a call on. Autograd is not affected.
+/// scope when it redispatches a call to another kernel. Autograd is not affected.
 class BelowFallback {
  public:
   BelowFallback() : guard_(kDistributedKey) {}
@@ -52,14 +52,14 @@ struct Started {
   std::function<at::Tensor()> rest;
 };
 
-/// Waits for the collective, does the remaining work, and returns its result.
+/// Waits for the collective, does the remaining work, and returns the result.
 at::Tensor finish(const Started& started);
 
 class Transfer;
 
-/// The transfers that a rank has started and not finished, oldest first. References are weak, since
-/// the user of a result owns the transfer; an unused transfer's destructor finishes it. Thread
-/// safe, since a backward may finish a transfer that the forward has started.
+/// The transfers that a rank has started and not finished, oldest first. The queue's references are
+/// weak, since the user of a result owns the transfer; an unused transfer's destructor finishes the
+/// transfer. Thread safe, since a backward may finish a transfer that the forward has started.
 class TransferQueue {
  public:
   std::uint64_t next_number();
@@ -68,7 +68,7 @@ class TransferQueue {
   /// Finishes all transfers with a lower number than `number`. A failed transfer stores its
   /// exception and throws it when its result is used.
   void finish_before(std::uint64_t number);
-  /// One more than the number of the last transfer on `group`; 0 if there is none.
+  /// One more than the number of the last transfer on process group `group`; 0 if there is none.
   std::uint64_t end_of(const comm::Communicator& group);
 
  private:
@@ -93,15 +93,15 @@ struct TESSERA_API RankState;
 /// deadlock.
 class Transfer : NoCopy {
  public:
-  /// Starts a transfer and adds it to the rank's queue. Returns nullptr if the device preserves the
-  /// order of collectives, so that no queue is needed.
+  /// Starts a transfer and adds the transfer to the rank's queue. Returns nullptr if the device
+  /// preserves the order of collectives, so that no queue is needed.
   static std::shared_ptr<Transfer> start(Started started, const comm::Communicator* group);
   Transfer(Started started, bool in_order);
-  /// Finishes an unused transfer, because other ranks may wait for it; ignores failures.
+  /// Finishes a transfer whose result was not used, for the sake of other ranks; ignores failures.
   ~Transfer();
 
-  /// Waits for the transfer and returns its result. If the collective failed, rethrows its
-  /// exception at every call.
+  /// Waits for the transfer and returns its result. If the collective failed, rethrows the
+  /// collective's exception at every call.
   const at::Tensor& finish();
 
  private:
@@ -120,7 +120,7 @@ using TransferPtr = std::shared_ptr<Transfer>;
 /// Waits for all transfers of this rank, before a synchronous collective. A failed transfer throws
 /// when its result is used.
 void finish_transfers();
-/// Waits for all transfers up to the last transfer on `group`, before another collective starts.
+/// Waits for all transfers up to the last on `group`, before another collective starts on `group`.
 void finish_transfers_on(const comm::Communicator& group);
 
 }  // namespace tessera::detail
@@ -128,11 +128,11 @@ void finish_transfers_on(const comm::Communicator& group);
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::detail {
 
-/// The state of a rank that persists between calls. A rank is a thread, together with the autograd
-/// threads that run its backward.
+/// The state of a rank that persists between operator calls. A rank is a thread, together with the
+/// autograd threads that run its backward.
 struct RankState {
-  /// The state of the rank that this thread works for. In a backward, this is the rank of the
-  /// thread that ran the forward; otherwise this thread's own rank. A node that a backward has made
+  /// The state of the rank that this thread works for: in a backward, the rank of the thread that
+  /// ran the forward; otherwise this thread's own rank. A node that a backward has made
   /// (create_graph) belongs to the thread of that backward.
   static std::shared_ptr<RankState> here();
   RankState();
@@ -141,7 +141,7 @@ struct RankState {
   std::atomic<bool> strict;  ///< whether the rank is strict outside of every StrictScope
   TransferQueue transfers;
 
-  std::mutex mutex;  ///< protects the members that are declared after the mutex
+  std::mutex mutex;  ///< protects the members random and later members
   RandomState random;
 };
 
@@ -157,8 +157,8 @@ struct RankThread : private NoCopy {
   RankThread();
   ~RankThread();
 
-  const std::uint64_t thread;             ///< number of the thread, as autograd's nodes store it
-  const std::shared_ptr<RankState> rank;  ///< own rank, registered while the thread exists
+  const std::uint64_t thread;             ///< number of the thread, as stored in autograd nodes
+  const std::shared_ptr<RankState> rank;  ///< the thread's rank, registered while the thread exists
   /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
   std::shared_ptr<RankState> rank_of_callback;
 

@@ -39,12 +39,12 @@ namespace tessera::detail {
 // mesh dimensions split (see Layout). The functions compute the ranks' positions of a digit before
 // and after a step, and the sizes around the digit in the local tensor. The local tensor is viewed
 // as three dimensions, (before, digit, after), or as five for a step on two digits (all-to-all).
-// All functions are pure: ranks also compute each other's chunks with them.
+// All functions are pure: a rank also computes the chunks of other ranks.
 
 namespace {
 
 /// The number of positions that this rank has if the mesh dimensions split `extent` positions one
-/// after another: each mesh dimension splits the chunk of the previous one.
+/// after another: each mesh dimension splits the chunk that the previous mesh dimension left.
 std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
                           std::span<const int> mesh_dims) {
   for (int d : mesh_dims) {
@@ -53,8 +53,8 @@ std::int64_t local_extent(std::int64_t extent, const DeviceMesh& mesh,
   return extent;
 }
 
-/// The local extents of the factors ("digits") of dimension `dim`'s size; the size of the dimension
-/// if it is not sharded.
+/// Returns the local extents of the factors ("digits") of dimension `dim`'s size. A dimension that
+/// is not sharded has one digit, its size.
 std::vector<std::int64_t> local_extents(const Layout& layout, int dim, std::int64_t size,
                                         const DeviceMesh& mesh) {
   if (layout.digits(dim).empty()) {
@@ -85,8 +85,8 @@ struct StepDigit {
     return {layout, dim, static_cast<std::size_t>(digit - digits.begin())};
   }
 
-  /// The number of positions of the digit (factor of a dimension) that this rank has after an
-  /// all-gather over `mesh_dims`, the digit's last mesh dimensions.
+  /// The number of positions of a digit (factor of a dimension) that this rank has after an
+  /// all-gather over `mesh_dims`, which must be the digit's last mesh dimensions.
   std::int64_t gathered_extent(c10::IntArrayRef sizes, const DeviceMesh& mesh,
                                const std::vector<int>& mesh_dims) const {
     const Digit& own = layout->digits(dim)[digit];
@@ -103,7 +103,7 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
   std::vector<std::int64_t> products{1};
   auto next = digits.begin();
   for (int dim = 0; dim < layout->tensor_ndim(); ++dim) {
-    // Reads a dimension with a digit (factor of its size) from the digit's own layout: an
+    // Reads a dimension with a digit (factor of its size) from that digit's own layout: an
     // all-to-all splits one of its two digits only after the step. Extents before the digit are
     // multiplied into the current product, extents after the digit into the next product.
     const bool has_digit = next != digits.end() && next->dim == dim;
@@ -111,7 +111,7 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // the digit itself is skipped, and the next product begins
+        products.push_back(1);  // skips the digit itself and begins the next product
       } else {
         products.back() *= extent;
       }
@@ -130,14 +130,14 @@ struct Chunk {
 };
 
 /// The chunks of a digit (factor of a dimension) with `extent` positions, which torch.chunk splits
-/// by one mesh dimension after another. The order is that of the ranks of mesh.group(mesh_dims).
+/// by one mesh dimension after another, in the order of the ranks of mesh.group(mesh_dims).
 std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
                              const std::vector<int>& mesh_dims) {
   std::vector<Chunk> chunks{{0, extent}};
   for (const int dim : mesh_dims) {
     const auto count = mesh.size(dim);
-    // Divides each chunk further. Later mesh dimensions vary faster, as in the numbering of a
-    // process group's ranks.
+    // Divides each chunk further by the next mesh dimension. Later mesh dimensions vary faster, as
+    // in the numbering of a process group's ranks.
     std::vector<Chunk> finer;
     for (const auto& [chunk, i] :
          ranges::views::cartesian_product(chunks, ranges::views::iota(std::int64_t{0}, count))) {
@@ -149,8 +149,8 @@ std::vector<Chunk> chunks_of(std::int64_t extent, const DeviceMesh& mesh,
   return chunks;
 }
 
-/// Whether all chunks except the last ones have the size of the first chunk. Chunks that are padded
-/// to this size then have their positions in order without gaps, up to the end.
+/// Whether all chunks except the last chunks have the size of the first chunk. If such chunks are
+/// padded to this size, their positions are in order and without gaps.
 bool only_last_are_short(const std::vector<Chunk>& chunks) {
   const auto full = chunks.front().size;
   for (const auto& [i, chunk] : ranges::views::enumerate(chunks)) {
@@ -173,15 +173,15 @@ std::size_t group_rank(const DeviceMesh& mesh, const std::vector<int>& mesh_dims
 
 // The steps of a redistribution plan on this rank. A collective uses flat buffers with the ranks'
 // chunks one after another, all of the same size. But the chunks of a dimension are strided in the
-// tensor, and the last chunk may be short. So most of the code here reorders and pads, without
-// copies if the memory is already in order.
+// tensor, and the last chunk may be short. So most of this code reorders and pads, without copies
+// if the memory is already in order.
 
-/// A 1-D tensor of the elements of `tensor` in order, with lazy conjugation and negation resolved.
+/// Returns the elements of `tensor` in order as a 1-D tensor; resolves lazy conjugation, negation.
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
-/// The tensor as input of a collective: a complex number becomes two real numbers.
+/// Returns the tensor as input of a collective: a complex number becomes two real numbers.
 at::Tensor reals(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor;
 }
@@ -190,8 +190,8 @@ Started without_collective(const at::Tensor& tensor) {
   return {nullptr, [tensor] { return tensor; }};
 }
 
-/// Throws Error for a type that cannot be reduced, because the planner does not know types.
-/// Requests of a program are checked earlier (check_partials), with a message for the user; a
+/// Throws Error for a type that cannot be reduced. The planner of redistributions does not know
+/// types, and check_partials checks a program's requests earlier, with a message for the user. So a
 /// failure here is a bug of the library.
 void check_reducible(const Step& step, const at::Tensor& tensor) {
   TESSERA_CHECK(is_reducible(tensor.scalar_type(), step.op), "internal: a tensor of ",
@@ -215,12 +215,12 @@ struct ChunkedView {
   const Chunk& own_chunk(const Step& step, const DeviceMesh& mesh) const {
     return chunks[group_rank(mesh, step.mesh_dims)];
   }
-  /// Whether the chunks are one after another in memory, as a collective needs.
+  /// Whether the chunks of all ranks are one after another in memory, as a collective needs.
   bool is_in_order() const { return before == 1 && only_last_are_short(chunks); }
 };
 
-/// `sharded`: the layout, before or after the step, in which the mesh dimensions Step::mesh_dims
-/// shard tensor dimension Step::dim.
+/// Argument `sharded`: the layout, before or after the step, in which the mesh dimensions
+/// Step::mesh_dims shard tensor dimension Step::dim.
 ChunkedView chunked_view(LayoutPtr sharded, const Step& step, const DeviceMesh& mesh,
                          c10::IntArrayRef sizes) {
   const auto digit = StepDigit::cut_by(sharded, step.dim, step.mesh_dims.back());
@@ -277,22 +277,22 @@ class AllToAll {
     to_ = chunks_of(scattered_, mesh, step.mesh_dims);
   }
 
-  /// Whether no rank of the group has anything to send. Reads whole extents instead of this rank's
-  /// chunks, so that all ranks of the group get the same answer.
+  /// Whether no rank of the process group has anything to send. Reads whole extents instead of this
+  /// rank's chunks, so that all ranks of the group get the same answer.
   bool is_empty() const {
     return rest() * scattered_ * (from_.back().offset + from_.back().size) == 0;
   }
   std::int64_t own_gathered_extent() const { return from_[me_].size; }
   std::int64_t scattered_extent() const { return scattered_; }
 
-  /// The five sizes of the view, for given extents of the gathered and the scattered dimension.
+  /// The five sizes of the view, for given extents of its gathered and its scattered dimension.
   std::vector<std::int64_t> shape(std::int64_t gathered, std::int64_t scattered) const {
     return {around_[0], gather_first_ ? gathered : scattered, around_[1],
             gather_first_ ? scattered : gathered, around_[2]};
   }
 
   /// Copies the elements for each rank into one buffer. Makes no copy if the scattered dimension of
-  /// the view comes first, because its chunks are then in order.
+  /// the view comes first, because the chunks of this dimension are then in order.
   at::Tensor pack(const at::Tensor& local) const {
     if (scatter_dim() == 1 && around_[0] == 1) {
       return local.view({-1});
@@ -345,23 +345,23 @@ class AllToAll {
 
   bool gather_first_;
   std::size_t me_;
-  std::int64_t scattered_ = 0;  // extent of the scattered digit before the step
+  std::int64_t scattered_ = 0;  // extent of the scattered digit before the all-to-all
   std::vector<std::int64_t> around_;
-  // Chunks of the view's gathered dimension (from_) and of its scattered dimension (to_).
+  // Chunks of the view's gathered dimension (from_) and of the view's scattered dimension (to_).
   std::vector<Chunk> from_, to_;
 };
 
-/// The process group over which a step communicates.
+/// Returns the process group over which a step communicates.
 comm::Communicator& group_of(const Step& step, const DeviceMesh& mesh) {
-  // The group is created at its first use. The creation is collective over the group's ranks, like
-  // the step.
+  // The process group is created at its first use. The creation is collective over the group's
+  // ranks, like the step.
   return step.mesh_dims.size() == 1 ? mesh.group(step.mesh_dims.front())
                                     : mesh.group(step.mesh_dims);
 }
 
-// The steps of a redistribution on this rank's local tensor of a tensor with global `sizes`.
-// Results are contiguous, with the elements in the right order; the caller reshapes them. Data is
-// copied only if a collective needs it reordered or padded. Below autograd.
+// Runs the steps of a redistribution on this rank's local tensor of a tensor with global `sizes`.
+// Results are contiguous, with the elements in the right order; the caller reshapes the results.
+// Data is copied only if a collective needs reordered or padded data. Runs below autograd.
 //
 // Started::rest owns the buffers of the collective, because the caller's tensors may be freed
 // before the collective is done. The first chunk of torch.chunk is the largest. If this chunk is
@@ -454,7 +454,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
     case ReduceOp::kAvg:
     case ReduceOp::kMax:
     case ReduceOp::kMin:
-      return value;  // the average, maximum and minimum of equal values
+      return value;  // the average, maximum and minimum of equal values are the value itself
   }
   fail("internal: unknown reduction");
 }
@@ -462,7 +462,7 @@ at::Tensor make_partial_step(const Step& step, const at::Tensor& local, const De
 }  // namespace
 
 // Runs the plans of core's planner (tessera/core/detail/redistribute_plan.h) on local tensors. A
-// redistribution is planned once; its steps are the functions above. Used for the program's own
+// redistribution is planned once; functions of this file run its steps. Used for the program's own
 // redistributions and for those of operators' arguments (execute/arguments_and_results.cpp).
 
 namespace {
@@ -471,8 +471,8 @@ namespace {
 /// program whose sizes keep changing would add plans for ever.
 constexpr std::size_t kCachedPlans = 2048;
 
-/// Identifies a redistribution. Spec and layout are interned, and the key owns both, so their
-/// addresses are not reused.
+/// The key of a redistribution in the plan cache. Spec and layout are interned, and the key owns
+/// both, so their addresses are not reused.
 struct RedistributionKey {
   TensorSpecPtr spec;
   LayoutPtr target;
@@ -485,15 +485,15 @@ struct RedistributionKeyHash {
   }
 };
 
-/// The cache of plans of this thread: plans own meshes, and ranks may be threads of one process.
+/// This thread's cache of plans: plans own meshes, and ranks may be threads of one process.
 auto& plans() {
   thread_local std::unordered_map<RedistributionKey, RedistributionPlanPtr, RedistributionKeyHash>
       plans;
   return plans;
 }
 
-/// Describes the step to the process group, which with TESSERA_DEBUG reports ranks that run another
-/// step.
+/// Describes the redistribution step to the process group, which with TESSERA_DEBUG reports ranks
+/// that run another step.
 std::optional<comm::PurposeScope> compared(const Step& step, const at::Tensor& local,
                                            const DeviceMesh& mesh, c10::IntArrayRef sizes) {
   if (!checks_calls()) [[likely]] {
@@ -590,7 +590,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
-  std::size_t last = steps.size();  // index after the last step that is a collective
+  std::size_t last = steps.size();  // index after the plan's last step that is a collective
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }
@@ -601,8 +601,8 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
   const auto& step = steps[last - 1];
   local = run_steps(steps.first(last - 1), std::move(local), mesh, sizes);
   // NCCL's stream preserves the order of collectives. With all other process groups the queue of
-  // transfers must preserve the order, also for tensors on a GPU that are sent through CPU memory
-  // (see Transfer).
+  // transfers must preserve the order, also for GPU tensors that are sent through CPU memory (see
+  // Transfer).
   comm::Communicator* group = &group_of(step, mesh);
   if (group->keeps_order_on_device()) {
     group = nullptr;
@@ -610,7 +610,7 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The function owns the plan, into which `steps` points, because the transfer may outlive the
+  // The function owns the plan, which has the steps `steps`, because the transfer may outlive the
   // plan cache's entry. The steps after the last collective do not communicate, so this rank can
   // finish the transfer alone.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
@@ -654,8 +654,8 @@ comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tens
   const ShardingSpec& from = sharding_spec(gradient);
   const ShardingSpec& to = sharding_spec(leaf);
   const std::vector<PartialDim>& partial = from.layout->partial();
-  // Compares the layout without the Partial by address, because layouts are interned. Only sums are
-  // combined: a mean or a product cannot be added to sums.
+  // Two layouts without the Partial are compared by address, because layouts are interned. Only
+  // sums are combined: a mean or a product cannot be added to sums.
   const bool only_sum = partial.size() == 1 && partial[0].op == ReduceOp::kSum &&
                         Layout::intern(from.layout->mesh_sizes(), from.layout->dims()) == to.layout;
   return only_sum ? &from.mesh.group(partial[0].mesh_dim) : nullptr;
@@ -680,8 +680,8 @@ void DeferredSums::forget(const void* owner) {
 }
 
 void DeferredSums::run() {
-  // Moves the buckets out before they are processed, because a callback `then` may call add(), and
-  // failed sums must not be sent again.
+  // Moves the buckets of sums out of the member before they are reduced, because a callback `then`
+  // may call add(), and failed sums must not be sent again.
   const std::vector<Bucket> buckets = std::exchange(buckets_, {});
   std::ranges::for_each(buckets, [](const Bucket& bucket) { run(bucket); });
 }
@@ -709,8 +709,8 @@ namespace tessera {
 
 // CommunicationScope records a program's collectives. The wrapper around every process group
 // (comm/checked/) counts all collectives in a table, with or without a CommunicationScope. A scope
-// reports the difference between two readings of the table. Only the list of single calls is
-// recorded for the scope itself.
+// reports the difference between two readings of the table. A scope itself records only the list of
+// single calls.
 
 CommunicationScope::CommunicationScope(const DeviceMesh& mesh)
     : world_(mesh.world()),

@@ -18,14 +18,14 @@ namespace tessera::detail {
 
 using RedistributionPlanPtr = std::shared_ptr<const RedistributionPlan>;
 
-/// The plan for a redistribution from `spec`'s layout to `target`, from this thread's cache.
+/// Returns the plan to redistribute from `spec`'s layout to `target`, from this thread's cache.
 RedistributionPlanPtr plan_for(const TensorSpecPtr& spec, LayoutPtr target);
 /// Removes all plans from this thread's cache of redistribution plans.
 void clear_plans();
 
-/// Runs a plan on this rank's local tensor of a tensor with global `sizes`. Collective over the
-/// process groups of its steps. The result may share memory with `local`. With a meta tensor no
-/// data is moved. Runs below autograd, so no gradient is recorded.
+/// Runs a redistribution plan on this rank's local tensor of a tensor with global `sizes`.
+/// Collective over the process groups of the plan's steps. The result may share memory with
+/// `local`. With a meta tensor no data is moved. Runs below autograd, so no gradient is recorded.
 at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const DeviceMesh& mesh,
                     c10::IntArrayRef sizes);
 
@@ -34,7 +34,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes);
 
-/// Plans and runs the redistribution of a tensor with `spec` to `target`.
+/// Plans and runs the redistribution of a distributed tensor with `spec` to `target`.
 at::Tensor redistribute_local(const at::Tensor& local, const TensorSpecPtr& spec, LayoutPtr target);
 
 /// Scatters `tensor` with the layout of `target`, and returns this rank's local tensor. `source` is

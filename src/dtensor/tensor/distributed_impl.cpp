@@ -38,7 +38,7 @@ std::string fqn_of(DistributedTensorImpl& impl) {
   return parameter_name(tensor_of(impl));
 }
 
-/// The parameter's name for messages: "parameter 'a.weight' ", or "a parameter " if it has no name.
+/// The name of a parameter in messages: "parameter 'a.weight' ", or "a parameter " without name.
 std::string name_of(DistributedTensorImpl& impl) {
   const std::string name = fqn_of(impl);
   return name.empty() ? "a parameter " : "parameter '" + name + "' ";
@@ -51,7 +51,7 @@ std::string running_backward() {
   return node.empty() ? "" : " in the backward of " + node;
 }
 
-/// The error message for a call of data_ptr(), for programs that print or compute.
+/// The error message for data_ptr() of a distributed tensor, for programs that print or compute.
 std::string without_memory(DistributedTensorImpl& impl) {
   const std::string fqn = fqn_of(impl);
   return concat("the memory of a distributed tensor was asked for", running_backward(),
@@ -84,8 +84,8 @@ DistributedTensorImpl::DistributedTensorImpl(TransferPtr transfer, at::Tensor st
 }
 
 /// While the transfer was pending, the distributed tensor used the version counter of an empty
-/// stand-in tensor; the result takes over this counter. A transfer that throws stays set, so that
-/// later uses throw as well.
+/// stand-in tensor; the transfer's result takes over this counter. If the transfer throws,
+/// transfer_ stays set, so that later uses throw as well.
 void DistributedTensorImpl::wait_for_transfer() const {
   local_ = transfer_->finish();
   give_count_to(local_);
@@ -114,8 +114,8 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
   TESSERA_CHECK(from != nullptr,
                 "set_data of a distributed tensor needs a distributed tensor, found a plain one: "
                 "distribute it first");
-  // A parameter keeps its layout, because optimizers and FSDP refer to the parameter and rely on
-  // its layout.
+  // A parameter keeps its layout, because optimizers and FSDP refer to the parameter and depend on
+  // this layout.
   TESSERA_CHECK(!requires_grad() || (from->sizes_default() == sizes_default() &&
                                      from->spec_->sharding == spec_->sharding),
                 "set_data of ", name_of(*this), "of sizes ", sizes_default(), " and laid out as ",
@@ -123,11 +123,11 @@ void DistributedTensorImpl::assign(const TensorWrapper* other) {
                 "found ", from->sizes_default(), " and ", to_string(*from->spec_->sharding.layout),
                 "; copy values into it under a NoGradGuard (copy_) instead");
   replace(from->local(), from->spec_);
-  take_kind_of(*from);  // dtype and device: a module's to() changes its parameters in this way
+  take_kind_of(*from);  // dtype and device may change: a module's to() uses set_data
   detached_view_ = from->detached_view_;
 }
 
-/// libtorch calls this function when only weak references to the tensor remain.
+/// libtorch calls release_resources() when only weak references to the tensor remain.
 void DistributedTensorImpl::release_resources() {
   local_.reset();
   transfer_.reset();
@@ -135,14 +135,14 @@ void DistributedTensorImpl::release_resources() {
   TensorWrapper::release_resources();
 }
 
-// Makes the message of the error that follows when the caller reads memory. The message allocates
-// memory, so it is not made for every distributed tensor in advance.
+// Makes the message of the error that follows when the caller reads memory. Not made for every
+// distributed tensor in advance, because the message allocates memory.
 bool DistributedTensorImpl::has_storage() const {
-  // The const_cast is needed because the base class declares the function const. The message is not
-  // part of the tensor's value.
+  // The const_cast is needed because the base class declares has_storage() const. The message is
+  // not part of the tensor's value.
   auto* self = const_cast<DistributedTensorImpl*>(this);
   std::string message = without_memory(*self);
-  // One mutex for all tensors suffices, since has_storage() is rarely called.
+  // One mutex for all distributed tensors suffices, since has_storage() is rarely called.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   self->set_memory_error(std::move(message));
@@ -154,8 +154,8 @@ const char* DistributedTensorImpl::tensorimpl_type_name() const {
 }
 
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
-  replay_views();  // for every wrapper, because libtorch's guards restore a thread's keys
-  // A view of an ordinary tensor is not an inference tensor, even in inference mode.
+  replay_views();  // called for every wrapper, because libtorch's guards restore a thread's keys
+  // A view of an ordinary tensor is not an inference tensor, even if made in inference mode.
   const bool ordinary = !local.is_inference();
   if (const auto& storage = storage_of(local); storage && ordinary) [[likely]] {
     return at::Tensor(
@@ -164,17 +164,17 @@ at::Tensor wrap(at::Tensor local, TensorSpecPtr spec) {
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(std::move(local), std::move(spec)));
 }
 
-// The base class reads dispatch keys and device from a tensor, so an empty tensor stands in for the
-// pending one.
+// The base class TensorImpl reads dispatch keys and device from a tensor, so an empty tensor stands
+// in for the pending local tensor.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec) {
   BelowAutograd guard;
   return at::Tensor(c10::make_intrusive<DistributedTensorImpl>(
       std::move(transfer), at::empty({0}, like.options()), std::move(spec)));
 }
 
-// The state of a view that has its own copy because its base had to be gathered, and the check that
-// the view is not read after its base was written. execute/arguments_and_results.cpp makes these
-// views; views/views.cpp repeats writes to a view on its base.
+// DetachedView: the state of a view that has its own copy because its base had to be gathered.
+// Checks that the view is not read after its base was written. execute/arguments_and_results.cpp
+// makes these views; views/views.cpp repeats writes to a view on its base.
 
 namespace {
 
@@ -192,7 +192,7 @@ bool DetachedView::is_stale() const {
   if (!seen->version) {
     return false;
   }
-  // A write through the view also bumps the view's own version. If view and base share a counter,
+  // A write through the view bumps the version of the view, too. If view and base share a counter,
   // as views of one tensor do, the version is one more than the version that write_through
   // recorded.
   const auto now = version_of(base);
@@ -266,8 +266,8 @@ void name_parameter(const at::Tensor& tensor, const std::string& fqn) {
 }
 
 std::string parameter_name(const at::Tensor& tensor) {
-  // A view without a name has the name of its base, because at::linear uses the transpose of a
-  // weight.
+  // A view of a parameter without a name uses the parameter's name in messages, because at::linear
+  // uses the transpose of a weight.
   return tensor.name().empty() && tensor.is_view() ? tensor._base().name() : tensor.name();
 }
 
@@ -276,7 +276,7 @@ std::string parameter_name(const at::Tensor& tensor) {
 
 namespace {
 
-/// Hashes addresses, because layouts are interned and a mesh is identified by its address.
+/// The hash uses addresses, because layouts are interned and a mesh is identified by its address.
 std::size_t hash_of(const TensorSpec& spec) {
   std::size_t hash = std::hash<LayoutPtr>{}(spec.sharding.layout);
   auto mix = [&hash](std::size_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull; };
@@ -291,19 +291,19 @@ std::size_t hash_of(const TensorSpec& spec) {
   return hash;
 }
 
-/// The table of all specs, for all threads: ranks may be threads, and threads of one rank share
-/// tensors. A spec is freed with the last tensor or cached plan that uses it.
+/// The table of all interned specs, for all threads: ranks may be threads, and threads of one rank
+/// share tensors. A spec is freed with the last tensor or cached plan that uses the spec.
 class SpecTable {
  public:
   static SpecTable& instance() {
-    // The table is never destroyed, because tensors with static storage may outlive it.
+    // The table of specs is never destroyed, because tensors with static storage may outlive it.
     static auto* table = new SpecTable;
     return *table;
   }
 
   TensorSpecPtr intern(TensorSpec&& spec) {
     const auto hash = hash_of(spec);
-    // Releases unused specs after the lock, because their deleter takes the lock.
+    // Releases unused specs after the lock, because the deleter of a spec takes the same lock.
     std::vector<TensorSpecPtr> others;
     std::lock_guard lock(mutex_);
     auto [begin, end] = specs_.equal_range(hash);
@@ -314,7 +314,7 @@ class SpecTable {
       }
       others.push_back(std::move(known));
     }
-    // The geometry is computed only for a new spec; specs in the table already have theirs.
+    // The geometry is computed only for a new spec; a spec in the table already has its geometry.
     spec.geometry = {shape_geometry(spec.sizes, spec.strides)};
     const auto* raw = new TensorSpec(std::move(spec));
     TensorSpecPtr made(raw, [hash](const TensorSpec* p) { instance().erase(hash, p); });
@@ -323,8 +323,8 @@ class SpecTable {
   }
 
  private:
-  // erase() identifies an entry by its address: the weak reference has then expired, and an equal
-  // spec with the same hash may have been made since.
+  // erase() identifies a table entry by the spec's address: the entry's weak reference has expired,
+  // and an equal spec with the same hash may have been made since.
   struct Entry {
     const TensorSpec* address;
     std::weak_ptr<const TensorSpec> reference;
@@ -346,7 +346,7 @@ class SpecTable {
   std::unordered_multimap<std::size_t, Entry> specs_;
 };
 
-/// The different numbers of positions of a digit (factor of a dimension) that ranks have.
+/// The different numbers of positions of a digit (factor of a dimension) that the ranks have.
 std::set<std::int64_t> part_sizes(const Layout& layout, const Digit& digit, std::int64_t size) {
   std::set<std::int64_t> parts{digit.extent == 0 ? size : digit.extent};
   for (const int mesh_dim : digit.mesh_dims) {
@@ -405,8 +405,8 @@ std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntAr
   return strides;
 }
 
-// A dimension that is not sharded has one size on all ranks. A dimension that is sharded into equal
-// shards, or shards of at least two positions, is ordered in the same way on all ranks.
+// A dimension that is not sharded has one size on all ranks. All ranks order such a dimension in
+// the same way, and also a dimension with equal shards, or with shards of at least two positions.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes) {
   for (const auto& [dim, size] : ranges::views::enumerate(sizes)) {
     const auto index = static_cast<int>(dim);
@@ -503,7 +503,7 @@ const at::Tensor& local_tensor(const at::Tensor& tensor) {
 }
 
 /// Makes a distributed tensor without a comparison between ranks. The ranks must have agreed on the
-/// sizes already.
+/// global sizes before the call.
 at::Tensor make_distributed(const at::Tensor& local, const ShardingSpec& spec,
                             std::vector<std::int64_t> sizes) {
   detail::check_local(local, spec, sizes);

@@ -23,19 +23,19 @@ namespace tessera::detail {
 /// The state of a view that has its own copy of elements, because its base had to be redistributed.
 /// The view may be read until its base is written; a write to the view is repeated on the base.
 struct DetachedView {
-  /// How the view is made again from the base's local tensor, redistributed to `layout`.
+  /// How the view is made again from the base: from its local tensor, redistributed to `layout`.
   struct Replay {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< arguments of the view operator, with local tensors
+    std::vector<c10::IValue> arguments;  ///< the operator's arguments, with local tensors
     std::size_t base;                    ///< index of the base in `arguments`
     std::size_t result;  ///< index of the view among the operator's results, with lists flattened
     LayoutPtr layout;
-    /// The strides that the base must have, for an operator without a sharding rule.
+    /// The strides that the base must have, if the view operator has no sharding rule.
     std::optional<std::vector<std::int64_t>> strides;
   };
 
   /// The base's state when the view was taken or last written. All results of one split share this
-  /// record: they do not overlap, so a write to one result does not invalidate another.
+  /// record: the results do not overlap, so a write to one result does not invalidate another.
   struct Seen {
     /// Version of the base; nullopt if the base is an inference tensor, which has no counter and
     /// must not be written.
@@ -46,7 +46,7 @@ struct DetachedView {
 
   at::Tensor base;
   std::shared_ptr<Seen> seen;
-  /// nullptr: the view shares memory with `base`, which is itself a detached view.
+  /// `replay` is nullptr if the view shares memory with `base`, which is itself a detached view.
   std::shared_ptr<Replay> replay{};
 
   bool is_stale() const;
@@ -55,8 +55,8 @@ struct DetachedView {
 };
 using DetachedViewPtr = std::shared_ptr<DetachedView>;
 
-/// Makes the state for a new view of the distributed tensor `base`, which has its own copy of
-/// elements.
+/// Makes the state (DetachedView) for a new view of the distributed tensor `base`. The view has its
+/// own copy of elements.
 DetachedViewPtr detached_view_of(const at::Tensor& base);
 
 class DistributedTensorImpl;
@@ -74,7 +74,7 @@ void check_readable(const DistributedTensorImpl& impl, std::string_view what);
 class DistributedTensorImpl final : public TensorWrapper {
  public:
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec);
-  /// A cheaper constructor for a local tensor that has `storage` and is not an inference tensor.
+  /// A cheaper constructor, for a local tensor that has `storage` and is not an inference tensor.
   DistributedTensorImpl(at::Tensor local, TensorSpecPtr spec, const c10::Storage& storage);
   /// Constructs a distributed tensor whose local tensor is pending. `stand_in` is an empty tensor
   /// of the same type and device.
@@ -88,11 +88,11 @@ class DistributedTensorImpl final : public TensorWrapper {
   }
   const TensorSpecPtr& spec() const { return spec_; }
 
-  /// Replaces the local tensor and the spec, for operators that change a tensor's shape in place.
+  /// Replaces local tensor and spec, for operators that change this tensor's shape in place.
   void replace(at::Tensor local, TensorSpecPtr spec);
 
-  /// The state of a view with its own copy of elements, because its base had to be redistributed;
-  /// nullptr for any other tensor.
+  /// The DetachedView of a view with its own copy of elements, because its base had to be
+  /// redistributed; nullptr for any other tensor.
   const DetachedViewPtr& detached_view() const { return detached_view_; }
   void set_detached_view(DetachedViewPtr view) { detached_view_ = std::move(view); }
 
@@ -117,27 +117,27 @@ class DistributedTensorImpl final : public TensorWrapper {
   // Exactly one of local_ and transfer_ is set, except in an object that libtorch has released.
   // Both are mutable because waiting does not change the value.
   mutable at::Tensor local_;
-  /// The transfer whose result becomes local_; set until the first use of local_.
+  /// The transfer whose result becomes local_. transfer_ is set until the first use of local_.
   mutable TransferPtr transfer_;
   TensorSpecPtr spec_;
   DetachedViewPtr detached_view_;
   bool gradient_hook_ = false;
 };
 
-/// The impl of a distributed tensor, or nullptr for any other tensor.
+/// The DistributedTensorImpl of a distributed tensor, or nullptr for any other tensor.
 inline DistributedTensorImpl* as_distributed(const at::TensorBase& tensor) {
   return wrapper_cast<DistributedTensorImpl>(tensor);
 }
 
 /// Makes a distributed tensor with the local tensor `local`, which must have no autograd state.
 at::Tensor wrap(at::Tensor local, TensorSpecPtr spec);
-/// A distributed tensor whose local tensor is the pending result of `transfer`, with the device and
-/// type of `like`.
+/// Makes a distributed tensor whose local tensor is the pending result of `transfer`, with the
+/// device and type of `like`.
 at::Tensor wrap_pending(TransferPtr transfer, const at::Tensor& like, TensorSpecPtr spec);
 
 // Functions that convert between a distributed tensor and its local tensor:
 
-/// The impl of a tensor that must be distributed. Throws Error for a plain tensor.
+/// The DistributedTensorImpl of a tensor that must be distributed. Throws Error for a plain tensor.
 const DistributedTensorImpl& impl_of_distributed(const at::Tensor& tensor);
 
 /// Throws Error if from_local does not accept the tensor. Reads only this rank's tensor and does
@@ -146,7 +146,7 @@ void check_plain(const at::Tensor& local);
 void check_local(const at::Tensor& local, const ShardingSpec& spec,
                  const std::vector<std::int64_t>& sizes);
 
-/// Returns `local`, or a contiguous copy if no global strides describe the strides of `local`: for
+/// Returns `local`, or a contiguous copy of `local` if no global strides describe its strides: for
 /// an expanded gradient, a slice, or if ranks could disagree on the order of dimensions.
 at::Tensor dense_local(const at::Tensor& local, const ShardingSpec& sharding,
                        c10::IntArrayRef sizes);

@@ -14,14 +14,14 @@
 
 namespace tessera::detail {
 
-/// Properties of a spec's sizes and strides, computed once per spec.
+/// Geometry: properties of a spec's sizes and strides, computed once per spec.
 struct Geometry : ShapeGeometry {
-  /// Always true, because equal specs have equal geometries.
+  /// Always true for two geometries, because they are compared only as parts of equal specs.
   friend bool operator==(const Geometry&, const Geometry&) { return true; }
 };
 
-/// All properties of a distributed tensor except its values. Immutable and interned, so that the
-/// dispatch cache compares pointers.
+/// TensorSpec: all properties of a distributed tensor except its values. Immutable and interned, so
+/// that the dispatch cache compares pointers.
 struct TensorSpec {
   ShardingSpec sharding;
   std::vector<std::int64_t> sizes;    ///< global sizes of the tensor
@@ -32,27 +32,27 @@ struct TensorSpec {
 };
 using TensorSpecPtr = std::shared_ptr<const TensorSpec>;
 
-/// The unique spec object equal to `spec`. Thread safe.
+/// Returns the unique spec object equal to `spec`. Thread safe.
 TensorSpecPtr intern_spec(TensorSpec spec);
 
-/// Sizes of this rank's local tensor for global `sizes`. Throws Error if this rank is not in the
-/// mesh.
+/// Returns the sizes of this rank's local tensor for global `sizes`. Throws Error if this rank is
+/// not in the mesh.
 std::vector<std::int64_t> local_sizes(const ShardingSpec& sharding, c10::IntArrayRef sizes);
 
-/// Strides of a dense tensor of `sizes`. The strides `like` determine the order of its dimensions
-/// in memory (channels last, transposed). A stride of 0 stays 0.
+/// Returns the strides of a dense tensor of `sizes`. The strides `like` determine the order of the
+/// tensor's dimensions in memory (channels last, transposed). A stride of 0 stays 0.
 std::vector<std::int64_t> strides_in_order_of(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
-/// Whether the strides of the local tensors have the same order of dimensions on every rank. The
-/// orders may differ if ranks have different numbers of positions along a dimension and some have
-/// at most one: such a dimension may have any stride, and kernels choose it freely.
+/// Whether the local tensors' strides have the same order of dimensions on every rank. The orders
+/// may differ if ranks have different numbers of positions along a dimension and some ranks have at
+/// most one position: such a dimension may have any stride, and kernels choose it freely.
 bool shards_agree_on_stride_order(const Layout& layout, c10::IntArrayRef sizes);
 
-/// Strides of a contiguous tensor of `sizes`.
+/// Returns the strides of a contiguous tensor of `sizes`.
 std::vector<std::int64_t> contiguous_strides(c10::IntArrayRef sizes);
 
-/// Global strides with the dimensions in the order of `local_strides`. Contiguous strides if
-/// `agreed` is false, because ranks could disagree on that order (see
+/// Global strides with the dimensions in the order of `local_strides`. Returns contiguous strides
+/// if `agreed` is false, because ranks could disagree on the order (see
 /// shards_agree_on_stride_order).
 std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRef local_strides,
                                          bool agreed);
@@ -61,17 +61,17 @@ std::vector<std::int64_t> global_strides(c10::IntArrayRef sizes, c10::IntArrayRe
 /// derivative of a sum is the same for each term.
 LayoutPtr gradient_layout(LayoutPtr layout);
 
-/// Whether elements of `type` can be reduced with `op`. bool supports no sum and average, integers
-/// no average, complex numbers only sum and average (on real and imaginary parts separately).
+/// Whether `type` supports reductions with `op`. bool supports no sum and no average, integers no
+/// average, complex numbers only sum and average (of real and imaginary parts separately).
 bool is_reducible(c10::ScalarType type, ReduceOp op);
 
-/// Throws Error unless `type` supports the reductions of `layout`. `asked`: what the caller
-/// requested, for the message.
+/// Throws Error unless `type` supports the reductions of `layout`. `asked`: the operation that the
+/// caller requested, for the message.
 void check_partials(const Layout& layout, c10::ScalarType type, std::string_view asked);
 
-/// The placements of `layout` as text for messages, or the layout if placements can't express it.
+/// Formats the placements of `layout` for messages, or the layout if placements can't express it.
 std::string describe(const Layout& layout, c10::IntArrayRef sizes);
-/// A spec as text for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
+/// Formats a spec for messages: "[8, 4] on (dp=2, tp=2) as [Shard(0), Replicate()]".
 std::string describe(const TensorSpec& spec);
 
 }  // namespace tessera::detail

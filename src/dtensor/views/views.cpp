@@ -15,13 +15,13 @@
 
 namespace tessera::detail {
 
-// Strides and storage offsets. The global strides of a distributed tensor are computed. Its local
-// tensor has other strides, which a redistribution changes again. Operators on memory (views,
-// as_strided, expanded tensors) need local strides that match the global strides.
+// Strides and storage offsets. A distributed tensor's global strides are computed from its spec.
+// Its local tensor has other strides, and a redistribution changes these strides again. Operators
+// on memory (views, as_strided, expanded tensors) need local strides that match the global strides.
 
 namespace {
 
-/// A meta tensor with the sizes and strides of `tensor` (global ones for a distributed tensor).
+/// Makes a meta tensor with the sizes and strides of `tensor` (global sizes, if distributed).
 at::Tensor meta_like(const at::Tensor& tensor) {
   return meta_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
@@ -86,20 +86,20 @@ void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value) {
 }
 
 // Writes to views whose base had to be gathered, because the view splits or joins a sharded
-// dimension. Such a view has its own copy (tensor/distributed_impl.h). A write to the view is
+// dimension. Such a view has its own copy of elements (DetachedView). A write to the view is
 // repeated on its base: the view operator runs again on the gathered base. Code that writes to a
 // view with a copy calls write_through.
 
 namespace {
 
-/// Result tensor `number` of an operator. Elements of lists are counted one by one.
+/// Returns result tensor `number` of an operator. Elements of lists are counted one by one.
 at::Tensor nth_tensor(const torch::jit::Stack& results, std::size_t number) {
   std::vector<at::Tensor> tensors;
   kernels::visit_tensors(results, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors[number];
 }
 
-/// Copies a tensor to strides `strides`, because an operator without a sharding rule runs exactly
+/// Copies a tensor so that it has `strides`: an operator without a sharding rule must run exactly
 /// as on one rank, including strides.
 at::Tensor with_strides(const at::Tensor& tensor, c10::IntArrayRef strides) {
   auto result = at::empty_strided(tensor.sizes(), strides, tensor.options());
@@ -117,9 +117,9 @@ void replay_write(const DetachedView::Replay& replay, const DistributedTensorImp
   torch::jit::Stack stack = replay.arguments;
   stack[replay.base] = gathered;
   replay.op.callBoxed(stack);
-  // A view of the gathered base shares its memory, so the write changes the gathered base.
+  // A view of the gathered base shares the base's memory, so the write changes the gathered base.
   copy_to_stride_zero(nth_tensor(stack, replay.result), value);
-  // The spec of the gathered base is the base's own spec with another layout.
+  // The spec of the gathered base is the base's spec with another layout.
   auto spec = *base.spec();
   spec.sharding.layout = replay.layout;
   copy_to_stride_zero(base.local(), redistribute_local(gathered, intern_spec(std::move(spec)),
@@ -148,7 +148,7 @@ void write_through(const at::Tensor& view) {
   if (detached.replay) {
     replay_write(*detached.replay, *base, impl->local());
   }
-  // If the base is a detached view too, the write is repeated on the base's base.
+  // If the base is a detached view too, the write is repeated on the base's own base.
   if (base->detached_view()) {
     write_through(detached.base);
   }

@@ -1,4 +1,4 @@
-// Views of distributed tensors.
+// Functions for views of distributed tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,13 +25,13 @@ void add_global_sizes(c10::Error& error, const at::Tensor& tensor);
 std::optional<std::vector<std::vector<std::int64_t>>> view_strides(
     const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
-/// Returns `local`, or a contiguous copy if it cannot be viewed with `sizes`. Used for
+/// Returns `local`, or a contiguous copy if `local` cannot be viewed with `sizes`. Used for
 /// _unsafe_view, whose result need not be an alias. Composite operators call _unsafe_view on
-/// results in the memory order that a kernel chose. For a local tensor with a dimension of size 1,
-/// this order may differ from the global tensor's.
+/// results whose memory order a kernel chose. For a local tensor with a dimension of size 1, this
+/// order may differ from the global tensor's order.
 at::Tensor viewable(const at::Tensor& local, at::IntArrayRef sizes);
 
-// Expanded tensors. Along a dimension of stride 0 all positions share one element in memory:
+// Expanded tensors, in which all positions along a dimension of stride 0 share one element:
 
 /// Whether `tensor` has a dimension of stride 0 and more than one position.
 bool has_stride_zero(const at::Tensor& tensor);
@@ -40,14 +40,14 @@ bool has_stride_zero(const at::Tensor& tensor);
 at::Tensor expand_stride_zero(const at::Tensor& tensor, at::IntArrayRef strides);
 /// Narrows `tensor` to its first position along each dimension where `strides` are 0.
 at::Tensor narrow_stride_zero(at::Tensor tensor, at::IntArrayRef strides);
-/// Copies `value` to `to`. Positions of `to` that share an element must get the same value.
+/// Copies `value` to `to`. Positions of `to` that share one element must get the same value.
 void copy_to_stride_zero(const at::Tensor& to, const at::Tensor& value);
 
-/// Throws Error if the detached view `impl` (with its own copy of elements) may not be written.
+/// Throws Error if the detached view `impl` (with its own copy of elements) must not be written.
 void check_writable(const DistributedTensorImpl& impl, std::string_view what);
 
 /// Writes the values of `view`, which has its own copy of elements, to its base; if the base has
-/// its own copy too, also to the base's base. Collective: the base is gathered and sliced again.
+/// its own copy too, also to the base's base. Collective: the base is gathered and sharded again.
 void write_through(const at::Tensor& view);
 
 }  // namespace tessera::detail
