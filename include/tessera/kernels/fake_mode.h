@@ -43,10 +43,10 @@ using FakeRule = std::function<std::vector<at::Tensor>(const FakeCall& call)>;
 class FakeMode : tessera::detail::NoCopy {
  public:
   using Observer = std::function<void(const FakeCall&)>;
-  /// `device`: the device on which the real step would run; fused operations of this library
-  /// allocate the same memory as on that device. `observer`: a function called for each operator
-  /// call, on the thread of the call; may be empty. `rules`: functions for operators whose result
-  /// sizes depend on values ("aten::nonzero"); they apply to tensors of all types.
+  /// `device`: the device on which the real step would run. Fused operations allocate the same
+  /// memory in a FakeMode as on that device. `observer`: a function called for each operator call,
+  /// on the thread of the call; may be empty. `rules`: functions for operators whose result sizes
+  /// depend on values ("aten::nonzero"); these functions apply to tensors of all types.
   explicit FakeMode(c10::DeviceType device = c10::DeviceType::CPU, Observer observer = {},
                     std::map<std::string, FakeRule> rules = {});
   ~FakeMode();

@@ -28,7 +28,7 @@ namespace tessera {
 /// safe.
 class DeviceMesh {
  public:
-  /// An object without a mesh, which may only be assigned and compared.
+  /// Constructs an object without a mesh, which may only be assigned and compared.
   DeviceMesh() = default;
   /// Makes a mesh of the world ranks `ranks`, in row-major order of `shape`. Not collective.
   DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape);
@@ -42,8 +42,8 @@ class DeviceMesh {
 
   explicit operator bool() const { return impl_ != nullptr; }
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_; }
-  /// The address of the object that copies of this mesh share. Meshes of one world with equal
-  /// ranks, sizes and names have the same address, and so have equal slices of one mesh.
+  /// Returns the address of the object that copies of this mesh share. Meshes of one world with
+  /// equal ranks, sizes and names have the same address, and so have equal slices of one mesh.
   const void* id() const { return impl_.get(); }
 
   const MeshShape& shape() const;
@@ -56,16 +56,16 @@ class DeviceMesh {
   const comm::WorldPtr& world() const;
   /// The type of the mesh's devices: "cpu" or "cuda".
   const std::string& device_type() const;
-  /// The device of this rank's tensors, with the index of the GPU. The same on all threads.
+  /// Returns the device of this rank's tensors, with the index of the GPU. Equal on all threads.
   c10::Device device() const;
 
-  /// This rank's coordinate; empty if this rank is not a member of the mesh.
+  /// Returns this rank's coordinate in the mesh; empty if this rank is not a member of the mesh.
   const std::vector<std::int64_t>& coordinate() const;
   bool contains_this_rank() const { return !coordinate().empty(); }
-  /// This rank's index along dimension `dim`.
+  /// Returns this rank's index along mesh dimension `dim`.
   std::int64_t local_rank(int dim) const;
   std::int64_t local_rank(std::string_view name) const;
-  /// This rank's index in a 1-D mesh; throws Error for a mesh with more dimensions.
+  /// Returns this rank's index in a 1-D mesh; throws Error for a mesh with more dimensions.
   std::int64_t local_rank() const;
 
   /// Returns the submesh that has the named dimensions and contains this rank. A name that was
@@ -86,18 +86,19 @@ class DeviceMesh {
                        const std::vector<std::string>& names) const;
   /// Returns the submesh that has the dimensions of all of `meshes`, in this order, and contains
   /// this rank. All of `meshes` must have the same root(). Not collective. Throws Error if two of
-  /// them share a dimension.
+  /// `meshes` share a dimension.
   static DeviceMesh concatenate(const std::vector<DeviceMesh>& meshes);
 
-  /// The process group of a dimension. The first call makes the group, which is collective over the
-  /// ranks of the group.
+  /// Returns the process group of a dimension. The first call makes the group, which is collective
+  /// over the ranks of the group.
   comm::Communicator& group(int dim) const;
   comm::Communicator& group(std::string_view name) const;
-  /// The process group of a 1-D mesh; throws Error for a mesh with more dimensions.
+  /// Returns the process group of a 1-D mesh; throws Error for a mesh with more dimensions.
   comm::Communicator& group() const;
-  /// The process group over several dimensions; its ranks are in row-major order of `dims`.
+  /// Returns the process group over several dimensions, with its ranks in row-major order of
+  /// `dims`.
   comm::Communicator& group(const std::vector<int>& dims) const;
-  /// The process group of all ranks of the mesh, in the order of ranks().
+  /// Returns the process group of all ranks of the mesh, in the order of ranks().
   comm::Communicator& group_of_all_ranks() const;
 
  private:
@@ -118,7 +119,7 @@ class DeviceMesh {
 DeviceMesh init_device_mesh(comm::WorldPtr world, std::vector<std::int64_t> sizes,
                             std::vector<std::string> names);
 
-/// The mesh as text: "DeviceMesh((dp=2, tp=2), cpu)".
+/// Returns the mesh as text: "DeviceMesh((dp=2, tp=2), cpu)".
 std::string to_string(const DeviceMesh& mesh);
 /// Writes to_string(mesh).
 std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh);

@@ -20,7 +20,7 @@
 #include "tessera/tensor_parallel/parallelize.h"
 
 // The Llama decoder family: Llama 1 to 3.3, Mistral, Qwen 2 and Qwen 3. LlamaConfig describes how
-// the models differ. They are implemented in src/models/llama.cpp. Typical use:
+// the models differ. The models are implemented in src/models/llama.cpp. Typical use:
 //
 //   const models::LlamaConfig config = models::read_config(folder / "config.json");
 //   std::shared_ptr<models::Llama> model;
@@ -41,8 +41,8 @@ namespace tessera::models {
 struct HeadLoss {
   at::Tensor targets;  ///< target tokens, (batch * sequence) int64
   tensor_parallel::LinearCrossEntropyOptions options{};
-  at::Tensor positions{};        ///< as `positions` of Llama::forward()
-  nn::DocumentsPtr documents{};  ///< as `documents` of Llama::forward()
+  at::Tensor positions{};        ///< like the argument `positions` of Llama::forward()
+  nn::DocumentsPtr documents{};  ///< like the argument `documents` of Llama::forward()
 };
 
 /// A decoder: embedding, blocks of attention and MLP, final norm, head. Parameters have Hugging
@@ -54,15 +54,15 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   Llama(LlamaConfig config, std::int64_t max_sequence, double dropout = 0);
 
   /// Maps tokens, (batch, sequence) int64, to logits, (batch * sequence, vocabulary). With a cache,
-  /// the tokens follow those in the cache: first the prompts, then one token per text and call; the
-  /// logits are those of the last position only, (batch, vocabulary).
+  /// the tokens follow the tokens in the cache: first the prompts, then one token per text and
+  /// call; the logits are those of the last position only, (batch, vocabulary).
   ///
   /// `positions`, (batch, sequence) int64, are the positions of tokens within their documents: 0
   /// where a document begins, else one more than the previous token's. A token then attends only to
   /// its own document. The CPU reads the positions, and waits for a GPU to do so, unless
   /// `documents` were already computed from the positions. With context parallelism, `tokens` are
-  /// this rank's part of each sequence, `positions` are those of all tokens, and a cache is not
-  /// supported.
+  /// this rank's part of each sequence, `positions` has the positions of all tokens, and a cache is
+  /// not supported.
   ///
   /// Throws Error beyond max_sequence positions, and for `positions` together with a cache.
   at::Tensor forward(const at::Tensor& tokens, KvCache* cache = nullptr,
@@ -92,8 +92,8 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   /// cannot be split.
   tensor_parallel::ParallelizePlan tensor_parallel_plan(
       const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const override;
-  /// The FSDP units: embedding; each block; final norm with head; and the root unit with the
-  /// remaining parameters. With tied embeddings, the root unit has all parameters outside the
+  /// Returns the FSDP units: embedding; each block; final norm with head; and the root unit with
+  /// the remaining parameters. With tied embeddings, the root unit has all parameters outside the
   /// blocks.
   std::vector<std::vector<nn::ModuleBase*>> fsdp_units() override;
   void set_context_parallel(const DeviceMesh& mesh) override;

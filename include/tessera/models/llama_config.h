@@ -24,8 +24,7 @@ struct LlamaConfig {
   std::int64_t head_dim = 0;
   double rms_norm_eps = 1e-6;
   Rope rope;
-  std::int64_t max_positions = 0;  ///< the model's context length, with or without scaling; 0:
-                                   ///< unknown
+  std::int64_t max_positions = 0;  ///< the model's context length in tokens; 0: unknown
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
   bool query_key_value_bias = false;
@@ -38,7 +37,7 @@ struct LlamaConfig {
   /// positions.
   std::int64_t sliding_window = 0;
 
-  /// The text of config.json. Exports write it next to the weights.
+  /// The text of config.json, which exports write next to the weights.
   std::string json;
 };
 
@@ -69,7 +68,7 @@ struct ParameterCount {
   std::int64_t total = 0;
   std::int64_t embedding = 0;
 };
-/// Counts the parameters of a model with this configuration, without creating it.
+/// Counts the parameters of a model with the given configuration, without creating the model.
 ParameterCount count_parameters(const LlamaConfig& config);
 
 }  // namespace tessera::models

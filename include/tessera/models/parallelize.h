@@ -35,8 +35,7 @@ class DeclaresUnits {
 /// Which activations of a block are saved for backward.
 enum class ActivationMemory {
   kAll,      ///< saves everything that backward needs
-  kMatmuls,  ///< saves the results of attention and of half of the matrix products; recomputes all
-             ///< other activations
+  kMatmuls,  ///< saves results of attention and of half of the matrix products; recomputes others
   kInputs,   ///< saves the block's input; recomputes everything else
 };
 
@@ -58,24 +57,24 @@ struct ParallelOptions {
   fsdp::Options fsdp{};
   ActivationMemory activations = ActivationMemory::kAll;
   /// The number of blocks, counted from the first, to which `activations` applies; nullopt: all
-  /// blocks. Later blocks save everything. Megatron-LM's --recompute-num-layers.
+  /// blocks. Later blocks save all activations. Like Megatron-LM's --recompute-num-layers.
   std::optional<std::int64_t> recomputed_blocks{};
 };
 
-/// The submesh whose ranks have different sequences: "dp", together with "dp_replicate" if the mesh
-/// has this dimension.
+/// Returns the submesh whose ranks have different sequences: "dp", together with "dp_replicate" if
+/// the mesh has this dimension.
 DeviceMesh batch_mesh(const DeviceMesh& mesh);
-/// The submesh whose ranks have different tokens: batch_mesh(), with "cp" flattened into "dp_cp" if
-/// the mesh has the dimension "cp".
+/// Returns the submesh whose ranks have different tokens: batch_mesh(), with "cp" flattened into
+/// "dp_cp" if the mesh has the dimension "cp".
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
 /// and "cp" between "dp" and "tp". Applies in this order: tensor and sequence parallelism over tp,
-/// by the plan that the model declares, if tp has more than one rank; context parallelism over cp;
-/// activation checkpointing of the blocks; FSDP over dp and cp, with gradients all-reduced over
-/// dp_replicate. A unit with only embeddings is not gathered for backward. Throws Error for a model
-/// that does not implement DeclaresUnits, and the errors of the functions that it calls. Not
-/// collective.
+/// by the tensor-parallel plan that the model declares, if tp has more than one rank; context
+/// parallelism over cp; activation checkpointing of the blocks; FSDP over dp and cp, with gradients
+/// all-reduced over dp_replicate. A unit with only embeddings is not gathered for backward. Throws
+/// Error for a model that does not implement DeclaresUnits, and the errors of the functions that it
+/// calls. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`. Does

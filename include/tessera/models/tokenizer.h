@@ -36,14 +36,14 @@ struct SpecialTokens {
 /// Throws Error for an id that is not a token of the model.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config);
 
-/// The tokens that end a document in training data: the end_tokens() of the tokenizer. If the
-/// tokenizer has no end tokens, the first end token of the model, or no token if the model has no
-/// end token. `tokenizer` may be nullptr.
+/// Returns the tokens that end a document in training data: the end_tokens() of the tokenizer; if
+/// the tokenizer has none, the first end token of the model; if the model has none, no token.
+/// `tokenizer` may be nullptr.
 std::vector<std::int64_t> document_end(const data::Tokenizer* tokenizer,
                                        const SpecialTokens& special);
-/// The tokens at the beginning of a text that the model continues. If the tokenizer's files say
-/// whether texts begin with begin tokens: the begin tokens of the tokenizer, or no tokens.
-/// Otherwise the begin tokens of the model.
+/// Returns the tokens at the beginning of a text that the model continues: the begin tokens of the
+/// tokenizer (or none), if the tokenizer's files say whether texts begin with such tokens;
+/// otherwise the begin tokens of the model.
 std::vector<std::int64_t> text_begin(const data::Tokenizer& tokenizer,
                                      const SpecialTokens& special);
 

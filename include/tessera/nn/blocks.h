@@ -47,7 +47,7 @@ struct AttentionOptions {
   AttentionNames names{};
 };
 
-/// Arguments of an Attention's call in addition to the input. Hooks do not change the tensors of
+/// Arguments of an Attention's forward in addition to the input. Hooks do not change the tensors of
 /// this struct, because the struct has no visit_tensors() function.
 struct AttentionInputs {
   /// Number of sequences if the input has the sizes (batch * tokens, hidden); 0 if the input is
@@ -95,8 +95,8 @@ class Attention : public Module<Attention> {
                             const AttentionInputs& inputs);
 
  private:
-  /// Queries, keys and values: (batch, tokens, heads, head_dim). Norms and rotary positions are
-  /// already applied to queries and keys.
+  /// The queries, keys and values of a call: (batch, tokens, heads, head_dim). Norms and rotary
+  /// positions are already applied to queries and keys.
   struct Heads {
     at::Tensor q, k, v;
   };
@@ -105,8 +105,7 @@ class Attention : public Module<Attention> {
 
   AttentionOptions options_;
   std::shared_ptr<Linear> query_, key_, value_, output_;
-  std::shared_ptr<FusedLinear> fused_;  ///< the Linear for queries, keys and values if fused_qkv is
-                                        ///< set; replaces query_, key_ and value_
+  std::shared_ptr<FusedLinear> fused_;  ///< replaces query_, key_ and value_ if fused_qkv is set
   std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< norms of queries and keys, used if qk_norm is set
 };
 
@@ -137,7 +136,7 @@ struct MlpOptions {
 };
 
 /// Computes down(silu(gate(x)) * up(x)) (Shazeer 2020): (..., hidden) -> (..., hidden).
-/// tensor_parallel::swi_glu_plan() returns the parallel styles of its Linears; forward itself does
+/// tensor_parallel::swi_glu_plan() returns the parallel styles of the Linears; forward itself does
 /// not communicate.
 class SwiGlu : public Module<SwiGlu> {
  public:
@@ -152,7 +151,7 @@ class SwiGlu : public Module<SwiGlu> {
 };
 
 /// Computes down(gelu(up(x))) (Hendrycks & Gimpel 2016): (..., hidden) -> (..., hidden).
-/// tensor_parallel::gelu_mlp_plan() returns the parallel styles of its Linears; forward itself does
+/// tensor_parallel::gelu_mlp_plan() returns the parallel styles of the Linears; forward itself does
 /// not communicate.
 class GeluMlp : public Module<GeluMlp> {
  public:

@@ -25,14 +25,14 @@ namespace tessera::nn {
 /// An operator call in the forward of a checkpointed region.
 struct OperatorCall {
   std::string_view name;  ///< name of the operator, such as "aten::mm" or "aten::sum.dim_IntList"
-  std::size_t index = 0;  ///< number of earlier calls of the same operator in this region
+  std::size_t index = 0;  ///< number of earlier calls of the same operator in the region
 };
 
-/// Returns for each operator call of a checkpointed region whether its results are saved; otherwise
-/// the recomputation runs the operator again. Forward calls the policy for each operator below
-/// autograd that makes new tensors, plain or distributed, but not for views and in-place operators.
-/// A redistribution is one call of "tessera::redistribute". The policy must return the same value
-/// on every rank.
+/// A function that returns, for each operator call of a checkpointed region, whether the call's
+/// results are saved. If not, the recomputation runs the operator again. Forward calls the policy
+/// for each operator below autograd that makes new tensors, plain or distributed, but not for views
+/// and in-place operators. A redistribution is one call of "tessera::redistribute". The policy must
+/// return the same value on every rank.
 using OperatorPolicy = std::function<bool(const OperatorCall& call)>;
 
 /// Returns a policy that saves the results of the operators in `names` and recomputes others.
@@ -45,8 +45,8 @@ struct CheckpointCounts;
 
 /// Options of a checkpointed region.
 struct CheckpointOptions {
-  /// Selects the operators whose results are saved (selective activation checkpointing). If empty,
-  /// no operator's results are saved.
+  /// Selects the operators whose results are saved (selective activation checkpointing). If the
+  /// function is empty, no results are saved.
   OperatorPolicy policy{};
   /// For tests: counts checkpointed regions and recomputations.
   std::shared_ptr<CheckpointCounts> counts{};

@@ -82,7 +82,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 using tessera::detail::allow_math_attention;
 
 /// Returns the name of the kernel that attention() uses in training, for logs: "flash", "efficient,
-/// key-value heads repeated". The device and type are those of `options`, the numbers of heads
+/// key-value heads repeated". The device and type are those of `options`, the numbers of heads are
 /// those of one rank. `masked`: whether a mask tensor is passed instead of the causal flag.
 /// `packed`: whether an Attention has documents or a window. Allocates no memory.
 std::string attention_kernel(const at::TensorOptions& options, std::int64_t heads,
@@ -141,10 +141,8 @@ namespace detail {
 struct CausalAttentionOptions {
   /// Number of positions that a query sees, including its own; 0: all positions.
   std::int64_t window = 0;
-  DocumentsPtr documents{};  ///< documents: a query sees only keys of its own document; nullptr: a
-                             ///< query sees its whole sequence
-  double dropout = 0;        ///< dropout probability; requires a mask tensor if there is a window
-                             ///< or documents
+  DocumentsPtr documents{};  ///< boundaries of packed documents; nullptr: whole sequences
+  double dropout = 0;        ///< dropout probability; a window or documents then need a mask
 };
 
 /// Computes causal attention, with an optional window and packed documents, usually without a mask.
@@ -172,11 +170,10 @@ tessera::detail::AttentionKernel packed_kernel(tessera::detail::AttentionKernel 
 
 }  // namespace detail
 
-/// Options of context-parallel attention: which keys a query sees.
+/// Options of context-parallel attention: which keys a query sees. A window requires `causal`.
 struct ContextAttentionOptions {
   bool causal = true;
   std::int64_t window = 0;  ///< number of positions that a query sees, including its own; 0: all
-                            ///< positions. Requires `causal`.
   /// A mask for nn::attention(), used instead of `causal` and `window`. The rows of the mask are
   /// this rank's queries, and the columns are the keys of the whole sequence: (tokens, sequence),
   /// optionally with leading dimensions for batch and heads (or 1). With a mask all query-key pairs

@@ -56,7 +56,7 @@ inline constexpr auto kSlotMembers = detail::weight_and_bias<M>();
 
 namespace detail {
 
-/// The FindMembers function for class M. It finds the members that kSlotMembers<M> lists.
+/// The FindMembers function for module class M, which finds the members that kSlotMembers<M> lists.
 template <class M>
 void find_members(torch::nn::Module& module, ModuleMembers& found) {
   if (auto* held = dynamic_cast<M*>(&module)) {
@@ -161,11 +161,11 @@ using Adopted = Hooked<torch::nn::ModuleHolder<M>>;
 ///   fsdp::fully_shard(*model, mesh["dp"]);
 ///   const at::Tensor y = (*model)(x);                       // Net::forward
 /// The result has the same module tree as `module`. When a parameter of the result is sharded or
-/// replaced, so is that of `module`. Call the result instead of `module`. `Classes`: classes inside
-/// the model, other than M and libtorch's, that register parameters; kSlotMembers must be
-/// specialised for each of them. Throws Error, with the name, for a parameter without a known
-/// member and for a member that was assigned another tensor (use tie_slot), and for a module that
-/// was already adopted. Not collective.
+/// replaced, the parameter of `module` changes too. Call the result instead of `module`. `Classes`:
+/// classes inside the model, other than M and libtorch's, that register parameters; kSlotMembers
+/// must be specialised for each of them. Throws Error, with the name, for a parameter without a
+/// known member and for a member that was assigned another tensor (use tie_slot), and for a module
+/// that was already adopted. Not collective.
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   TESSERA_CHECK(module != nullptr, "nn::adopt was given a null module; construct it first");

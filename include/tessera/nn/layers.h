@@ -72,7 +72,7 @@ std::vector<at::Tensor> linear_products(const at::Tensor& x,
 /// With a distributed weight the result is distributed on the same mesh. Weight Shard(0), sharded
 /// over the vocabulary, gives Partial: each rank contributes the rows of its shard, and zeros for
 /// other rows. Weight Shard(1) gives Shard(-1). forward does not communicate, and throws Error for
-/// the arguments that nn::embedding refuses. The comment of nn::embedding describes the gradient.
+/// the arguments that nn::embedding refuses. See nn::embedding for the gradient.
 class Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t num_embeddings, std::int64_t embedding_dim);
@@ -89,7 +89,7 @@ class Embedding : public Module<Embedding> {
 /// Zhang & Sennrich 2019.
 ///
 /// forward does not communicate. Throws Error for other sizes and for layouts that nn::rms_norm
-/// refuses. The comment of nn::rms_norm describes the gradients.
+/// refuses. See nn::rms_norm for the gradients.
 class RMSNorm : public Module<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t size, double eps = 1e-5);

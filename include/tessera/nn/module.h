@@ -108,9 +108,9 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   void checkpoint_calls(CheckpointOptions options);
   bool checkpoints_calls() const { return checkpointed_ != nullptr; }
 
-  /// This module's own parameters, by name, in order of registration.
+  /// Returns this module's own parameters, by name, in order of registration.
   const NamedSlots& slots() const { return slots_; }
-  /// This module's own buffers, by name, in order of registration.
+  /// Returns this module's own buffers, by name, in order of registration.
   const NamedSlots& buffer_slots() const { return buffer_slots_; }
   /// Returns the parameters of this module and of all modules below it, each parameter once, with
   /// its first FQN. Throws Error for a parameter without a ParameterSlot: of a libtorch module (use
@@ -121,8 +121,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// The longest FQN of this module that named_slots() or an outermost module call has found.
   /// nullopt before the first such call of a module above this module.
   const std::optional<std::string>& fqn() const { return fqn_; }
-  /// The ParameterSlot of this module's own parameter `name`. Throws Error, with a list of the
-  /// names, if there is no such parameter.
+  /// Returns the ParameterSlot of this module's own parameter `name`. Throws Error, with a list of
+  /// the names, if there is no such parameter.
   const SlotPtr& slot(const std::string& name) const;
   /// Makes parameter `name` use `slot` of another module, so that both modules share one parameter
   /// (tied weights). Throws Error if the sizes differ.
@@ -169,7 +169,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
     std::vector<Hook> after;
     std::vector<std::function<void()>> always;
   };
-  /// Returns the hooks outside of the checkpointed region; checkpointed_hooks() returns the others.
+  /// Returns the hooks outside of the checkpointed region; checkpointed_hooks() returns the hooks
+  /// inside.
   Hooks& hooks() { return hooks_; }
   /// Returns the hooks for calls of every method (HookedCalls::kEveryMethod).
   Hooks& method_hooks() { return method_hooks_; }
@@ -200,7 +201,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
    private:
     detail::RunningCall call_;
   };
-  /// A scope that exists while forward and its hooks run.
+  /// A scope object that exists while forward and the hooks of the module run.
   class HookScope : tessera::detail::NoCopy {
    public:
     HookScope(ModuleBase& module, const Hooks& hooks) : module_(module), hooks_(hooks) {
@@ -256,8 +257,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   mutable bool named_tree_ = false;
   /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;
-  std::uint64_t checked_epoch_ = 0;  ///< value of detail::fill_epoch() when all parameters were
-                                     ///< last found filled
+  std::uint64_t checked_epoch_ = 0;  ///< fill_epoch() when all parameters were last found filled
 };
 
 /// Base class of a user's module. Call the module as module(args...), which runs pre-hooks,
@@ -296,7 +296,7 @@ class Module : public ModuleBase {
 
   /// Calls `method(arguments...)`, which must call a method of this module, and runs the hooks for
   /// HookedCalls::kEveryMethod before and after it. Arguments are copied.
-  /// fsdp::register_forward_method uses this.
+  /// fsdp::register_forward_method uses call_method().
   template <class Method, class... Args>
   auto call_method(const Method& method, Args&&... args) {
     const CallScope call(*this);
@@ -308,8 +308,8 @@ class Module : public ModuleBase {
     }
   }
 
-  /// The overload for arguments that forward does not accept. It exists to make the compiler's
-  /// message short.
+  /// The overload for arguments that forward does not accept, which makes the compiler's message
+  /// short.
   template <class... Args>
     requires(!takes<Args...>())
   at::Tensor operator()(Args&&...) {
@@ -340,8 +340,7 @@ class Module : public ModuleBase {
 
   template <class... Values>
   auto call_checkpointed(Values&... values) {
-    // The autograd graph may outlive other handles to the module, so this lambda keeps the module
-    // alive.
+    // The autograd graph may outlive other handles to the module, so the lambda owns the module.
     const auto region = [this, alive = this->weak_from_this().lock()](auto&... inputs) {
       const auto body = [this](auto&... arguments) { return this->call_forward(arguments...); };
       auto arguments = std::tie(inputs...);
@@ -430,8 +429,8 @@ template <class Visit>
   requires std::is_invocable_v<const Visit&, const std::string&, const ModuleBase&>
 void visit_modules(const torch::nn::Module& root, const Visit& visit,
                    const detail::ModuleWalk& walk = {}) {
-  // The cast is safe, because libtorch returns the children of a const module as mutable modules
-  // anyway.
+  // Casting away const is safe, because libtorch returns the children of a const module as mutable
+  // modules.
   visit_modules(const_cast<torch::nn::Module&>(root), visit, walk);
 }
 
@@ -483,10 +482,10 @@ ModulePredicate named(std::string pattern);
 
 /// Runs each call of the selected modules as an nn::checkpoint(). `root` itself may be selected.
 /// Returns the FQNs of the selected modules. Modules that are already checkpointed are not changed.
-/// Call this function after parallelize_module, so that the recomputation repeats the
-/// tensor-parallel hooks, and before fully_shard, so that the recomputation does not repeat
-/// all-gathers. Not collective; every rank must select the same modules. Throws Error, before
-/// anything is changed, if no module is selected.
+/// Call apply_activation_checkpointing() after parallelize_module, so that the recomputation
+/// repeats the tensor-parallel hooks, and before fully_shard, so that the recomputation does not
+/// repeat all-gathers. Not collective; every rank must select the same modules. Throws Error,
+/// before anything is changed, if no module is selected.
 std::vector<std::string> apply_activation_checkpointing(ModuleBase& root,
                                                         const ModulePredicate& select,
                                                         const CheckpointOptions& options = {});

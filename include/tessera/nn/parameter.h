@@ -23,8 +23,7 @@ namespace detail {
 /// The state of a ParameterSlot that FSDP, tensor parallelism and modules change.
 class SlotState : tessera::detail::NoCopy {
  public:
-  /// A module that has this parameter or buffer, and the name of the parameter or buffer in the
-  /// module.
+  /// A module that has the parameter or buffer of a ParameterSlot, and its name in the module.
   struct Owner {
     ModuleBase* module;
     std::string name;
@@ -34,7 +33,7 @@ class SlotState : tessera::detail::NoCopy {
   /// without values remains uninitialised.
   void swap(at::Tensor tensor);
   bool has_persistent() const { return persistent_.defined(); }
-  /// For FSDP: makes `tensor` the persistent tensor. Afterwards swap() changes only get().
+  /// For FSDP: makes `tensor` the result of persistent(). Afterwards swap() changes only get().
   void set_persistent(at::Tensor tensor);
   /// Whether the tensor has values: from init_weights, a load, the caller of the constructor, or an
   /// in-place operator, which autograd's version counter detects. swap() does not change this
@@ -79,19 +78,19 @@ class ParameterSlot : public detail::SlotState {
   ParameterSlot(at::Tensor tensor, bool initialized)
       : detail::SlotState(std::move(tensor), initialized) {}
 
-  /// The tensor that forward uses now. With FSDP this is the unsharded tensor while the unit
-  /// computes and after fsdp::unshard(), otherwise the shard.
+  /// Returns the tensor that forward uses now. With FSDP this is the unsharded tensor while the
+  /// unit computes and after fsdp::unshard(), otherwise the shard.
   const at::Tensor& get() const { return tensor_; }
   /// Replaces the tensor by a tensor with other values, also in named_parameters() and in the
   /// members of adopted modules. The parameter is then initialized, unless the tensor is on the
   /// meta device.
   void set(at::Tensor tensor);
-  /// The tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has gathered
-  /// the parameter, get() is the unsharded tensor and persistent() is the shard. Otherwise both are
-  /// the same tensor.
+  /// Returns the tensor for optimizers, gradient clipping and saved checkpoints. While FSDP has
+  /// gathered the parameter, get() is the unsharded tensor and persistent() is the shard. Otherwise
+  /// both are the same tensor.
   const at::Tensor& persistent() const { return stored(); }
-  /// The longest FQN that named_slots() has found for the parameter, for messages. Empty before the
-  /// first call of named_slots().
+  /// Returns the longest FQN that named_slots() has found for the parameter, for messages. Empty
+  /// before the first call of named_slots().
   const std::string& fqn() const { return fqn_; }
 
   /// For experts and pipeline stages: returns a mesh along which ranks have different parameters
@@ -111,7 +110,7 @@ using SlotPtr = std::shared_ptr<ParameterSlot>;
 ///   nn::Parameter weight = register_slot("weight", {out, in});
 class Parameter {
  public:
-  /// A handle without a parameter. The handle converts to an undefined tensor.
+  /// Constructs a handle without a parameter, which converts to an undefined tensor.
   Parameter() = default;
   explicit Parameter(SlotPtr slot) : slot_(std::make_shared<SlotPtr>(std::move(slot))) {}
   Parameter(const Parameter&) = default;

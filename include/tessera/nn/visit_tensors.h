@@ -18,8 +18,8 @@ namespace tessera::nn {
 
 namespace detail::user {
 
-// This function is declared only to hide other functions of its name. The compiler then finds only
-// visit_tensors overloads in the namespace of the visited type.
+// visit_tensors() is declared only to hide other functions of its name. The compiler then finds
+// only visit_tensors overloads in the namespace of the visited type.
 void visit_tensors() = delete;
 
 template <class T, class Visit>

@@ -23,8 +23,8 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
  public:
   /// Adds a value with its weight. Throws Error between sync() and unsync().
   void update(double value, double weight = 1);
-  /// The weighted mean of this rank's values since reset(); between sync() and unsync(), of all
-  /// ranks' values. NaN if there are no values.
+  /// Returns the weighted mean of this rank's values since reset(); between sync() and unsync(),
+  /// that of all ranks' values. NaN if there are no values.
   double compute() const;
   /// Replaces this rank's values by the values of all ranks, until unsync(). Collective over
   /// `world`. Throws Error if the metric is already synced.
@@ -32,7 +32,7 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
   /// Restores this rank's own values. Throws Error if the metric is not synced.
   void unsync();
 
-  /// The state for a checkpoint: this rank's own values, also between sync() and unsync().
+  /// Returns the state for a checkpoint: this rank's own values, also between sync() and unsync().
   nlohmann::json state_dict() const override;
   void reset() override;
 

@@ -19,7 +19,7 @@ namespace tessera::observe {
 /// FLOPs per token of forward and backward, without recomputation.
 struct ModelFlops {
   double per_token = 0;         ///< 6 (N - N_embedding) + 12 L hidden S: torchtitan's formula
-  double per_token_causal = 0;  ///< per_token without the masked half of attention
+  double per_token_causal = 0;  ///< per_token minus the FLOPs of attention's masked half
 };
 /// The FLOPs per token of a decoder model with `layers` layers. `hidden` is heads * head_dim.
 /// `sequence` is the number of tokens in a sample. Pass 0 for `embedding_parameters` if the
@@ -28,20 +28,20 @@ struct ModelFlops {
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
                        std::int64_t layers, std::int64_t hidden, std::int64_t sequence);
 
-/// Peak FLOP/s of dense matrix products in `type`, by device name ("NVIDIA H100 80GB HBM3").
-/// nullopt for a device that is not in the table of this function (all CPUs), and for a type other
-/// than bf16, fp16 and fp32. The numbers are the vendor's, without sparsity. fp32 is without TF32,
-/// as is libtorch's default.
+/// Returns the peak FLOP/s of dense matrix products in `type`, by device name ("NVIDIA H100 80GB
+/// HBM3"). nullopt for a device that is not in the table of this function (all CPUs), and for a
+/// type other than bf16, fp16 and fp32. The numbers are the vendor's, without sparsity. The fp32
+/// rate is without TF32, like libtorch's default.
 std::optional<double> peak_flops(const std::string& device_name,
                                  c10::ScalarType type = c10::kBFloat16);
 
-// The functions below return properties of the device of this process. `device_type` is "cpu" or
-// "cuda". Not collective; thread safe.
+// Functions that return properties of the device of this process. `device_type` is "cpu" or "cuda".
+// Not collective; thread safe.
 
-/// The name of the device, or of the current device if there are several; "" if unknown.
+/// Returns the name of the (current) device; "" if unknown.
 std::string device_name(const std::string& device_type);
 
-/// The compute capability of the current CUDA device as a number: 89 for 8.9; 0 if unknown.
+/// Returns the compute capability of the current CUDA device: 89 for 8.9; 0 if unknown.
 int compute_capability();
 
 /// The memory of one rank, in bytes.
@@ -53,8 +53,8 @@ struct MemoryUse {
   std::optional<std::int64_t> peak_active_bytes;
   std::int64_t capacity_bytes = 0;  ///< memory of the machine or of the device; 0 if unknown
 };
-/// The highest memory use of this process since the last call. On a CPU, the resident memory is the
-/// highest since the process began. Does not wait for the device.
+/// Returns the highest memory use of this process since the last call; on a CPU, the resident
+/// memory is the maximum since the process began. Does not wait for the device.
 MemoryUse take_memory_use(const std::string& device_type);
 
 /// Starts to count the memory of CPU tensors in the whole process, so that metrics include the peak
@@ -81,11 +81,10 @@ struct StepMetrics {
   double data_time_s = 0;       ///< the part of step_time_s spent waiting for the batch
   double tokens_per_s = 0;      ///< tokens per second over all ranks
   double tflops = 0;            ///< TFLOP/s per rank, by torchtitan's FLOP formula
-  std::optional<double> mfu{};  ///< per cent; nullopt if the device's peak is unknown
+  std::optional<double> mfu{};  ///< model FLOPs utilization in %; nullopt if the peak is unknown
   std::optional<double> mfu_causal{};  ///< mfu with causal attention counted half
   std::int64_t peak_memory_bytes = 0;  ///< peak on this rank in this step; cuda: reserved memory
-  std::optional<std::int64_t> peak_active_bytes{};  ///< peak of the memory allocated to tensors, if
-                                                    ///< known
+  std::optional<std::int64_t> peak_active_bytes{};  ///< peak of tensor memory, if known
   std::int64_t memory_capacity_bytes = 0;           ///< memory of this rank's device; 0 if unknown
   /// Seconds that a checkpoint blocked training between the previous step and this step.
   std::optional<double> checkpoint_stall_s{};
@@ -97,7 +96,7 @@ struct StepMetrics {
 /// number of tokens over all ranks. `peak_flops` is the FLOP/s of one device.
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops);
-/// The metrics of a step as one JSON object, without a line end. Always present: step loss
+/// Returns the metrics of a step as one JSON object, without a line end. Always present: step loss
 /// grad_norm lr step_time_s data_time_s tokens_per_s tflops mfu mfu_causal peak_memory_bytes comm.
 /// With loss scaling: loss_scale skipped. If known: peak_active_bytes, checkpoint_stall_s (after a
 /// checkpoint), eval_loss. `comm` is {mesh dimension: {collective: {calls, bytes}}}. Unknown and

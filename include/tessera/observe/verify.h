@@ -40,7 +40,7 @@ struct VerifyOptions {
 /// A tensor on the mesh that differs from the one-rank reference.
 struct VerifyDifference {
   std::string fqn;   ///< FQN of the module or parameter; "" for the model itself and for the loss
-  std::string text;  ///< a line with tensor, sizes, layout, position, values and world ranks
+  std::string text;  ///< one line: tensor, sizes, layout, position, values, world ranks
 };
 
 /// The result of verify(), equal on every rank.
@@ -48,8 +48,7 @@ struct VerifyReport {
   /// Module outputs that differ, in the order in which the module calls end on one rank. All
   /// outputs before the first entry are equal.
   std::vector<VerifyDifference> outputs{};
-  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in the order in which
-                                              ///< backward computes them
+  std::vector<VerifyDifference> gradients{};  ///< gradients that differ, in backward's order
   /// A line that names the weights that differ between ranks. If this line is not empty, nothing
   /// else was compared.
   std::string weights{};

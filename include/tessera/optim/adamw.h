@@ -17,7 +17,7 @@ struct AdamWOptions {
   double lr = 1e-3;
   double beta1 = 0.9;          ///< decay of the running mean of the gradients
   double beta2 = 0.999;        ///< decay of the running mean of the squared gradients
-  double eps = 1e-8;           ///< added to the root of the running mean of the squared gradients
+  double eps = 1e-8;           ///< added to the square root of the mean of squared gradients
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
   /// The type of both running means: kFloat or kBFloat16. Running means in bf16 need half the
   /// memory, and are rounded stochastically, without bias. The means of fp64 and complex parameters

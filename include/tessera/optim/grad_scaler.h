@@ -23,10 +23,8 @@ struct GradScalerOptions {
   bool enabled = true;
   double init_scale = 65536.0;
   double growth_factor = 2.0;           ///< multiplies the scale after growth_interval steps
-                                        ///< without overflow
   double backoff_factor = 0.5;          ///< multiplies the scale after a step with an overflow
-  std::int64_t growth_interval = 2000;  ///< number of consecutive steps without an overflow before
-                                        ///< the scale grows
+  std::int64_t growth_interval = 2000;  ///< consecutive steps without overflow before growth
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
@@ -71,9 +69,9 @@ class GradScaler {
                              const NormOptions& options = {});
   /// Alternative to clip_grad_norm_(): divides the gradients by the scale now, in place, for code
   /// that reads or changes gradients before step(). Throws Error for gradients narrower than fp32,
-  /// in which small values would vanish. Collective like grad_norm(). Call it at most once per
-  /// step, with all parameters that step() will update. Afterwards optim::clip_grad_norm_ may clip
-  /// some of these parameters.
+  /// in which small values would vanish. Collective like grad_norm(). Call unscale_() at most once
+  /// per step, with all parameters that step() will update. Afterwards optim::clip_grad_norm_ may
+  /// clip some of these parameters.
   void unscale_(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options = {});
 
   /// Calls optimizer.step() unless a gradient overflowed, and sets the next scale. Returns whether

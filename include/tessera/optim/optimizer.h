@@ -53,12 +53,12 @@ class Optimizer : tessera::detail::NoCopy {
   /// Clears the gradients, including the gradients that FSDP has accumulated but not reduced. Not
   /// collective.
   void zero_grad();
-  /// All parameters of the optimizer, each once, for example for clip_grad_norm_.
+  /// Returns all parameters of the optimizer, each once, for example for clip_grad_norm_.
   virtual const std::vector<nn::SlotPtr>& parameters() const = 0;
   /// Sets the learning rate of each group to `factor` times the lr in the group's options; for
   /// example with LrSchedule::factor().
   virtual void scale_lr(double factor) = 0;
-  /// The optimizer state: a checkpoint saves it, or loads it before the next step. Missing state is
+  /// Returns the optimizer state, for a checkpoint to save or to load into. Missing state is
   /// created as zeros. Frozen parameters have no state. Not collective. Throws Error for parameters
   /// that were never filled.
   virtual std::vector<StateTensor> state() = 0;
@@ -106,8 +106,8 @@ class OptimizerList : public Optimizer {
 /// parameter. The average starts with the parameters before the first step, or with the averages of
 /// a loaded checkpoint. Each rank stores the average of its local shards, in fp32 for shards of a
 /// narrower type. The average is part of the optimizer state, under the name "ema". Checkpoints
-/// therefore save the average, and a resumed run continues with the saved average. No
-/// communication.
+/// therefore save the average, and a resumed run continues with the saved average. Ema does not
+/// communicate.
 class Ema final : public Optimizer {
  public:
   /// Throws Error unless 0 <= decay < 1, and for a null optimizer.
@@ -164,8 +164,8 @@ struct LrScheduleOptions {
 ///   wsd (warm-up, stable, decay; Hu et al. 2024): 1 until the last D = round(decay_ratio N) steps,
 ///   then linear: (N - s) / D. D is at most N - W, with a warning if this limit shortens it
 /// A falling factor f is replaced by min_factor + (1 - min_factor) f. So steps W - 1 and W have the
-/// full rate, and the last step's rate is not 0. Hugging Face's schedules agree from step W on;
-/// their warm-up is s / W, so that their first step changes nothing.
+/// full rate, and the last step's rate is not 0. Hugging Face's schedules are the same from step W
+/// on. Their warm-up is s / W, so that the first step changes nothing.
 class LrSchedule {
  public:
   /// Throws Error for negative steps and for fractions outside [0, 1]. A warm-up of at least

@@ -29,11 +29,10 @@ struct ShardUpdate;
 /// the same shard.
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
-  std::vector<std::vector<at::Tensor>> states;  ///< the state tensors: one list for each state name
-  std::vector<at::Tensor> steps;                ///< step counters: the number of this step, from 1;
-  ///< empty if steps are not counted
+  std::vector<std::vector<at::Tensor>> states;  ///< one list of state tensors for each state name
+  std::vector<at::Tensor> steps;                ///< each tensor's step number, from 1, or empty
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If shards of several
-  /// parameters were joined to one tensor, this is the index of the first parameter.
+  /// parameters were joined to one tensor, the index of the first parameter.
   std::vector<std::size_t> shards = {};
   /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor(): plain,
   /// 0-d fp64, on the device of the batch. Undefined: the factor is 1. If the factor is not finite,
@@ -64,7 +63,7 @@ class SlotOptimizer : public Optimizer {
 
   /// Writes the new values into the batch's parameters and states. All tensors are plain, local and
   /// of the type in which the update is computed: fp32 for narrower parameters, whose new values
-  /// are then rounded back, a few at a time. Complex tensors are passed as real ones with a last
+  /// are then rounded back, a few at a time. Complex tensors are passed as real tensors with a last
   /// dimension for real and imaginary parts (at::view_as_real). Gradients are already multiplied by
   /// the factor of step(), unless takes_gradient_factor() returned true. Gradients may be
   /// overwritten. Ranks call update_batch() with different shards, and not equally often.
@@ -90,8 +89,8 @@ class SlotOptimizer : public Optimizer {
   static void scale_gradients(const std::vector<ShardUpdate>& shards, const at::Tensor& factor);
   /// Whether a parameter without a gradient takes part in a step.
   virtual bool updates_without_gradient(const at::Tensor& /*parameter*/) const { return false; }
-  /// The type of the optimizer state for a local shard of `group`. By default fp32 if the shard is
-  /// narrower than fp32, otherwise the type of the shard.
+  /// Returns the type of the optimizer state for a local shard of `group`: by default fp32 if the
+  /// shard is narrower than fp32, otherwise the type of the shard.
   virtual c10::ScalarType state_dtype(std::size_t group, c10::ScalarType parameter) const;
 
   /// The optimizer state of one local shard.
@@ -104,7 +103,7 @@ class SlotOptimizer : public Optimizer {
     std::uint64_t history = 0;
     std::uint32_t writes = 0;  ///< version of the tensor `step` at which `history` was set
   };
-  /// The state of a parameter. Requires that an earlier step has updated the parameter.
+  /// Returns the state of a parameter. Requires that an earlier step has updated the parameter.
   State& state_of(std::size_t parameter) { return states_[parameter]; }
   const State& state_of(std::size_t parameter) const { return states_[parameter]; }
   std::size_t group_of(std::size_t parameter) const { return group_of_[parameter]; }

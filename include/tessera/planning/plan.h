@@ -47,12 +47,12 @@ struct PlanOptions {
   /// the step's matrix products, including recomputation.
   observe::ModelFlops flops{};
   /// A function that returns advice on how to reduce memory of a kind, for a plan that does not
-  /// fit. Empty: general advice is given.
+  /// fit. If the function is empty, the plan has general advice.
   std::function<std::string(observe::MemoryKind)> remedy{};
   /// Returns sizes other than shard sizes in which the rank at `coordinate` may differ, for example
   /// its number of samples, or the length of its part of each sequence. If the function is empty,
-  /// plan_run() also plans the last rank of each kind, and throws Error if it differs from the
-  /// first rank.
+  /// plan_run() also plans the last rank of each kind, and throws Error if that rank differs from
+  /// the first rank.
   std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> sizes{};
   /// Results of operators whose output sizes depend on values, by operator name. For experts that
   /// get equal numbers of tokens:
@@ -64,10 +64,10 @@ struct PlanOptions {
   std::function<std::unique_ptr<optim::Optimizer>(const nn::ModuleBase& model)> optimizer{};
 };
 
-/// The memory and time of a training step on one rank, which stands for all ranks of a kind.
+/// The memory and time of a training step on one rank, equal for all ranks of the same kind.
 struct RankPlan {
   RankKind kind{};
-  std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the kind's first rank
+  std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the first rank of the RankKind
   observe::StepMemory memory{};
   std::optional<StepTime> time{};  ///< the step's time; only with a machine
   /// The estimated metrics: comm and, with a machine, step_time_s, tokens_per_s, tflops and mfu.
@@ -81,7 +81,7 @@ struct RunPlan {
   MeshShape mesh{};
   std::vector<RankPlan> ranks{};  ///< the plan of one rank of each kind
 
-  /// The rank with the highest memory peak.
+  /// Returns the plan of the rank with the highest memory peak.
   const RankPlan& largest() const;
   /// Whether tensors of this kind are in CPU memory instead of device memory.
   bool on_host(observe::MemoryKind kind) const;
@@ -90,8 +90,8 @@ struct RunPlan {
 };
 
 /// Estimates memory and time of a run's second step. Runs the steps of one rank of each RankKind in
-/// a comm::fake_world and a kernels::FakeMode, without real memory. One plan at a time per process.
-/// Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
+/// a comm::fake_world and a kernels::FakeMode, without real memory. A process may run only one call
+/// at a time. Throws Error for more than 2^24 ranks, and the errors of `make` and of the step.
 RunPlan plan_run(const MakeRun& make, std::int64_t ranks, const PlanOptions& options);
 
 namespace detail {
@@ -100,7 +100,7 @@ namespace detail {
 /// ranks.
 inline constexpr std::int64_t kMostRanks = 1 << 24;
 
-/// Estimates memory and time on the given rank only; otherwise like plan_run().
+/// Like plan_run(), but estimates memory and time on the given rank only.
 RankPlan plan_rank(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options);
 
 void allocate(nn::ModuleBase& model);

@@ -17,12 +17,13 @@ namespace tessera::planning {
 /// exposed_s, communication_s); and `kinds` with the same values for each kind of rank. With a
 /// search, also `search`: gpus, gpu, room_bytes, `layouts` in the order of to_text() (each with dp,
 /// tp, cp, ac, zero, accumulate, peak_bytes, peak_moment, step_time_s, exposed_s, tokens_per_s,
-/// mfu, fits, frontier), `refused` and `skipped`. Values that need a machine are null without one.
+/// mfu, fits, frontier), `refused` and `skipped`. Values that need a machine are null without a
+/// machine.
 std::string to_json(const RunPlan& plan, const std::optional<Search>& search = std::nullopt);
-/// The tables of a plan as text, and advice if the plan does not fit.
+/// Returns a plan as text: tables, and advice if the run does not fit into memory.
 std::string to_text(const RunPlan& plan);
-/// A search as a table with one row per estimated layout; `*` marks FoundLayout::frontier. The
-/// refused layouts follow, with the reason.
+/// Returns a search as a table with one row per estimated layout; `*` marks FoundLayout::frontier.
+/// The refused layouts follow, with the reason.
 std::string to_text(const Search& search);
 
 }  // namespace tessera::planning

@@ -19,7 +19,7 @@ namespace tessera::planning {
 struct Estimate {
   std::int64_t peak_bytes = 0;
   std::string peak_moment{};
-  double exposed_s = 0;  ///< seconds that computation waits for collectives
+  double exposed_s = 0;  ///< seconds in which computation waits for collectives
   /// The metrics step_time_s, tokens_per_s, tflops and mfu. Other fields are not set.
   observe::StepMetrics metrics{};
 };
@@ -28,8 +28,8 @@ struct Estimate {
 struct TrainingLayout {
   std::int64_t dp = 1;          ///< number of data-parallel ranks that shard parameters
   std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
-  /// Activation checkpointing: "none", "selective" or "full"; "selective:12" is that of the first
-  /// 12 blocks only.
+  /// Activation checkpointing: "none", "selective" or "full"; "selective:12" is "selective" for the
+  /// first 12 blocks only.
   std::string ac{};
   int zero = 3;                 ///< ZeRO stage: 3, or 2 (parameters stay gathered until backward)
   std::int64_t accumulate = 1;  ///< number of micro-batches per step
@@ -43,14 +43,14 @@ struct SearchSpace {
   std::int64_t batch = 1;     ///< samples per step, over all ranks
   std::int64_t sequence = 0;  ///< tokens per sample; 0: samples are not sequences
   std::int64_t blocks = 0;    ///< number of equal blocks; 0: all or no blocks are checkpointed
-  TrainingLayout first{};     ///< fixed values, and start values of cp and accumulate
+  TrainingLayout first{};     ///< the fixed values, and the start values of cp and accumulate
   /// The fields of `first` that all layouts keep: "dp", "tp", "cp", "ac", "zero", "accumulate".
   std::set<std::string> fixed{};
-  /// Whether the model can be split over `tp` ranks. Empty: the model can be split over any number
-  /// of ranks.
+  /// Whether the model can be split over `tp` ranks. If the function is empty, any number of ranks
+  /// is possible.
   std::function<bool(std::int64_t tp)> allows_tp{};
   std::function<bool(std::int64_t cp)>
-      allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: they cannot
+      allows_cp{};  ///< whether sequences can be split over `cp` ranks; empty: never
   /// Returns the estimate of a layout's first rank. If the function throws Error, the layout is
   /// refused.
   std::function<Estimate(const TrainingLayout& layout)> estimate{};
@@ -74,13 +74,13 @@ struct Search {
   std::vector<std::pair<TrainingLayout, std::string>> refused{};
   std::int64_t skipped = 0;  ///< number of layouts skipped because a smaller layout does not fit
 
-  /// The fastest layout that fits. If no layout fits, the layout with the least memory.
+  /// Returns the fastest layout that fits or, if no layout fits, the layout with the least memory.
   const FoundLayout& best() const { return found.front(); }
 };
 
 namespace detail {
-/// The text for a layout: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are included if
-/// they are above 1.
+/// Returns the text for a layout: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are
+/// included if they are above 1.
 std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 
@@ -90,9 +90,9 @@ std::string name_of(const TrainingLayout& layout);
 std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of_all,
                                  std::int64_t room, std::int64_t blocks);
 
-/// Returns a function for SearchSpace::estimate on `ranks` ranks. It estimates a run's memory and
-/// time from two plans of the first rank with few layers: memory and time grow linearly with the
-/// number of equal layers. A model with few or unequal layers is planned as a whole.
+/// Returns a function for SearchSpace::estimate on `ranks` ranks. The function estimates a run's
+/// memory and time from two plans of the first rank with few layers: memory and time grow linearly
+/// with the number of equal layers. A model with few or unequal layers is planned as a whole.
 /// `run_of(layout, layers)` creates the layout's run with that many layers (0: all layers).
 /// `layers`: the number of equal layers; 0: the model has none. `container`: FQN of the module that
 /// contains the layers, "model.layers". `options` are the options for the whole model.

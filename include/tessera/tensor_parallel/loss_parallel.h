@@ -29,7 +29,8 @@ struct CrossEntropyOptions {
   DeviceMesh over = {};
   /// Label smoothing as in torch's cross_entropy, a number from 0 to 1.
   double label_smoothing = 0;
-  /// Adds z_loss * log(sum of exp(logits))^2 to the loss of each token (PaLM, section 5).
+  /// The factor of log(sum of exp(logits))^2, which is added to the loss of each token (PaLM,
+  /// section 5).
   double z_loss = 0;
 };
 
@@ -91,9 +92,9 @@ struct LinearCrossEntropyOptions {
 /// Memory of a rank in addition to the arguments: the logits of one chunk; with gradients also the
 /// gradients of `hidden` and of `weight`. The weight's gradient is summed over the chunks in fp32
 /// if the weight is fp16 or bf16, and rounded to this type once, in backward. Except on CUDA, such
-/// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of its logits.
-/// Collective like cross_entropy, with two small all-reduces for each chunk. Differentiable by
-/// `hidden` and `weight`. The gradient of `hidden` is Partial over a dimension that shards the
+/// a sum needs memory for an fp32 copy of a chunk's rows of `hidden` and for a copy of the chunk's
+/// logits. Collective like cross_entropy, with two small all-reduces for each chunk. Differentiable
+/// by `hidden` and `weight`. The gradient of `hidden` is Partial over a dimension that shards the
 /// vocabulary; its reduction is the only communication in backward.
 ///
 /// Throws the Errors of cross_entropy. Also throws Error for other shapes, types and layouts, for

@@ -17,8 +17,9 @@ namespace tessera::tensor_parallel {
 /// PyTorch's parallelize_module.
 ///
 /// Parameters become distributed with the placements of their styles. Parameters without a style
-/// become Replicate(), except those that differ on each rank (ParameterSlot::set_distinct_along).
-/// Several styles may add hooks to a module, but only one may place its parameters.
+/// become Replicate(), except parameters that differ on each rank
+/// (ParameterSlot::set_distinct_along). Several styles may add hooks to a module, but only one
+/// style may place the module's parameters.
 ///
 /// In the forward of `module` a tensor is either distributed, or plain and the same on every rank
 /// of `mesh`. An operator with both kinds treats the plain tensors as replicated. The gradient of a
@@ -28,7 +29,7 @@ namespace tessera::tensor_parallel {
 /// Not collective: every rank must have the complete parameters, of which it stores only its shard.
 /// In the first forward the ranks compare the parameters that are not split, and the plain inputs.
 /// Throws Error, before anything is changed, for a pattern that matches no module, or that matches
-/// below some but not all modules of one class; for a style that is not applicable to its module;
+/// inside some but not all modules of one class; for a style that is not applicable to its module;
 /// for heads that the ranks do not divide; and for a parameter that is already distributed.
 ///
 ///   parallelize_module(model, mesh["tp"], {{"layers.*.mlp.up_proj", colwise_parallel()},
@@ -41,7 +42,7 @@ struct DeclaredPlanOptions {
   /// Whether activations outside of attention and MLP are split along the sequence.
   bool sequence_parallel = true;
   bool loss_parallel = true;  ///< whether logits remain split over the vocabulary
-  bool regather = true;       ///< value of PrepareModuleInputOptions::regather
+  bool regather = true;       ///< the option regather: see PrepareModuleInputOptions
 };
 
 /// Interface of a module class that declares the tensor-parallel plan for itself and the modules
@@ -59,15 +60,16 @@ struct DeclaredPlanOptions {
 class DeclaresPlan {
  public:
   virtual ~DeclaresPlan() = default;
-  /// The plan for this module on a 1-D mesh. Patterns are relative to the module. Throws Error if
-  /// the module cannot be split over the mesh's ranks. Not collective.
+  /// Returns the tensor-parallel plan for this module on a 1-D mesh, with patterns relative to the
+  /// module. Throws Error if the module cannot be split over the mesh's ranks. Not collective.
   virtual ParallelizePlan tensor_parallel_plan(const DeviceMesh& mesh,
                                                const DeclaredPlanOptions& options) const = 0;
 };
 
-/// The plan that `module` declares (DeclaresPlan). If `module` declares no plan: the plans of the
-/// outermost modules below `module` that declare a plan, with their FQNs as prefixes. Not
-/// collective. Throws Error if no module declares a plan, and the Errors of tensor_parallel_plan().
+/// Returns the plan that `module` declares (DeclaresPlan). If `module` declares no plan, returns
+/// the plans of the outermost modules below `module` that declare a plan, with their FQNs as
+/// prefixes. Not collective. Throws Error if no module declares a plan, and the Errors of
+/// tensor_parallel_plan().
 ParallelizePlan declared_plan(const nn::ModuleBase& module, const DeviceMesh& mesh,
                               const DeclaredPlanOptions& options = {});
 
@@ -95,20 +97,20 @@ struct BlockPlanOptions {
 // checks the plan, and throws Error if the ranks do not divide the heads. Features that do not
 // belong to heads may be split unevenly.
 
-/// The plan of an nn::Embedding, which is row-wise: the vocabulary is split. The input of the
+/// Returns the row-wise plan of an nn::Embedding: the vocabulary is split. The input of the
 /// embedding must be the same on all ranks. Options for the input are not used.
 ParallelizePlan embedding_plan(const std::string& fqn, const BlockPlanOptions& options = {});
-/// The plan of an nn::Attention with the options `block`. Throws Error for options that
+/// Returns the plan of an nn::Attention with the options `block`. Throws Error for options that
 /// nn::Attention refuses, and for replicate_kv_heads together with fused_qkv.
 ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOptions& block,
                                const BlockPlanOptions& options = {});
-/// The plan of an nn::SwiGlu with the module names `names`.
+/// Returns the tensor-parallel plan of an nn::SwiGlu with the module names `names`.
 ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names = {},
                              const BlockPlanOptions& options = {});
-/// The plan of an nn::GeluMlp with the module names `names`.
+/// Returns the tensor-parallel plan of an nn::GeluMlp with the module names `names`.
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
-/// One plan with the entries of all `plans`, in order.
+/// Returns one tensor-parallel plan with the entries of all `plans`, in order.
 ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans);
 
 }  // namespace tessera::tensor_parallel

@@ -66,7 +66,7 @@ using ParallelizePlan = std::vector<std::pair<std::string, StylePtr>>;
 //   in the styles of the Linears; otherwise the gathered input is saved. In activation
 //   checkpointing, backward takes the gathered input from the recomputation. Backward with
 //   create_graph throws Error.
-// * use_local_output: the result is the plain local tensor instead of the distributed one. For a
+// * use_local_output: the result is the plain local tensor instead of the distributed tensor. For a
 //   sharded result this is the rank's part (docs/tensor_parallel.md, "Local parts"). Redistribution
 //   is collective over the mesh and differentiable.
 
@@ -112,7 +112,7 @@ StylePtr replicated_heads_parallel(ReplicatedHeadsOptions options);
 /// colwise_parallel() would give a rank consecutive features of only one or two parts. A
 /// distributed result is _StridedShard(-1, parts).
 struct FusedColwiseOptions {
-  /// Number of equal parts of an nn::Linear; leave 0 for an nn::FusedLinear.
+  /// Number of equal parts of an nn::Linear's output features; must be 0 for an nn::FusedLinear.
   std::int64_t parts = 0;
   Placement input_layouts = Replicate{};
   bool use_local_output = false;
@@ -127,10 +127,8 @@ StylePtr fused_colwise_parallel(FusedColwiseOptions options = {});
 /// reduction. For an Embedding, the style shards the vocabulary: the weight is Shard(0), and every
 /// rank looks up all indices.
 struct RowwiseOptions {
-  std::optional<Placement> input_layouts{};  ///< placement of a plain input; default Shard{-1}: the
-                                             ///< input contains this rank's features
-  Placement output_layouts = Replicate{};    ///< placement of the result; Replicate: the result is
-                                             ///< all-reduced; Shard: the result is reduce-scattered
+  std::optional<Placement> input_layouts{};  ///< placement of a plain input; default: Shard{-1}
+  Placement output_layouts = Replicate{};    ///< placement of the result after its reduction
   bool use_local_output = false;
   /// Number of heads in the input features of a Linear; see ColwiseOptions::heads.
   std::int64_t heads = 0;
@@ -213,9 +211,9 @@ StylePtr prepare_module_input_output(PrepareModuleInputOutputOptions options);
 /// with placement `desired` on the 1-D `mesh`. `layout`: the placement of a plain tensor. With
 /// Replicate the plain tensor is the same on every rank; otherwise it is this rank's part of a
 /// tensor with global sizes `sizes` (default: the ranks exchange the sizes of their parts).
-/// `regather`: as the option of the styles. Collective if data or sizes are sent.
-/// Differentiable. Throws Error if `tensor` is undefined or on another mesh, and on all ranks if
-/// the parts are not shards of one tensor.
+/// `regather`: see the option of this name. Collective if data or sizes are sent. Differentiable.
+/// Throws Error if `tensor` is undefined or on another mesh, and on all ranks if the parts are not
+/// shards of one tensor.
 at::Tensor prepare_input(const nn::ModuleBase& module, const at::Tensor& tensor,
                          const DeviceMesh& mesh, const Placement& layout, const Placement& desired,
                          std::optional<std::vector<std::int64_t>> sizes = {},

@@ -20,8 +20,8 @@
 TESSERA_API_BEGIN
 namespace tessera::training {
 
-/// How messages name a program and its options: for example {"my_train", "--"} if command-line
-/// flags have the options' names.
+/// Texts by which messages name a program and its options, for example {"my_train", "--"} if
+/// command-line flags have the options' names.
 struct RunNames {
   std::string program = "training";
   std::string dashes = "";  ///< prefix of an option's name in messages: "--" for flags
@@ -34,8 +34,8 @@ struct RunNames {
 void check_same_options(comm::World& world, const std::map<std::string, std::string>& own);
 
 /// Returns whether `own` is true on any rank of the mesh. To be called after each step, with
-/// StopSignals::received(), or with whether a time limit has passed. Collective over `mesh`,
-/// between CPUs, without waiting for a GPU.
+/// StopSignals::received(), or with a flag for a time limit. Collective over `mesh`, between CPUs,
+/// without waiting for a GPU.
 bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest checkpoint in its folder.
@@ -51,7 +51,7 @@ struct CheckpointOptions {
   std::int64_t every = 0;             ///< save every this many steps; 0: save at the end only
   std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
   bool async = true;                  ///< whether to save from a copy while training continues
-  int keep = 0;                       ///< number of checkpoints to retain, at least 2; 0: all
+  int keep = 0;                       ///< how many checkpoints are retained, at least 2; 0: all
   Resume resume = Resume::kNever;
   std::int64_t resume_step = -1;  ///< continue from this step instead of the newest; -1: not set
   /// The checkpoint from which a new run starts, or a folder of checkpoints of another run.
@@ -95,24 +95,24 @@ class Checkpointer : tessera::detail::NoCopy {
   bool loads() const { return !source_.empty(); }
   /// Whether the step to load belongs to this run (and not to `initial_load`).
   bool resumes() const { return resumes_; }
-  /// Whether `part`, "optimizer" or "data", is not loaded.
+  /// Whether the options exclude `part`, "optimizer" or "data", from loading.
   bool excludes(const char* part) const;
-  /// The folder of the checkpoint from which the run starts; empty for a new run.
+  /// Returns the folder of the checkpoint from which the run starts; empty for a new run.
   const std::filesystem::path& source() const { return source_; }
-  /// The step number of the loaded checkpoint, as counted by the run that saved the checkpoint.
+  /// Returns the loaded checkpoint's step number, as counted by the run that saved the checkpoint.
   std::int64_t loaded_step() const { return loaded_; }
-  /// The folder in which a step is saved.
+  /// Returns the folder in which a step is saved.
   std::filesystem::path folder(std::int64_t step) const;
 
   /// Creates the folder, and locks the folder for this run until the process ends. Throws Error if
   /// the folder can't be written, or if another process has locked the folder. Call make_folder()
   /// on rank 0; not collective.
   void make_folder();
-  /// Returns the non-tensor entries of the checkpoint that load() will load, for early checks.
-  /// These include the entries that the program passed to after_step().
+  /// Returns the non-tensor entries of the checkpoint that load() will load, for early checks. The
+  /// entries include those that the program passed to after_step().
   Json peek(const TrainState& state);
   /// Loads the step into `state`. For a step of this run, also restores the random number state. If
-  /// a step is damaged, the step before it is loaded, with a warning, unless the options name the
+  /// a step is damaged, load() loads the step before, with a warning, unless the options name the
   /// damaged step. Returns the report of checkpoint::load(). Throws Error if there is no complete
   /// step, and for a step after the run's last step.
   checkpoint::LoadReport load(TrainState& state);
@@ -154,7 +154,7 @@ class Checkpointer : tessera::detail::NoCopy {
   std::filesystem::path source_;
   bool resumes_ = false;
   std::string run_id_;        ///< the run_id of all steps in `folder`
-  std::int64_t newest_ = -1;  ///< the step number of source() if it is in `folder`; -1: it is not
+  std::int64_t newest_ = -1;  ///< the step number of source() if in `folder`; else -1
   /// Numbers of damaged checkpoints after source(), which the first save removes.
   std::vector<std::int64_t> damaged_;
   int lock_ = -1;             ///< the descriptor of the folder's lock file

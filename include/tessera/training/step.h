@@ -26,7 +26,7 @@ namespace tessera::training {
 struct TrainState {
   nn::ModuleBase& model;
   optim::Optimizer& optimizer;
-  /// The loss scaling of fp16; off by default.
+  /// The gradient scaler for fp16 training; off by default.
   optim::GradScaler scaler = optim::GradScaler({.enabled = false});
   std::int64_t step = 0;     ///< number of optimizer steps so far
   std::int64_t samples = 0;  ///< number of samples of all steps so far, over all ranks
@@ -58,8 +58,7 @@ struct StepResult {
   double loss = 0;       ///< the step's loss, averaged over the ranks of data_mesh
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
   double lr_factor = 1;  ///< the schedule's factor of the learning rate
-  std::optional<double> loss_scale = std::nullopt;  ///< loss scale of this step; nullopt without
-                                                    ///< loss scaling
+  std::optional<double> loss_scale = std::nullopt;  ///< loss scale of this step, if any
   bool skipped = false;  ///< whether the update was skipped because a gradient overflowed
 };
 
@@ -105,7 +104,7 @@ class StepMeter {
   /// `device`: the type of the device that is measured, "cpu" or "cuda".
   StepMeter(comm::WorldPtr world, std::string device);
   void begin();
-  /// Call when the batch is available: the time since begin() counts as waiting for data.
+  /// To be called when the batch is available: the time since begin() counts as waiting for data.
   void data_ready();
   /// Returns all metrics except the throughput (see observe::set_throughput). `lr` is the step's
   /// learning rate.

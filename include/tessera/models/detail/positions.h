@@ -18,21 +18,20 @@ namespace tessera::models {
 struct RopeScaling {
   enum class Kind {
     kNone,
-    kLinear,  ///< all frequencies / factor (Chen et al. 2023)
-    kLlama3,  ///< low frequencies / factor, with a ramp to the unscaled high frequencies
-              ///< (Llama 3.1)
-    kYarn,    ///< the ramp of Peng et al. 2023, with an attention temperature
+    kLinear,  ///< divides all frequencies by `factor` (Chen et al. 2023)
+    kLlama3,  ///< divides low frequencies by `factor`, with a ramp to high ones (Llama 3.1)
+    kYarn,    ///< YaRN (Peng et al. 2023), with an attention temperature
   };
   Kind kind = Kind::kNone;
   double factor = 1;
   /// The context length of pretraining, in tokens: kLlama3 and kYarn count the rotations within
   /// this length.
   std::int64_t original_positions = 0;
-  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: rotation counts that bound the
-                                                     ///< ramp
-  double beta_fast = 32, beta_slow = 1;              ///< kYarn: rotation counts that bound the ramp
+  double low_freq_factor = 1,
+         high_freq_factor = 4;           ///< kLlama3: rotation counts at the ramp's ends
+  double beta_fast = 32, beta_slow = 1;  ///< kYarn: rotation counts that bound the ramp
   bool truncate = true;         ///< kYarn: whether the ramp's bounds are rounded to integers
-  double attention_factor = 1;  ///< kYarn: factor on cos and sin
+  double attention_factor = 1;  ///< kYarn: factor that multiplies cos and sin
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -72,8 +71,8 @@ class KvCache {
   bool padded() const;
 
   /// Appends the keys and values, (batch, heads, tokens, head_dim), of the next positions. Returns
-  /// the keys and values to which the queries of these positions attend: in the first call the keys
-  /// and values of the prompt, in later calls all keys and values in the cache.
+  /// the keys and values to which the queries of these positions attend: those of the prompt in the
+  /// first call, and all keys and values in the cache in later calls.
   Layer append(std::size_t layer, const at::Tensor& keys, const at::Tensor& values);
   /// Advances the cache by `count` positions, after all layers have appended these positions.
   void advance(std::int64_t count) { tokens_ += count; }

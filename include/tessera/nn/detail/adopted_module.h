@@ -19,8 +19,8 @@ namespace detail {
 /// The parameters and buffers of one module, without its children. Each entry has the name of a
 /// parameter or buffer, and a function that returns the class member with the tensor.
 using ModuleMembers = std::vector<std::pair<std::string, std::function<at::Tensor&()>>>;
-/// A function for one module class. It appends the members of `module` to `found` if `module` has
-/// this class, and otherwise does nothing.
+/// A function for one module class: appends the members of `module` to `found` if `module` has the
+/// class, and otherwise does nothing.
 using FindMembers = void (*)(torch::nn::Module& module, ModuleMembers& found);
 
 /// Interface of a module that wraps a libtorch module and uses its parameters.
@@ -58,8 +58,7 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
   const torch::nn::Module& adopted_module() const override { return *module_; }
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;  ///< the wrapped module; its tensor members are bound
-                                               ///< to the slots
+  std::shared_ptr<torch::nn::Module> module_;  ///< the wrapped module, whose members are in slots
 };
 
 /// Builds the AdoptedModule objects. A module that is registered several times gets a single

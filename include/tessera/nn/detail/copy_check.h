@@ -17,9 +17,9 @@
 TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
-// The shards of a parameter must be parts of one tensor, or be generated from one seed. Their
-// values do not show this, so the ranks compare the origin of their shards: the tensor that was
-// split, or the seed.
+// The shards of a parameter must be parts of one tensor, or be generated from one seed. The values
+// of shards do not show their origin, so the ranks compare the origin of their shards: the tensor
+// that was split, or the seed.
 
 /// The origins of a module's own parameters, attached to the module. An origin is the tensor that
 /// was split into shards, or the seed of the values.
@@ -28,8 +28,7 @@ struct Origins {
     std::int64_t number = 0;  ///< number that identifies the origin; never 0
     /// The tensor that was split into shards, or that was filled from a seed.
     tessera::detail::TensorIdentity tensor = nullptr;
-    std::uint64_t version = 0;  ///< version of `tensor` when the origin was recorded; a later write
-                                ///< to `tensor` changes its version
+    std::uint64_t version = 0;  ///< version counter of `tensor` when the origin was recorded
   };
   std::unordered_map<const ParameterSlot*, Origin> of;
 };
@@ -66,9 +65,9 @@ struct CopiedTensor {
   std::string name;  ///< the tensor's name for messages: "the gradient of parameter 'norm.weight'"
   const ParameterSlot* slot = nullptr;
   at::Tensor values = {};  ///< this rank's local tensor; undefined if this rank has no shard
-  /// Whether all shards must have equal values too, as for a step count.
+  /// Whether all shards of the tensor must have equal values too, as for a step count.
   bool same_for_all_parts = false;
-  /// Whether copies may differ by rounding, because their sums were computed in another order.
+  /// Whether copies may differ by rounding, because ranks computed sums in different orders.
   bool rounded = false;
 };
 
@@ -80,8 +79,8 @@ struct CopyCheck {
   DeviceMesh root = {};
 };
 
-/// Throws Error, on all ranks of `peers`, if a tensor differs from its copy on another of these
-/// ranks. The message names the tensor, two ranks, the mesh dimension between them and the call
+/// Throws Error, on all ranks of `peers`, if a tensor differs from its copy on another rank of
+/// `peers`. The message names the tensor, two ranks, the mesh dimension between them and the call
 /// that would reduce the tensor over that dimension. Two tensors are compared if their names are
 /// equal and their ranks have the same coordinates in meshes of equal sizes. Collective over
 /// `peers`, in CPU memory: one exchange of hashes, and an exchange of texts if hashes differ.

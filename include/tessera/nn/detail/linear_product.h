@@ -32,7 +32,8 @@ class DeferredBias {
 };
 
 /// Computes the matrix products of several Linears with one input x. Backward adds the products'
-/// gradients of x in place (`addmm_` with beta = 1), unless this communicates or is recorded.
+/// gradients of x in place (`addmm_` with beta = 1), unless an addition communicates or is
+/// recorded.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;
@@ -43,7 +44,7 @@ class LinearProducts {
 
 /// A function that creates a LinearProducts object for one input x.
 using MakeLinearProducts = std::unique_ptr<LinearProducts> (*)();
-/// Makes an object that computes matrix products with linear_product().
+/// Creates a LinearProducts object that computes its matrix products with linear_product().
 std::unique_ptr<LinearProducts> make_linear_products();
 
 /// A function that replaces aten::linear. x: (..., in); weight: (out, in); bias: (out) or

@@ -50,12 +50,12 @@ struct CheckpointCounts {
   /// Number of tensors that forward replaced by placeholders.
   std::atomic<std::int64_t> packed = 0;
   std::atomic<std::int64_t> recomputations = 0;  ///< number of regions that backward ran again
-  // Counters that change only if there is an operator policy:
-  /// Number of operator calls in forward whose results were saved.
+  // With an operator policy only: number of operator calls in forward whose results were saved.
   std::atomic<std::int64_t> kept_operators = 0;
-  /// Number of operator calls in a recomputation that returned saved results.
+  /// With an operator policy only: number of operator calls in a recomputation that returned saved
+  /// results.
   std::atomic<std::int64_t> replayed_operators = 0;
-  /// Number of operator calls that a recomputation ran again.
+  /// With an operator policy only: number of operator calls that a recomputation ran again.
   std::atomic<std::int64_t> recomputed_operators = 0;
 };
 
@@ -67,16 +67,15 @@ class ModuleBase;
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Whether this thread has ever called a function that weights a mean over ranks by each rank's
-/// number of batch rows.
+/// Whether this thread has ever called a function that weights means by the ranks' numbers of batch
+/// rows (weighs_ranks), and the function that records such a call (note_weighing).
 bool weighs_ranks();
 void note_weighing();
 
 /// The calls of a module around which a hook runs.
 enum class HookedCalls : std::uint8_t {
   kForward,
-  kEveryMethod,  ///< the hook runs around forward, and around other methods that
-                 ///< Module::call_method calls
+  kEveryMethod,  ///< the hook runs around forward and the methods that call_method() calls
 };
 
 }  // namespace tessera::nn

@@ -18,10 +18,11 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// A function of FSDP about gradients; attached to each module with parameters that FSDP shards.
+/// The interface by which FSDP reports about gradients. FSDP attaches a GradientRecord to each
+/// module with parameters that FSDP shards.
 struct GradientRecord {
-  /// Whether this rank's local gradient, before the last reduction, is known to be non-finite.
-  /// Waits for the device.
+  /// Whether this rank's local gradient of a parameter, before the last reduction, is known to be
+  /// non-finite. Waits for the device.
   std::function<bool(const ParameterSlot& slot)> brought_nonfinite;
 };
 
@@ -46,7 +47,7 @@ class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 };
 
-/// Returns `gradient` as a PlaceholderGradient, or nullptr if it is none.
+/// Returns `gradient` as a PlaceholderGradient, or nullptr if `gradient` has another class.
 PlaceholderGradient* placeholder(const at::Tensor& gradient);
 
 using tessera::detail::BackwardCall;

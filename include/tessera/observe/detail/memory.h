@@ -46,16 +46,16 @@ struct TensorMemoryOptions {
 /// Starts to count the memory of CPU tensors, like count_tensor_memory() of memory.h, with options.
 /// A second call changes the options. Must not be called while other threads use tensors.
 void count_tensor_memory(TensorMemoryOptions options);
-/// Bytes of all allocated blocks; nullopt before count_tensor_memory() was called.
+/// Returns the bytes of all allocated blocks; nullopt before count_tensor_memory() was called.
 std::optional<std::int64_t> tensor_bytes();
-/// The highest number of allocated bytes since the last call; nullopt before count_tensor_memory()
-/// was called. Thread safe.
+/// Returns the highest number of allocated bytes since the last call; nullopt before
+/// count_tensor_memory() was called. Thread safe.
 std::optional<std::int64_t> take_peak_tensor_bytes();
 
 /// The phase of a run in which a block of memory is allocated.
 enum class MemoryPhase : std::uint8_t { kSetup, kForward, kBackward, kUpdate };
-/// The name of a phase: "setup", "forward", "backward" or "update". The update is gradient clipping
-/// and the optimizer step.
+/// Returns the name of a phase: "setup", "forward", "backward" or "update". The update is gradient
+/// clipping and the optimizer step.
 const char* to_string(MemoryPhase phase);
 
 /// The purpose of a block of memory, derived from when and where the block was allocated and freed.
@@ -71,7 +71,7 @@ enum class MemoryKind : std::uint8_t {
 
 /// The number of MemoryKind values.
 inline constexpr std::size_t kMemoryKinds = 7;
-/// The name of a kind of memory, for output: "parameters", "gathered parameters".
+/// Returns the name of a kind of memory, for output: "parameters", "gathered parameters".
 const char* to_string(MemoryKind kind);
 /// Whether FSDP offloading moves memory of this kind to CPU memory: shards, their gradients and the
 /// optimizer state.
@@ -84,7 +84,7 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< bytes in use of each kind, also the offloaded ones not in `bytes`
+  BytesByKind live{};  ///< bytes of each kind; `bytes` lacks the offloaded kinds
 };
 
 /// A rank's memory in one step.
@@ -106,11 +106,11 @@ class MemoryLog final : tessera::detail::NoCopy {
   explicit MemoryLog(TensorMemoryOptions options);
   ~MemoryLog();
 
-  /// Begins a step: the first step, or the step to examine. `where` is called at each allocation
-  /// and returns the name of the current moment, or "" if the moment has no name other than its
-  /// phase. Without `moments`, StepMemory::moments stays empty.
+  /// Begins to record a step: the first step, or the step to examine. `where` is called at each
+  /// allocation and returns the name of the current moment, or "" if only the phase is known.
+  /// Without `moments`, StepMemory::moments stays empty.
   void begin_step(std::function<std::string()> where, bool moments = false);
-  /// The phase of the last allocation.
+  /// Returns the phase of the last allocation.
   MemoryPhase phase() const { return phase_; }
   /// Returns streams that forward calls to `lanes`, and that tell the log on which stream
   /// (comm::Lane) a block is allocated. Pass the result to comm::set_host_streams(). The log must
@@ -120,7 +120,7 @@ class MemoryLog final : tessera::detail::NoCopy {
   /// parameters.
   void assign_parameter(const at::Tensor& tensor);
 
-  /// The memory of the step that began last, which must have ended. With `on_host`, shards,
+  /// Returns the memory of the step that began last, which must have ended. With `on_host`, shards,
   /// gradients and optimizer state are offloaded to CPU memory and do not count towards the peak.
   StepMemory use(bool on_host) const;
 
@@ -132,7 +132,7 @@ class MemoryLog final : tessera::detail::NoCopy {
     MemoryPhase born = MemoryPhase::kSetup;
     comm::Lane lane = comm::Lane::kCompute;
     bool is_parameter = false;
-    /// Indices of the phases in which the block was allocated and freed. `ended` is the largest int
+    /// Numbers of the phases in which the block was allocated and freed. `ended` is the largest int
     /// for a block that is not freed.
     int began = 0, ended = 0;
     bool earlier = false;  ///< whether the block was allocated before the step

@@ -19,13 +19,13 @@ namespace tessera::observe {
 /// the last call (take_memory_use).
 void set_memory(StepMetrics& metrics, const std::string& device_type);
 
-/// A number with thousands separators, independent of the locale: "1,234,567.89".
+/// Returns a number with thousands separators, independent of the locale: "1,234,567.89".
 std::string grouped(double value, int decimals = 0);
-/// A size in bytes for people: "3.4 GiB", "512 B".
+/// Returns a number of bytes as text with a unit: "3.4 GiB", "512 B".
 std::string bytes_text(double bytes);
 
-/// The metrics of a step as a console line in torchtitan's format. "tps" is tokens per second and
-/// rank, as in torchtitan; an unknown "mfu" is N/A.
+/// Returns the metrics of a step as a console line in torchtitan's format. "tps" is tokens per
+/// second and rank, as in torchtitan; an unknown "mfu" is N/A.
 std::string titan_line(const StepMetrics& metrics, int world_size);
 
 /// Writes metrics to a JSONL file, one line per step, flushed after each line. Creates a missing
@@ -43,8 +43,8 @@ class MetricsWriter {
   std::ofstream out_;
 };
 
-/// The metrics of a step under torchtitan's tags: loss_metrics/global_avg_loss, grad_norm, lr,
-/// throughput(tps) per rank, tflops, mfu(%), time_metrics/end_to_end(s), data_loading(s) and
+/// Returns the metrics of a step under torchtitan's tags: loss_metrics/global_avg_loss, grad_norm,
+/// lr, throughput(tps) per rank, tflops, mfu(%), time_metrics/end_to_end(s), data_loading(s) and
 /// data_loading(%), memory/max_active and max_reserved in GiB and %, validation_metrics/loss.
 /// Additional tags are memory/max_resident on a CPU, and loss_scale with loss scaling. Unknown
 /// values are omitted. `device_type` is "cpu" or "cuda".

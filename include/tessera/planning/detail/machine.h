@@ -24,7 +24,7 @@ struct Machine {
   double product_share = 0.76;  ///< fraction of the peak FLOP/s that matrix products reach
   /// Fraction of the peak FLOP/s that attention reaches, with heads of more than 64 elements.
   double attention_share = 0.5;
-  double attention_share_64 = 0.39;  ///< as attention_share, with heads of at most 64 elements
+  double attention_share_64 = 0.39;  ///< like attention_share, for heads of at most 64 elements
   double memory_bandwidth = 0;       ///< memory bandwidth, bytes per second
   /// Fraction of memory_bandwidth that operators without matrix products reach.
   double memory_share = 0.62;
@@ -46,14 +46,15 @@ struct Machine {
   /// The source of the `..._share` values, for messages: a device and libtorch version, or a file.
   std::string shares_from = "one H200, libtorch 2.11";
 
-  /// The bytes of a device's memory that are available to tensors.
+  /// Returns the bytes of a device's memory that are available to tensors.
   std::int64_t room() const { return static_cast<std::int64_t>(memory_bytes - reserved_bytes); }
-  /// The data-sheet FLOP/s of matrix products in `type`. If flops_fp8 is 0, 8-bit matrix products
-  /// have the 16-bit rate.
+  /// Returns the data-sheet FLOP/s of matrix products in `type`. If flops_fp8 is 0, 8-bit matrix
+  /// products have the 16-bit rate.
   double peak_flops(c10::ScalarType type) const;
-  /// The FLOP/s that matrix products in `type` are assumed to reach.
+  /// Returns the FLOP/s that matrix products in `type` are assumed to reach.
   double product_flops(c10::ScalarType type) const;
-  /// The FLOP/s that attention in `type` is assumed to reach, with heads of `head_size` elements.
+  /// Returns the FLOP/s that attention in `type` is assumed to reach, with heads of `head_size`
+  /// elements.
   double attention_flops(c10::ScalarType type, std::int64_t head_size) const;
 };
 

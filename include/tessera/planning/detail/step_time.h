@@ -1,4 +1,5 @@
-// The parts of a RankPlan: the time of a step, and the ranks for which the plan stands.
+// The parts of a RankPlan: the estimated time of a step, and the kind of rank that the RankPlan
+// describes.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +43,9 @@ struct StepTime {
 
 /// Ranks whose tensors all have the same sizes. Only one of these ranks is planned.
 struct RankKind {
-  int first = 0;           ///< the first rank of the kind
-  int last = 0;            ///< the last rank of the kind
-  std::int64_t count = 0;  ///< the number of ranks of the kind
+  int first = 0;           ///< the first rank of this RankKind
+  int last = 0;            ///< the last rank of this RankKind
+  std::int64_t count = 0;  ///< the number of ranks of this RankKind
 };
 
 }  // namespace tessera::planning
