@@ -426,21 +426,19 @@ TEST(Buffers, GoThroughAHuggingFaceFolder) {
   nn::check_initialized(model);
 }
 
-TEST(Buffers, AreInStateDictsAlsoWithoutFrozenParameters) {
-  RunRanks(2, [](Rank& rank) {
-    WithBuffers model;
-    nn::init_weights(model, 1);
-    count(model);
-    model.linear->slot("bias")->get().requires_grad_(false);
-    const StateDictOptions options{.full_state_dict = true, .ignore_frozen_params = true};
-    const TensorDict state = get_model_state_dict(*rank.world(), model, options);
-    EXPECT_EQ(state.size(), 3U);
-    WithBuffers other;
-    nn::init_weights(other, 2);
-    set_model_state_dict(*rank.world(), other, state, {.full_state_dict = true, .strict = false});
-    EXPECT_TRUE(at::equal(other.counts, model.counts));
-    EXPECT_TRUE(at::equal(other.stock->mean, model.stock->mean));
-  });
+TEST_ON_RANKS(Buffers, AreInStateDictsAlsoWithoutFrozenParameters, 2) {
+  WithBuffers model;
+  nn::init_weights(model, 1);
+  count(model);
+  model.linear->slot("bias")->get().requires_grad_(false);
+  const StateDictOptions options{.full_state_dict = true, .ignore_frozen_params = true};
+  const TensorDict state = get_model_state_dict(*rank.world(), model, options);
+  EXPECT_EQ(state.size(), 3U);
+  WithBuffers other;
+  nn::init_weights(other, 2);
+  set_model_state_dict(*rank.world(), other, state, {.full_state_dict = true, .strict = false});
+  EXPECT_TRUE(at::equal(other.counts, model.counts));
+  EXPECT_TRUE(at::equal(other.stock->mean, model.stock->mean));
 }
 
 using fsdp::drawing::DrawingModel;

@@ -59,59 +59,53 @@ TEST(StateDicts, RoundTripOnEveryMesh) {
   }
 }
 
-TEST(StateDicts, HaveTiedParametersUnderEachNameAndTakeThemUnderAny) {
-  RunRanks(2, [](Rank& rank) {
-    Net net(/*tied=*/true);
-    Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
-    TensorDict full = get_model_state_dict(*rank.world(), net, kFull);
-    EXPECT_TRUE(at::equal(full.at("head.weight"), full.at("embed.weight")));
-    const Tensors before = LocalValues(net);
-    set_model_state_dict(*rank.world(), net, full, kFull);
-    TensorDict other = full;
-    other["head.weight"] = other["head.weight"] + 1;
-    for (const StateDictOptions& options : {kFull, kFromRank0}) {
-      EXPECT_ERROR(set_model_state_dict(*rank.world(), net, other, options),
-                   "'embed.weight' and 'head.weight' have different values in the state dict");
-    }
-    ExpectEqual(LocalValues(net), before);
-    full.erase("embed.weight");
-    zero(net);
-    set_model_state_dict(*rank.world(), net, full, kFull);
-    ExpectEqual(LocalValues(net), before);
-  });
+TEST_ON_RANKS(StateDicts, HaveTiedParametersUnderEachNameAndTakeThemUnderAny, 2) {
+  Net net(/*tied=*/true);
+  Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
+  TensorDict full = get_model_state_dict(*rank.world(), net, kFull);
+  EXPECT_TRUE(at::equal(full.at("head.weight"), full.at("embed.weight")));
+  const Tensors before = LocalValues(net);
+  set_model_state_dict(*rank.world(), net, full, kFull);
+  TensorDict other = full;
+  other["head.weight"] = other["head.weight"] + 1;
+  for (const StateDictOptions& options : {kFull, kFromRank0}) {
+    EXPECT_ERROR(set_model_state_dict(*rank.world(), net, other, options),
+                 "'embed.weight' and 'head.weight' have different values in the state dict");
+  }
+  ExpectEqual(LocalValues(net), before);
+  full.erase("embed.weight");
+  zero(net);
+  set_model_state_dict(*rank.world(), net, full, kFull);
+  ExpectEqual(LocalValues(net), before);
 }
 
-TEST(StateDicts, HaveFusedParametersWhole) {
-  RunRanks(3, [](Rank& rank) {
-    nn::FusedLinear fused(3, {{"q", 8}, {"k", 4}, {"v", 4}}, {.bias = false, .groups = 2});
-    const at::Tensor values = at::arange(48, at::kFloat).view({16, 3});
-    fused.slot("weight")->set(distribute_tensor(values, rank.mesh({3}, {"dp"}), {Shard{0}}));
-    const TensorDict full = get_model_state_dict(*rank.world(), fused, kFull);
-    ExpectEqual(full, {{"weight", values}});
-    zero(fused);
-    set_model_state_dict(*rank.world(), fused, full, kFull);
-    ExpectEqual(get_model_state_dict(*rank.world(), fused, kFull), {{"weight", values}});
-  });
+TEST_ON_RANKS(StateDicts, HaveFusedParametersWhole, 3) {
+  nn::FusedLinear fused(3, {{"q", 8}, {"k", 4}, {"v", 4}}, {.bias = false, .groups = 2});
+  const at::Tensor values = at::arange(48, at::kFloat).view({16, 3});
+  fused.slot("weight")->set(distribute_tensor(values, rank.mesh({3}, {"dp"}), {Shard{0}}));
+  const TensorDict full = get_model_state_dict(*rank.world(), fused, kFull);
+  ExpectEqual(full, {{"weight", values}});
+  zero(fused);
+  set_model_state_dict(*rank.world(), fused, full, kFull);
+  ExpectEqual(get_model_state_dict(*rank.world(), fused, kFull), {{"weight", values}});
 }
 
-TEST(StateDicts, LeaveFrozenParametersOut) {
-  RunRanks(2, [](Rank& rank) {
-    Net net;
-    Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
-    for (const auto& [name, slot] : net.named_slots()) {
-      slot->persistent().requires_grad_(name.starts_with("middle"));
-    }
-    StateDictOptions options = kFull;
-    const TensorDict all = get_model_state_dict(*rank.world(), net, options);
-    options.ignore_frozen_params = true;
-    const TensorDict trained = get_model_state_dict(*rank.world(), net, options);
-    EXPECT_EQ(trained.size(), 2U);
-    EXPECT_TRUE(trained.contains("middle.bias"));
-    zero(net);
-    set_model_state_dict(*rank.world(), net, all, options);  // does not load frozen parameters
-    ExpectEqual(get_model_state_dict(*rank.world(), net, options), trained);
-    EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
-  });
+TEST_ON_RANKS(StateDicts, LeaveFrozenParametersOut, 2) {
+  Net net;
+  Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
+  for (const auto& [name, slot] : net.named_slots()) {
+    slot->persistent().requires_grad_(name.starts_with("middle"));
+  }
+  StateDictOptions options = kFull;
+  const TensorDict all = get_model_state_dict(*rank.world(), net, options);
+  options.ignore_frozen_params = true;
+  const TensorDict trained = get_model_state_dict(*rank.world(), net, options);
+  EXPECT_EQ(trained.size(), 2U);
+  EXPECT_TRUE(trained.contains("middle.bias"));
+  zero(net);
+  set_model_state_dict(*rank.world(), net, all, options);  // does not load frozen parameters
+  ExpectEqual(get_model_state_dict(*rank.world(), net, options), trained);
+  EXPECT_EQ(local_tensor(net.head->slot("weight")->persistent()).abs().max().item<float>(), 0.0F);
 }
 
 /// Returns the error, equal on all ranks, if rank 1 has `state`. The model must not change.
@@ -157,16 +151,14 @@ TEST(StateDicts, ChangeNothingOnAnyRankWhenTheyDoNotFit) {
   });
 }
 
-TEST(StateDicts, HaveNoValuesForUnfilledParameters) {
-  RunRanks(1, [](Rank& rank) {
-    nn::Linear linear(2, 3);
-    EXPECT_EQ(get_model_state_dict(*rank.world(), linear).size(), 2U);
-    EXPECT_ERROR(get_model_state_dict(*rank.world(), linear, kFull),
-                 "parameter 'weight' was never filled");
-    set_model_state_dict(*rank.world(), linear,
-                         {{"weight", at::ones({3, 2})}, {"bias", at::ones({3})}}, kFull);
-    nn::check_initialized(linear);
-  });
+TEST_ON_RANKS(StateDicts, HaveNoValuesForUnfilledParameters, 1) {
+  nn::Linear linear(2, 3);
+  EXPECT_EQ(get_model_state_dict(*rank.world(), linear).size(), 2U);
+  EXPECT_ERROR(get_model_state_dict(*rank.world(), linear, kFull),
+               "parameter 'weight' was never filled");
+  set_model_state_dict(*rank.world(), linear,
+                       {{"weight", at::ones({3, 2})}, {"bias", at::ones({3})}}, kFull);
+  nn::check_initialized(linear);
 }
 
 struct Trained {
@@ -394,34 +386,31 @@ const std::vector<Placements> kPlacements = {{Shard{0}, Shard{0}},    {Shard{0},
                                              {Shard{0}, Replicate{}}, {Replicate{}, Shard{0}},
                                              {Shard{1}, Replicate{}}, {Replicate{}, Replicate{}}};
 
-TEST(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRounds) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    for (const auto& sizes :
-         {Sizes{8, 4}, Sizes{13, 5}, Sizes{1, 3}, Sizes{3, 1, 2}, Sizes{0, 4}}) {
-      for (const auto& placements : kPlacements) {
-        for (const std::int64_t round_elements : {1, 40, 1 << 20}) {
-          const auto full = Range(sizes);
-          ExpectGathered(rank, distribute_tensor(full, mesh, placements), full, round_elements);
-        }
+TEST_ON_MESH(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRounds, {2, 2},
+             {"dp", "tp"}) {
+  for (const auto& sizes : {Sizes{8, 4}, Sizes{13, 5}, Sizes{1, 3}, Sizes{3, 1, 2}, Sizes{0, 4}}) {
+    for (const auto& placements : kPlacements) {
+      for (const std::int64_t round_elements : {1, 40, 1 << 20}) {
+        const auto full = Range(sizes);
+        ExpectGathered(rank, distribute_tensor(full, mesh, placements), full, round_elements);
       }
     }
-  });
+  }
 }
 
-TEST(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const auto full = Range({9, 3});
-    // tp splits the tensor first, and dp then splits each shard.
-    const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
-    const auto tensor = DistributedTensor(distribute_tensor(full, mesh, {Replicate{}, Replicate{}}))
-                            .redistribute(layout);
-    ExpectGathered(rank, tensor, full);
-    ExpectGathered(rank, tensor, full, 1);
-    ExpectGathered(rank, distribute_tensor(full, mesh["tp"], {Shard{0}}), full);
-    ExpectGathered(rank, distribute_tensor(full, mesh["dp"], {Shard{1}}), full);
-    const auto partial = DistributedTensor::from_local(at::ones({2}), mesh["dp"], {Partial{}});
-    EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' is Partial");
-  });
+TEST_ON_MESH(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes, {2, 2},
+             {"dp", "tp"}) {
+  const auto full = Range({9, 3});
+  // tp splits the tensor first, and dp then splits each shard.
+  const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
+  const auto tensor = DistributedTensor(distribute_tensor(full, mesh, {Replicate{}, Replicate{}}))
+                          .redistribute(layout);
+  ExpectGathered(rank, tensor, full);
+  ExpectGathered(rank, tensor, full, 1);
+  ExpectGathered(rank, distribute_tensor(full, mesh["tp"], {Shard{0}}), full);
+  ExpectGathered(rank, distribute_tensor(full, mesh["dp"], {Shard{1}}), full);
+  const auto partial = DistributedTensor::from_local(at::ones({2}), mesh["dp"], {Partial{}});
+  EXPECT_ERROR(check_gatherable(partial, "w"), "parameter 'w' is Partial");
 }
 
 /// Tests that for_each_piece() visits each element of a block once, in order, in pieces of at most

@@ -50,26 +50,24 @@ TEST(CudaLibrary, LoadedTooLateForLibtorchIsSaid) {
 }
 
 // Tests with several ranks on one GPU use a StagedCommunicator, and need FSDP's in-place path.
-TEST(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes) {
-  RunRanks(2, [](Rank& rank) {
-    const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
-    EXPECT_TRUE(staged->moves_groups_in_place());
-    EXPECT_FALSE(staged->keeps_order_on_device());
-    const std::vector<at::Tensor> gathered = {at::empty({6}), at::empty({2})};
-    staged->all_gather_group(gathered, {numbers_from(rank.rank(), 3), numbers_from(rank.rank(), 1)})
-        ->wait();
-    const std::vector<at::Tensor> reduced = {at::empty({2}), at::empty({1})};
-    staged
-        ->reduce_scatter_group(reduced, {at::arange(4, at::kFloat), at::full({2}, 5.0)},
-                               ReduceOp::kSum)
-        ->wait();
-    for (int sender = 0; sender < 2; ++sender) {
-      EXPECT_TRUE(gathered[0].narrow(0, 3 * sender, 3).equal(numbers_from(sender, 3)));
-      EXPECT_TRUE(gathered[1].narrow(0, sender, 1).equal(numbers_from(sender, 1)));
-    }
-    EXPECT_TRUE(reduced[0].equal(2 * at::arange(4, at::kFloat).narrow(0, 2 * rank.rank(), 2)));
-    EXPECT_EQ(reduced[1].item<float>(), 10.0F);
-  });
+TEST_ON_RANKS(StagedCommunicator, MovesGroupsInPlaceAsItsHostDoes, 2) {
+  const CommunicatorPtr staged = make_staged_communicator(group_of_all(*rank.world()));
+  EXPECT_TRUE(staged->moves_groups_in_place());
+  EXPECT_FALSE(staged->keeps_order_on_device());
+  const std::vector<at::Tensor> gathered = {at::empty({6}), at::empty({2})};
+  staged->all_gather_group(gathered, {numbers_from(rank.rank(), 3), numbers_from(rank.rank(), 1)})
+      ->wait();
+  const std::vector<at::Tensor> reduced = {at::empty({2}), at::empty({1})};
+  staged
+      ->reduce_scatter_group(reduced, {at::arange(4, at::kFloat), at::full({2}, 5.0)},
+                             ReduceOp::kSum)
+      ->wait();
+  for (int sender = 0; sender < 2; ++sender) {
+    EXPECT_TRUE(gathered[0].narrow(0, 3 * sender, 3).equal(numbers_from(sender, 3)));
+    EXPECT_TRUE(gathered[1].narrow(0, sender, 1).equal(numbers_from(sender, 1)));
+  }
+  EXPECT_TRUE(reduced[0].equal(2 * at::arange(4, at::kFloat).narrow(0, 2 * rank.rank(), 2)));
+  EXPECT_EQ(reduced[1].item<float>(), 10.0F);
 }
 
 TEST(LaneScope, RefusesASecondOneOfItsStreams) {

@@ -136,31 +136,27 @@ TEST(Mismatch, OfRootsAndCountsIsNamedOnEveryRank) {
   EXPECT_CONTAINS(counts, "rank 2 sends 3 elements to rank 0, which expects 1");
 }
 
-TEST(World, RefusesBadGroupsAndMakesAGroupOnce) {
-  RunRanks(2, [](Rank& rank) {
-    comm::World& world = *rank.world();
-    const std::string no_member = detail::concat("rank ", rank.rank(), " is not a member");
-    for (const std::vector<int>& ranks : {std::vector<int>{0, 2}, {0, 0}}) {
-      EXPECT_ERROR(world.group(ranks, "g"), "repeated or outside the world of 2");
-    }
-    EXPECT_ERROR(world.group({1 - rank.rank()}, "g"), no_member);
-    EXPECT_ERROR(world.group({}, "g"), no_member);
-    EXPECT_EQ(group_of_all(world), group_of_all(world));
-    EXPECT_NE(group_of_all(world), world.group({0, 1}, "other"));
-    EXPECT_NE(group_of_all(world), world.group({1, 0}, "all"));
-  });
+TEST_ON_RANKS(World, RefusesBadGroupsAndMakesAGroupOnce, 2) {
+  comm::World& world = *rank.world();
+  const std::string no_member = detail::concat("rank ", rank.rank(), " is not a member");
+  for (const std::vector<int>& ranks : {std::vector<int>{0, 2}, {0, 0}}) {
+    EXPECT_ERROR(world.group(ranks, "g"), "repeated or outside the world of 2");
+  }
+  EXPECT_ERROR(world.group({1 - rank.rank()}, "g"), no_member);
+  EXPECT_ERROR(world.group({}, "g"), no_member);
+  EXPECT_EQ(group_of_all(world), group_of_all(world));
+  EXPECT_NE(group_of_all(world), world.group({0, 1}, "other"));
+  EXPECT_NE(group_of_all(world), world.group({1, 0}, "all"));
 }
 
-TEST(World, OverlappingGroupsDoNotMix) {
-  RunRanks(3, [](Rank& rank) {
-    for (const int first : {0, 1}) {
-      if (rank.rank() == first || rank.rank() == first + 1) {
-        const at::Tensor tensor = at::full({1}, 1.0 + rank.rank());
-        rank.world()->group({first, first + 1}, "pair")->all_reduce(tensor, ReduceOp::kSum)->wait();
-        EXPECT_EQ(tensor.item<float>(), 3.0F + 2.0F * static_cast<float>(first));
-      }
+TEST_ON_RANKS(World, OverlappingGroupsDoNotMix, 3) {
+  for (const int first : {0, 1}) {
+    if (rank.rank() == first || rank.rank() == first + 1) {
+      const at::Tensor tensor = at::full({1}, 1.0 + rank.rank());
+      rank.world()->group({first, first + 1}, "pair")->all_reduce(tensor, ReduceOp::kSum)->wait();
+      EXPECT_EQ(tensor.item<float>(), 3.0F + 2.0F * static_cast<float>(first));
     }
-  });
+  }
 }
 
 TEST(World, RefusesUnknownDevicesAndBackends) {

@@ -113,25 +113,23 @@ TEST(Groups, ExistInASimulatedWorld) {
   EXPECT_EQ(part[0].item<float>(), 2.0F);
 }
 
-TEST(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic) {
-  RunRanks(2, [](Rank& rank) {
-    const CommunicatorPtr group = group_of_all(*rank.world());
-    const CommunicatorPtr hosts = rank.world()->host_group({0, 1}, "all");
-    EXPECT_NE(hosts, group);
-    EXPECT_EQ(hosts, rank.world()->host_group({0, 1}, "all"));
-    const auto sum_often = [](Communicator& of, int times) {
-      const at::Tensor sum = at::full({1}, 1.0);
-      for (int i = 0; i < times; ++i) {
-        of.all_reduce(sum, ReduceOp::kSum)->wait();
-      }
-      EXPECT_EQ(sum.item<double>(), std::pow(2.0, times));
-    };
-    std::thread beside([&] { sum_often(*hosts, 90); });
-    sum_often(*group, 60);
-    beside.join();
-    EXPECT_EQ(total(rank.world()->traffic().table()).calls, 60);
-    EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
-  });
+TEST_ON_RANKS(HostGroup, MayBeUsedByAnotherThreadAndCountsNoTraffic, 2) {
+  const CommunicatorPtr group = group_of_all(*rank.world());
+  const CommunicatorPtr hosts = rank.world()->host_group({0, 1}, "all");
+  EXPECT_NE(hosts, group);
+  EXPECT_EQ(hosts, rank.world()->host_group({0, 1}, "all"));
+  const auto sum_often = [](Communicator& of, int times) {
+    const at::Tensor sum = at::full({1}, 1.0);
+    for (int i = 0; i < times; ++i) {
+      of.all_reduce(sum, ReduceOp::kSum)->wait();
+    }
+    EXPECT_EQ(sum.item<double>(), std::pow(2.0, times));
+  };
+  std::thread beside([&] { sum_often(*hosts, 90); });
+  sum_often(*group, 60);
+  beside.join();
+  EXPECT_EQ(total(rank.world()->traffic().table()).calls, 60);
+  EXPECT_ERROR(rank.world()->host_group({1 - rank.rank()}, "other"), "is not a member");
 }
 
 // Shared memory compares each call; Gloo compares it when debugging.
@@ -151,14 +149,12 @@ TEST(Purpose, IsComparedBetweenRanks) {
   }
 }
 
-TEST(Purpose, EndsWithItsScope) {
-  RunRanks(2, [](Rank& rank) {
-    Communicator& group = *group_of_all(*rank.world());
-    { const PurposeScope purpose(group, rank.rank() == 0 ? "this" : "that"); }
-    const at::Tensor sum = at::full({1}, 1.0);
-    group.all_reduce(sum, ReduceOp::kSum)->wait();
-    EXPECT_EQ(sum.item<double>(), 2.0);
-  });
+TEST_ON_RANKS(Purpose, EndsWithItsScope, 2) {
+  Communicator& group = *group_of_all(*rank.world());
+  { const PurposeScope purpose(group, rank.rank() == 0 ? "this" : "that"); }
+  const at::Tensor sum = at::full({1}, 1.0);
+  group.all_reduce(sum, ReduceOp::kSum)->wait();
+  EXPECT_EQ(sum.item<double>(), 2.0);
 }
 
 }  // namespace

@@ -25,21 +25,19 @@ namespace {
 
 using testing::ErrorsOfRanks;
 
-TEST(WorldEnd, ShutdownEndsTheGroups) {
-  RunRanks(2, [](Rank& rank) {
-    const CommunicatorPtr group = group_of_all(*rank.world());
-    const at::Tensor value = at::zeros({4});
-    group->all_reduce(value, ReduceOp::kSum)->wait();
-    group->barrier();  // else another rank's barrier may find that this world has ended
-    rank.world()->shutdown();
-    const char* const said = "its world has ended; keep the world, and make this call before";
-    EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);
-    EXPECT_ERROR(group->barrier(), "barrier in group 'all'", said);
-    EXPECT_ERROR(group->allocate(4, value.options()), "allocate in group 'all'", said);
-    EXPECT_ERROR(rank.world()->group({rank.rank()}, "late"),
-                 "group 'late': this rank's world has ended");
-    rank.world()->shutdown();  // a second call does nothing
-  });
+TEST_ON_RANKS(WorldEnd, ShutdownEndsTheGroups, 2) {
+  const CommunicatorPtr group = group_of_all(*rank.world());
+  const at::Tensor value = at::zeros({4});
+  group->all_reduce(value, ReduceOp::kSum)->wait();
+  group->barrier();  // else another rank's barrier may find that this world has ended
+  rank.world()->shutdown();
+  const char* const said = "its world has ended; keep the world, and make this call before";
+  EXPECT_ERROR(group->all_reduce(value, ReduceOp::kSum), "all_reduce in group 'all'", said);
+  EXPECT_ERROR(group->barrier(), "barrier in group 'all'", said);
+  EXPECT_ERROR(group->allocate(4, value.options()), "allocate in group 'all'", said);
+  EXPECT_ERROR(rank.world()->group({rank.rank()}, "late"),
+               "group 'late': this rank's world has ended");
+  rank.world()->shutdown();  // a second call does nothing
 }
 
 TEST(WorldEnd, AMeshOutlivesItsWorld) {
