@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::RanksOptions;
 
-constexpr auto kDiffer = "the ranks' calls since the last agreement differ: ";
+const std::string kDiffer = "the ranks' calls since the last agreement differ: call ";
 
 /// Calls an all-gather with the given purpose. Collective.
 void gather(Communicator& group, const std::string& purpose) {
@@ -56,28 +56,19 @@ TEST_F(CallAgreement, PassesOnEqualCallsWithoutTraffic) {
   });
 }
 
-/// The purposes of rank 1's all-gathers, and its error. Ranks 0 and 2 gather for "b", "c" and "e".
+/// Rank 1 gathers for `purposes` and passes `error`. Ranks 0 and 2 gather for "b", "c" and "e". The
+/// messages must name the call `number` of these ranks and of rank 1.
 struct Difference {
   std::vector<std::string> purposes;
-  std::string error;
-  std::string on_rank_0, on_rank_1;  ///< the expected end of each rank's message
+  std::string error, number, of_others, of_rank_1;
 };
 
 TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
-  const std::string of = "all_gather for ", here = " on this rank, ";
-  for (const Difference& row :
-       std::vector<Difference>{{{"b", "d", "e"},
-                                "",
-                                "call 2 is " + of + "c" + here + of + "d on rank 1;",
-                                "call 2 is " + of + "d" + here + of + "c on ranks 0, 2;"},
-                               {{"b", "c"},
-                                "",
-                                "call 3 is " + of + "e" + here + "nothing on rank 1;",
-                                "call 3 is nothing" + here + of + "e on ranks 0, 2;"},
-                               {{"b", "c", "e"},
-                                "lost",
-                                "call 4 is nothing" + here + "an error (lost) on rank 1;",
-                                "call 4 is an error (lost)" + here + "nothing on ranks 0, 2;"}}) {
+  const std::vector<Difference> rows{
+      {{"b", "d", "e"}, "", "2", "all_gather for c", "all_gather for d"},
+      {{"b", "c"}, "", "3", "all_gather for e", "nothing"},
+      {{"b", "c", "e"}, "lost", "4", "nothing", "an error (lost)"}};
+  for (const Difference& row : rows) {
     const auto errors = ErrorsOfRanks(3, [&](Rank& rank) {
       const bool differs = rank.rank() == 1;
       Communicator& group = *group_of_all(*rank.world());
@@ -86,20 +77,16 @@ TEST_F(CallAgreement, NamesTheFirstCallsThatDifferAndLetsTheGroupContinue) {
       for (const auto& purpose : differs ? row.purposes : std::vector<std::string>{"b", "c", "e"}) {
         gather_nothing(group, purpose);
       }
-      std::string message;
-      try {
-        group.agree_on_calls(differs ? row.error : "");
-      } catch (const PeerError&) {
-        throw;
-      } catch (const Error& error) {
-        message = error.what();
-      }
+      const std::string message =
+          own_error_of([&] { group.agree_on_calls(differs ? row.error : ""); });
       gather(group, "unit 'f'");
       group.agree_on_calls();
       TESSERA_CHECK(message.empty(), message);
     });
-    EXPECT_THAT(errors[0], HasSubstr(kDiffer + row.on_rank_0));
-    EXPECT_THAT(errors[1], HasSubstr(kDiffer + row.on_rank_1));
+    const std::string begin = kDiffer + row.number + " is ", here = " on this rank, ";
+    EXPECT_THAT(errors[0], HasSubstr(begin + row.of_others + here + row.of_rank_1 + " on rank 1;"));
+    EXPECT_THAT(errors[1],
+                HasSubstr(begin + row.of_rank_1 + here + row.of_others + " on ranks 0, 2;"));
     EXPECT_THAT(errors[2], HasSubstr("in group 'all' (ranks 0, 1, 2), rank 2"));
   }
 }

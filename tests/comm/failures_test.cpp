@@ -88,14 +88,7 @@ INSTANTIATE_TEST_SUITE_P(OnBackends, Failures,
 std::vector<std::string> errors_when_rank_1_calls(const testing::Body& other) {
   return ErrorsOfRanks(3, [&](Rank& rank) {
     sum(rank);
-    std::string message;
-    try {
-      rank.rank() == 1 ? other(rank) : sum(rank);
-    } catch (const PeerError&) {
-      throw;
-    } catch (const Error& error) {
-      message = error.what();
-    }
+    const std::string message = own_error_of([&] { rank.rank() == 1 ? other(rank) : sum(rank); });
     sum(rank);
     TESSERA_CHECK(message.empty(), message);
   });

@@ -11,6 +11,7 @@
 #include "rendezvous/store_world.h"
 #include "tessera/comm/world.h"
 #include "testing/environment.h"
+#include "testing/errors.h"
 #include "testing/ranks.h"
 
 namespace tessera::comm {
@@ -54,6 +55,19 @@ class OnBackend : public ::testing::TestWithParam<BackendCase> {
 
   static void run(const testing::Body& body) { run_on_hosts(GetParam().hosts, body); }
 };
+
+/// Returns the message of an Error that `call` throws, or "". Passes on a PeerError.
+template <class Call>
+std::string own_error_of(const Call& call) {
+  try {
+    call();
+  } catch (const PeerError&) {
+    throw;
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
 
 /// The values 1000 * sender + 0, 1, 2, ..., which show an element's sender and index.
 inline at::Tensor numbers_from(std::int64_t sender, std::int64_t count) {

@@ -77,13 +77,13 @@ TEST(Arrivals, OfJobsOfTwoSizesEndAllThatCame) {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 /// The watch of a rank that has no watchdog and cannot read the records of other ranks.
-WorldWatchPtr watch_of(int rank, int world_size) {
+WorldWatchPtr watch_of(int rank, int world_size, const StorePtr& store = nullptr) {
   WatchSettings settings;
   settings.rank = rank;
   settings.timeout = std::chrono::seconds(10);
   std::vector<RecordPtr> records(static_cast<std::size_t>(world_size));
   records[static_cast<std::size_t>(rank)] = make_record(settings, world_size, "");
-  return std::make_shared<WorldWatch>(settings, std::move(records), nullptr);
+  return std::make_shared<WorldWatch>(settings, std::move(records), store);
 }
 
 /// Calls all_come_at_once() for `ranks`; the rank has made `earlier` groups of this name before.
@@ -160,15 +160,6 @@ TEST(Meet, ASilentStoreIsWaitedForUntilTheTimeOut) {
   end.set_value();
 }
 
-/// The watch of a rank of a world of three ranks, which cannot read each other's records.
-WorldWatchPtr watch_on_own_host(int rank, const c10::intrusive_ptr<c10d::Store>& store) {
-  WatchSettings settings;
-  settings.rank = rank;
-  std::vector<RecordPtr> records(3);
-  records[static_cast<std::size_t>(rank)] = make_record(settings, 3, "");
-  return std::make_shared<WorldWatch>(settings, std::move(records), store);
-}
-
 GroupInfo group_of_all(int rank, const WorldWatchPtr& world) {
   const std::vector<int> all = {0, 1, 2};
   const auto watch = std::make_shared<GroupWatch>(world, "all", all);
@@ -192,8 +183,8 @@ std::string error_of_wait(const GroupInfo& group) {
 
 TEST(RemoteRanks, AreNamedIfTheyDoNotComeInTime) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  const GroupInfo first = group_of_all(0, watch_on_own_host(0, store));
-  const GroupInfo second = group_of_all(1, watch_on_own_host(1, store));
+  const GroupInfo first = group_of_all(0, watch_of(0, 3, store));
+  const GroupInfo second = group_of_all(1, watch_of(1, 3, store));
   std::string error_of_second;
   std::thread waits([&] { error_of_second = error_of_wait(second); });
   const std::string error = error_of_wait(first);
@@ -205,9 +196,9 @@ TEST(RemoteRanks, AreNamedIfTheyDoNotComeInTime) {
 
 TEST(RemoteRanks, AreNamedOnceTheyGiveUp) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  GroupInfo group = group_of_all(0, watch_on_own_host(0, store));
+  GroupInfo group = group_of_all(0, watch_of(0, 3, store));
   group.timeout = std::chrono::seconds(60);
-  const WorldWatchPtr other = watch_on_own_host(2, store);
+  const WorldWatchPtr other = watch_of(2, 3, store);
   other->set_step(7);
   std::thread fails([&] {
     std::this_thread::sleep_for(milliseconds(300));
@@ -224,7 +215,7 @@ TEST(GroupWatch, ThreadsThatMakeGroupsAtOnceHaveASlotEach) {
   constexpr int kEach = 12;
   for (int round = 0; round < 20; ++round) {
     std::latch all_here(kThreads);
-    const WorldWatchPtr world = watch_on_own_host(0, nullptr);
+    const WorldWatchPtr world = watch_of(0, 3);
     std::vector<std::thread> threads;
     for (int i = 0; i < kThreads; ++i) {
       threads.emplace_back([&, i] {
