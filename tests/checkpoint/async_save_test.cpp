@@ -9,7 +9,6 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/hooked.h"
-#include "testing/files.h"
 #include "testing/models.h"
 #include "testing/module_values.h"
 #include "testing/processes.h"
@@ -17,10 +16,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-using testing::ErrorsOfRanks;
 using testing::SystemCallFault;
-using testing::TemporaryFolder;
-using testing::WriteFile;
 
 /// Overwrites all parameters and optimizer state, as a training step does.
 void change(const SavedState& state) {
@@ -41,7 +37,7 @@ TEST(AsyncSave, HoldsTheStateOfTheCallWhileTrainingContinues) {
     change(state);
     const at::Tensor& weight = state.net.middle->slot("weight")->persistent();
     for (int step = 0; step < 20; ++step) {  // runs collectives during the save
-      EXPECT_EQ(testing::full_tensor(weight).sum().item<float>(), -35.0F);
+      EXPECT_EQ(full_tensor(weight).sum().item<float>(), -35.0F);
     }
     pending.wait();
     EXPECT_TRUE(pending.done());
@@ -138,18 +134,6 @@ TEST(AsyncSave, CompletesOrFailsOnEachRankWhenTheWorldEnds) {
   }
 }
 
-/// Runs a disabled test on ranks that are processes. Rank 1 has the fault `fault` below `under`.
-std::vector<testing::Ended> run_with(const TemporaryFolder& dir, int ranks, const std::string& test,
-                                     const std::string& fault = "", const std::string& under = "") {
-  std::map<std::string, std::string> environment = {{"TEST_DIR", dir.path()}};
-  if (!fault.empty()) {
-    environment["TESSERA_FAULT"] = fault;
-    environment["TESSERA_FAULT_UNDER"] = dir / under;
-    environment["TESSERA_FAULT_RANK"] = "1";
-  }
-  return testing::RunProcesses(ranks, "DISABLED_AsyncSave." + test, {.environment = environment});
-}
-
 TEST(AsyncSave, AnErrorThatIsNeverReadIsAWarning) {
   const TemporaryFolder dir;
   WriteFile(dir / "file", "");
@@ -175,41 +159,35 @@ TEST(AsyncSave, KilledAtAnyCallLeavesTheNewestCommittedStep) {
   for (bool ended = false; !ended; calls += 5) {
     const TemporaryFolder dir;
     save_in_background(dir.path(), 1, 1);
-    const pid_t child = fork();
-    if (child == 0) {
+    ended = testing::survives([&] {
       const SystemCallFault fault(dir.path(), "any:" + std::to_string(calls + 1) + ":kill");
       save_in_background(dir.path(), 2, 2);
-      _exit(0);
-    }
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ended = WIFEXITED(status);
+    });
     const bool second = std::filesystem::exists(dir / "step-00000002/manifest.json");
     EXPECT_EQ(ExpectLoads(dir.path(), second ? 2 : 1), second ? 2 : 1) << calls + 1;
   }
   EXPECT_GT(calls, 15);
 }
 
-/// A rank that is a process, with the folder of the test.
-struct Process {
-  comm::WorldPtr world = comm::world_from_environment();
-  Rank rank{world};
-  std::filesystem::path dir = std::getenv("TEST_DIR");
-};
-
 TEST(DISABLED_AsyncSave, SaveWhereARankIsKilled) {
-  Process self;
-  SavedState state(self.rank, {2, 1}, 1);
-  async_save(*self.world, self.dir, 1, state.dict()).wait();
-  SaveFuture pending = async_save(*self.world, self.dir, 2, state.dict());
+  Rank rank(comm::world_from_environment());
+  const std::filesystem::path dir = std::getenv("TEST_DIR");
+  SavedState state(rank, {2, 1}, 1);
+  async_save(*rank.world(), dir, 1, state.dict()).wait();
+  SaveFuture pending = async_save(*rank.world(), dir, 2, state.dict());
   EXPECT_THROWN(comm::PeerError, pending.wait(), "checkpoint::async_save", "rank 1 ");
-  EXPECT_THROWN(comm::PeerError, save(*self.world, self.dir, 3, state.dict()),
+  EXPECT_THROWN(comm::PeerError, save(*rank.world(), dir, 3, state.dict()),
                 "the group failed earlier");
 }
 
 TEST(AsyncSave, ARankThatDiesEndsItOnTheOthersAndCostsNoOlderStep) {
   const TemporaryFolder dir;
-  const auto ended = run_with(dir, 2, "SaveWhereARankIsKilled", "pwrite:1:kill", "step-00000002");
+  const auto ended =
+      testing::RunProcesses(2, "DISABLED_AsyncSave.SaveWhereARankIsKilled",
+                            {.environment = {{"TEST_DIR", dir.path()},
+                                             {"TESSERA_FAULT", "pwrite:1:kill"},
+                                             {"TESSERA_FAULT_UNDER", dir / "step-00000002"},
+                                             {"TESSERA_FAULT_RANK", "1"}}});
   EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
   EXPECT_EQ(ended[1].signal, SIGKILL) << ended[1].output;
   EXPECT_EQ(ExpectLoads(dir.path(), 1), 1);
@@ -232,7 +210,7 @@ TEST(AdoptedModel, HasBuffersUnderTheirNamesInLibtorch) {
     return model;
   };
   const at::Tensor x = testing::uniform_values({4, 5}, 0.7);
-  const testing::TemporaryFolder dir;
+  const TemporaryFolder dir;
   at::Tensor expected;
   RunRanks(2, [&](Rank& rank) {
     const auto model = make(rank);

@@ -46,10 +46,10 @@ class CopiedState {
     }
     Tensors whole;
     for (const auto& [name, slot] : net_.named_slots()) {
-      whole[name] = testing::full_tensor(slot->persistent());
+      whole[name] = full_tensor(slot->persistent());
     }
     for (const auto& [name, tensor] : optimizer_) {
-      whole[kPrefix + name] = testing::full_tensor(tensor);
+      whole[kPrefix + name] = full_tensor(tensor);
     }
     if (world_->rank() == 0) {
       WriteModel(to, whole);

@@ -12,13 +12,9 @@
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/environment.h"
-#include "testing/files.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-using testing::ErrorsOfRanks;
-using testing::TemporaryFolder;
 
 struct Mlp : nn::Module<Mlp> {
   at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x).relu()); }

@@ -14,10 +14,18 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "testing/distributed.h"
+#include "testing/files.h"
 
 namespace tessera::checkpoint {
 
+using Names = std::vector<std::string>;
 using Tensors = std::map<std::string, at::Tensor>;
+using testing::ErrorsOfRanks;
+using testing::FilesIn;
+using testing::full_tensor;
+using testing::ReadFile;
+using testing::TemporaryFolder;
+using testing::WriteFile;
 
 /// A model with sizes that are not divisible by 2 or 4.
 struct Net : nn::Module<Net> {
@@ -31,20 +39,27 @@ struct Net : nn::Module<Net> {
   nn::Child<nn::Linear> head{*this, "head", 5, 11, nn::LinearOptions{false}};
 };
 
-/// Returns the known values: different numbers for each parameter of a Net.
-inline Tensors Values() {
-  return {{"embed.weight", at::arange(55, at::kFloat).view({11, 5})},
-          {"middle.weight", at::arange(100, 135, at::kFloat).view({7, 5})},
-          {"middle.bias", at::arange(200, 207, at::kFloat)},
-          {"head.weight", at::arange(300, 355, at::kFloat).view({11, 5})}};
+/// Returns the known values, different numbers for each parameter of a Net, plus `add`.
+inline Tensors Values(double add = 0, c10::ScalarType type = at::kFloat) {
+  const auto numbers = [&](int first, int end) {
+    return at::arange(first, end, at::kFloat).to(type) + add;
+  };
+  return {{"embed.weight", numbers(0, 55).view({11, 5})},
+          {"middle.weight", numbers(100, 135).view({7, 5})},
+          {"middle.bias", numbers(200, 207)},
+          {"head.weight", numbers(300, 355).view({11, 5})}};
 }
 
-inline void WriteModel(const std::filesystem::path& path, const Tensors& tensors) {
+inline std::vector<SafetensorsWriter::Item> ItemsOf(const Tensors& tensors) {
   std::vector<SafetensorsWriter::Item> items;
   for (const auto& [name, tensor] : tensors) {
     items.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   }
-  SafetensorsWriter writer(path, items);
+  return items;
+}
+
+inline void WriteModel(const std::filesystem::path& path, const Tensors& tensors) {
+  SafetensorsWriter writer(path, ItemsOf(tensors));
   for (const auto& [name, tensor] : tensors) {
     writer.write(name, tensor);
   }
@@ -105,12 +120,7 @@ struct SavedState {
   SavedState(Rank& rank, const std::vector<std::int64_t>& mesh_sizes, int add = 0,
              bool tied = false)
       : net(tied) {
-    const DeviceMesh mesh = rank.mesh(mesh_sizes, {"dp", "tp"});
-    Tensors values = Values();
-    for (auto& [name, tensor] : values) {
-      tensor = tensor + add;
-    }
-    Distribute(net, mesh, values);
+    Distribute(net, rank.mesh(mesh_sizes, {"dp", "tp"}), Values(add));
     for (const auto& [name, slot] : net.named_slots()) {
       const at::Tensor& tensor = slot->persistent();
       optimizer.emplace_back(name + ".exp_avg",
@@ -132,6 +142,30 @@ struct SavedState {
   Net net;
   NamedTensors optimizer;
 };
+
+inline Tensors LocalValues(const SavedState& state) {
+  return state.local();
+}
+
+/// Expects that an Error of `call` leaves the local values of a module or SavedState as they were.
+/// Passes the error on.
+template <class State, class Call>
+void ExpectUnchangedByError(const State& state, const Call& call) {
+  const Tensors before = LocalValues(state);
+  try {
+    call();
+  } catch (const Error&) {
+    ExpectEqual(LocalValues(state), before);
+    throw;
+  }
+}
+
+/// Flips a bit of the byte at position `at`, or of the last byte if `at` is -1.
+inline void damage(const std::filesystem::path& path, std::int64_t at = -1) {
+  std::string bytes = ReadFile(path);
+  bytes[at < 0 ? bytes.size() - 1 : static_cast<std::size_t>(at)] ^= 1;
+  WriteFile(path, bytes);
+}
 
 /// Saves a step on a 2 × 2 mesh. The values are Values() + `add`.
 inline void SaveStep(const std::filesystem::path& dir, std::int64_t step, int add = 0,

@@ -9,15 +9,10 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/module.h"
-#include "testing/errors.h"
-#include "testing/files.h"
 #include "testing/module_values.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-using testing::TemporaryFolder;
-using testing::WriteFile;
 
 TEST(LoadHuggingFace, FillsAPlainModuleAndAModelOfTheMetaDevice) {
   TemporaryFolder folder;
@@ -55,8 +50,8 @@ TEST(LoadHuggingFace, FillsEachRanksSlices) {
                                          {Replicate{}, Replicate{}});
     net.head->slot("weight")->set(whole.redistribute(layout));
     load_hugging_face(net, folder.path());
-    EXPECT_TRUE(at::equal(testing::full_tensor(net.head->slot("weight")->persistent()),
-                          Values().at("head.weight")));
+    EXPECT_TRUE(
+        at::equal(full_tensor(net.head->slot("weight")->persistent()), Values().at("head.weight")));
   });
 }
 
@@ -66,7 +61,7 @@ TEST(LoadHuggingFace, FailsOnAllRanksWhereOneCannotRead) {
   int reads = 0;
   const auto load = [&](const std::string& fault) {
     const testing::SystemCallFault planted(folder.path(), fault);
-    auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
+    auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
       Net net;
       Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Zeros());
       try {

@@ -13,18 +13,12 @@
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
-#include "testing/files.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/module_values.h"
 #include "testing/processes.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-using Names = std::vector<std::string>;
-using testing::ReadFile;
-using testing::TemporaryFolder;
-using testing::WriteFile;
 
 /// Exports a Net with the given values from a mesh (dp, tp).
 void export_from(const std::vector<std::int64_t>& mesh_sizes, const std::filesystem::path& folder,
@@ -35,15 +29,6 @@ void export_from(const std::vector<std::int64_t>& mesh_sizes, const std::filesys
     Distribute(net, rank.mesh(mesh_sizes, {"dp", "tp"}), values);
     save_hugging_face(net, *rank.world(), folder, config, dtype, limit);
   });
-}
-
-/// Returns the known values in another type, plus `add`.
-Tensors values_as(c10::ScalarType type, double add = 0) {
-  Tensors values = Values();
-  for (auto& [name, tensor] : values) {
-    tensor = tensor.to(type).add(add);
-  }
-  return values;
 }
 
 TEST(SaveHuggingFace, WritesTheSameBytesOnEveryMesh) {
@@ -67,12 +52,12 @@ TEST(SaveHuggingFace, WritesTheSameBytesOnEveryMesh) {
 
 TEST(SaveHuggingFace, WritesBf16AsFp32AndFp64AsItIs) {
   TemporaryFolder folder;
-  export_from({2, 1}, folder / "bf16", values_as(at::kBFloat16));
+  export_from({2, 1}, folder / "bf16", Values(0, at::kBFloat16));
   for (const auto& [name, tensor] : ReadModel(folder / "bf16/model.safetensors")) {
     EXPECT_EQ(tensor.scalar_type(), at::kFloat);
-    EXPECT_TRUE(at::equal(tensor, values_as(at::kBFloat16).at(name).to(at::kFloat)));
+    EXPECT_TRUE(at::equal(tensor, Values(0, at::kBFloat16).at(name).to(at::kFloat)));
   }
-  const Tensors doubles = values_as(at::kDouble, 1e-12);
+  const Tensors doubles = Values(1e-12, at::kDouble);
   export_from({2, 1}, folder / "fp64", doubles, R"({"torch_dtype": "bfloat16"})");
   ExpectEqual(ReadModel(folder / "fp64/model.safetensors"), doubles);
   EXPECT_CONTAINS(ReadFile(folder / "fp64/config.json"), R"("torch_dtype": "float64")");
@@ -85,13 +70,12 @@ TEST(SaveHuggingFace, WritesTheRequestedTypeAndItsNameToTheConfiguration) {
     return ReadFile(folder / name / "config.json");
   };
   EXPECT_CONTAINS(save_as("bf16", "{}", at::kBFloat16), R"("torch_dtype": "bfloat16")");
-  ExpectEqual(ReadModel(folder / "bf16/model.safetensors"), values_as(at::kBFloat16));
+  ExpectEqual(ReadModel(folder / "bf16/model.safetensors"), Values(0, at::kBFloat16));
   EXPECT_EQ(nlohmann::json::parse(save_as("fp16", R"({"dtype": "float32"})", at::kHalf)),
             (nlohmann::json{{"dtype", "float16"}}));
   EXPECT_EQ(save_as("fp32", "{}", at::kFloat), "{}");
   EXPECT_ERROR(save_as("int", "{}", at::kInt), "Int", "Float");
-  EXPECT_ERROR(export_from({2, 1}, folder / "out", values_as(at::kFloat, 1e6), "{}", at::kHalf),
-               "65504", "fp16");
+  EXPECT_ERROR(export_from({2, 1}, folder / "out", Values(1e6), "{}", at::kHalf), "65504", "fp16");
   EXPECT_FALSE(std::filesystem::exists(folder / "out/model.safetensors"));
 }
 
@@ -129,7 +113,7 @@ class FailingGather final : public testing::ForwardingCommunicator {
 
 TEST(SaveHuggingFace, EndsOnAllRanksWhereOneFailsWhileGathering) {
   TemporaryFolder folder;
-  const auto errors = testing::ErrorsOfRanks(2, [&](Rank& rank) {
+  const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
     Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
     testing::WrappedWorld world(rank.world(), [&](comm::CommunicatorPtr group, const auto&) {
@@ -164,7 +148,7 @@ TEST(SaveHuggingFace, FailsOnAllRanksIfOneRankOrTheFolderIsUnfit) {
     std::filesystem::create_directories(folder / "taken/model.safetensors/folder");
     std::filesystem::create_directories(folder / "unfilled");
     const std::string name = out;
-    const auto errors = testing::ErrorsOfRanks(4, [&](Rank& rank) {
+    const auto errors = ErrorsOfRanks(4, [&](Rank& rank) {
       Net net;
       Distribute(net, rank.mesh({2, 2}, {"dp", "tp"}), Values());
       if (name == "unfilled" && rank.rank() == 2) {
@@ -174,8 +158,8 @@ TEST(SaveHuggingFace, FailsOnAllRanksIfOneRankOrTheFolderIsUnfit) {
     });
     EXPECT_CONTAINS(errors, word);
     EXPECT_EQ(folder.files().size(), 3u);
-    EXPECT_TRUE(testing::FilesIn(folder / "unfilled").empty());
-    EXPECT_EQ(testing::FilesIn(folder / "taken"), Names{"model.safetensors"});
+    EXPECT_TRUE(FilesIn(folder / "unfilled").empty());
+    EXPECT_EQ(FilesIn(folder / "taken"), Names{"model.safetensors"});
   }
 }
 
@@ -194,8 +178,7 @@ TEST(SaveLora, WritesEachMatrixUnderPeftsName) {
     const auto saved = ReadModel(folder / "made/here/adapter_model.safetensors");
     ASSERT_EQ(saved.size(), 2u);
     for (const auto& [name, slot] : nn::lora_slots(model)) {
-      EXPECT_TRUE(at::equal(saved.at("base_model.model." + name),
-                            testing::full_tensor(slot->persistent())));
+      EXPECT_TRUE(at::equal(saved.at("base_model.model." + name), full_tensor(slot->persistent())));
     }
   });
   const auto config = nlohmann::json::parse(ReadFile(folder / "made/here/adapter_config.json"));
@@ -283,11 +266,7 @@ constexpr std::int64_t kOneFile = 1 << 20;
 
 /// Exports the known values plus `add`.
 void export_model(const std::filesystem::path& folder, std::int64_t max_shard_bytes, int add) {
-  std::vector<SafetensorsWriter::Item> items;
-  for (const auto& [name, tensor] : Values()) {
-    items.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  }
-  ExportFolder files(folder, items, "{}", max_shard_bytes);
+  ExportFolder files(folder, ItemsOf(Values()), "{}", max_shard_bytes);
   for (const auto& [name, tensor] : Values()) {
     files.write(name, std::vector<std::int64_t>(static_cast<std::size_t>(tensor.dim()), 0),
                 tensor + add);

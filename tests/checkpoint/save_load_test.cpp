@@ -12,16 +12,10 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
-#include "testing/files.h"
 #include "testing/module_values.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-using Names = std::vector<std::string>;
-using testing::ErrorsOfRanks;
-using testing::FilesIn;
-using testing::TemporaryFolder;
 
 TEST(ShardedCheckpoint, LoadsOnAnyMesh) {
   const TemporaryFolder dir;
@@ -92,8 +86,8 @@ TEST(ShardedCheckpoint, HasTiedParametersOnceUnderAnyOfTheirNames) {
     Distribute(apart, rank.mesh({2, 1}, {"dp", "tp"}), Zeros());
     load(*rank.world(), dir.path(), {apart}, {.exclude = {"optimizer.**"}});
     for (const auto& linear : {apart.embed->slot("weight"), apart.head->slot("weight")}) {
-      EXPECT_TRUE(at::equal(testing::full_tensor(linear->persistent()),
-                            testing::full_tensor(tied.net.embed->slot("weight")->persistent())));
+      EXPECT_TRUE(at::equal(full_tensor(linear->persistent()),
+                            full_tensor(tied.net.embed->slot("weight")->persistent())));
     }
   });
   const Manifest manifest = read_manifest(dir / "step-00000001");
@@ -106,11 +100,7 @@ TEST(ShardedCheckpoint, RefusesTwoTensorsOfOtherValuesForATiedParameter) {
   SaveStep(dir.path(), 1, 3);
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     SavedState tied(rank, {2, 1}, -5000, /*tied=*/true);
-    const Tensors before = tied.local();
-    const std::string error =
-        testing::message_of([&] { load(*rank.world(), dir.path(), tied.dict()); });
-    ExpectEqual(tied.local(), before);
-    fail(error);
+    ExpectUnchangedByError(tied, [&] { load(*rank.world(), dir.path(), tied.dict()); });
   });
   EXPECT_CONTAINS(errors, "'embed.weight'", "'head.weight'", "exclude 'head.weight'");
   RunRanks(1, [&](Rank& rank) {
@@ -173,7 +163,7 @@ TEST(ShardedCheckpoint, WritesASecondBlockOfATensorToAFurtherFile) {
     save(*rank.world(), dir.path(), 1, {net});
     net.slot("weight")->set(on(at::zeros_like(rows)));
     load(*rank.world(), dir.path(), {net});
-    EXPECT_TRUE(at::equal(testing::full_tensor(net.slot("weight")->persistent()), rows));
+    EXPECT_TRUE(at::equal(full_tensor(net.slot("weight")->persistent()), rows));
   });
   EXPECT_TRUE(
       std::filesystem::exists(dir / "step-00000001/shard-00000-model-00003-of-00003.safetensors"));
@@ -292,12 +282,9 @@ TEST(ShardedCheckpoint, RefusesALoadThatDiffersBetweenRanksBeforeAnythingChanges
   for (const auto& other : of_rank_1) {
     const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
       SavedState state(rank, {2, 1}, -5000);
-      const Tensors before = state.local();
       const auto call = rank.rank() == 0 ? std::pair(dir.path(), LoadOptions{}) : other;
-      const std::string error =
-          testing::message_of([&] { load(*rank.world(), call.first, state.dict(), call.second); });
-      ExpectEqual(state.local(), before);
-      fail(error);
+      ExpectUnchangedByError(state,
+                             [&] { load(*rank.world(), call.first, state.dict(), call.second); });
     });
     EXPECT_CONTAINS(errors, "ranks 1", "folder", "exclude", "partial");
   }
@@ -506,7 +493,7 @@ TEST(DropoutCalls, StayWhereTheCheckpointHasNoneOrTheyAreExcluded) {
     EXPECT_EQ(calls_after_load({}), 3U);
     Manifest older = read_manifest(step);
     older.dropout_calls.clear();
-    testing::WriteFile(step / "manifest.json", to_text(older));
+    WriteFile(step / "manifest.json", to_text(older));
     EXPECT_EQ(calls_after_load({}), 7U);
   });
 }

@@ -1,23 +1,17 @@
 // Tests state dicts in memory, fused parameters in files, and blocks that are sent to rank 0.
 
-#include <numeric>
-
+#include "tessera/checkpoint/state_dict.h"
 #include "checkpoint/format.h"
 #include "checkpoint/known_model.h"
 #include "checkpoint/ranks.h"
 #include "tessera/checkpoint/hugging_face.h"
-#include "tessera/checkpoint/state_dict.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/optim/adamw.h"
-#include "testing/files.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-using testing::ErrorsOfRanks;
-using Names = std::vector<std::string>;
 
 constexpr StateDictOptions kFull{.full_state_dict = true};
 constexpr StateDictOptions kFullOnHost{.full_state_dict = true, .cpu_offload = true};
@@ -113,13 +107,9 @@ std::string error_of(const TensorDict& state, const StateDictOptions& options = 
   const auto errors = ErrorsOfRanks(2, [&](Rank& rank) {
     Net net;
     Distribute(net, rank.mesh({2, 1}, {"dp", "tp"}), Values());
-    const Tensors before = LocalValues(net);
-    try {
+    ExpectUnchangedByError(net, [&] {
       set_model_state_dict(*rank.world(), net, rank.rank() == 1 ? state : Values(), options);
-    } catch (const Error&) {
-      ExpectEqual(LocalValues(net), before);
-      throw;
-    }
+    });
   });
   EXPECT_EQ(errors[0], errors[1]);
   return errors[0];
@@ -205,9 +195,6 @@ TEST(StateDicts, CarryAnOptimizerFromOneMeshToAnotherBeforeItsFirstStep) {
     }
   });
 }
-
-using testing::full_tensor;
-using testing::TemporaryFolder;
 
 /// A model with the query, key and value projections of attention in one parameter.
 class FusedNet : public nn::Module<FusedNet> {
@@ -352,17 +339,6 @@ TEST(FusedCheckpoint, CountsAParameterAsFilledOnceAllPartsAre) {
 
 using Sizes = std::vector<std::int64_t>;
 
-comm::CommunicatorPtr AllRanks(const Rank& rank) {
-  std::vector<int> ranks(static_cast<std::size_t>(rank.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return rank.world()->group(ranks, "world");
-}
-
-/// Returns the values 0, 1, 2, ... in a tensor of the given sizes.
-at::Tensor Range(const Sizes& sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes);
-}
-
 /// Gathers on all ranks. Checks that rank 0 gets each element once, at the correct index.
 void ExpectGathered(const Rank& rank, const at::Tensor& tensor, const at::Tensor& expected,
                     std::int64_t round_elements = 1 << 20) {
@@ -372,7 +348,8 @@ void ExpectGathered(const Rank& rank, const at::Tensor& tensor, const at::Tensor
     block_at(found, offset, block.sizes()).copy_(block);
     elements += block.numel();
   };
-  gather_blocks(tensor, at::kFloat, *AllRanks(rank), at::kCPU, visit, round_elements);
+  const DeviceMesh all = rank.mesh({rank.size()}, {"all"});
+  gather_blocks(tensor, at::kFloat, all.group(), at::kCPU, visit, round_elements);
   if (rank.rank() == 0) {
     EXPECT_TRUE(at::equal(found, expected));
     EXPECT_EQ(elements, expected.numel());
@@ -391,7 +368,7 @@ TEST_ON_MESH(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRound
   for (const auto& sizes : {Sizes{8, 4}, Sizes{13, 5}, Sizes{1, 3}, Sizes{3, 1, 2}, Sizes{0, 4}}) {
     for (const auto& placements : kPlacements) {
       for (const std::int64_t round_elements : {1, 40, 1 << 20}) {
-        const auto full = Range(sizes);
+        const auto full = testing::counting_values(sizes, at::kFloat);
         ExpectGathered(rank, distribute_tensor(full, mesh, placements), full, round_elements);
       }
     }
@@ -400,7 +377,7 @@ TEST_ON_MESH(GatherBlocks, GathersTheWholeTensorFromEveryPlacementInBoundedRound
 
 TEST_ON_MESH(GatherBlocks, GathersFromFsdpOverTensorParallelAndFromOneOfSeveralSubmeshes, {2, 2},
              {"dp", "tp"}) {
-  const auto full = Range({9, 3});
+  const auto full = testing::counting_values({9, 3}, at::kFloat);
   // tp splits the tensor first, and dp then splits each shard.
   const auto layout = Layout::intern({2, 2}, {{Digit{0, {1, 0}}}, {}});
   const auto tensor = DistributedTensor(distribute_tensor(full, mesh, {Replicate{}, Replicate{}}))

@@ -21,16 +21,10 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
-#include "testing/files.h"
 #include "testing/memory.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-using Names = std::vector<std::string>;
-using testing::ReadFile;
-using testing::TemporaryFolder;
-using testing::WriteFile;
 
 TEST(ShardedCheckpoint, LoadsTheNewestValidStepOrTheOneNamed) {
   const TemporaryFolder dir;
@@ -39,9 +33,7 @@ TEST(ShardedCheckpoint, LoadsTheNewestValidStepOrTheOneNamed) {
   std::filesystem::create_directory(dir / "step-00000003");
   EXPECT_EQ(ExpectLoads(dir.path(), 20), 2);
   EXPECT_EQ(ExpectLoads(dir / "step-00000001", 10), 1);
-  std::string manifest = ReadFile(dir / "step-00000002/manifest.json");
-  manifest[manifest.size() / 2] ^= 1;
-  WriteFile(dir / "step-00000002/manifest.json", manifest);
+  damage(dir / "step-00000002/manifest.json", 200);
   EXPECT_EQ(ExpectLoads(dir.path(), 10), 1);
   RunRanks(2, [&](Rank& rank) {
     EXPECT_EQ(newest_step(*rank.world(), dir.path()), 1);
@@ -148,7 +140,7 @@ TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
   std::filesystem::copy(dir / "step-00000001", archive / "kept");
   std::filesystem::remove_all(dir / "step-00000001");
   std::filesystem::create_directory_symlink(archive / "kept", dir / "step-00000001");
-  const Names files = testing::FilesIn(archive / "kept");
+  const Names files = FilesIn(archive / "kept");
   for (const int step : {2, 3}) {
     SaveStep(dir.path(), step, step, {.keep = 2});
   }
@@ -158,7 +150,7 @@ TEST(ShardedCheckpoint, LeavesWhatALinkLeadsTo) {
   std::filesystem::remove(archive / "kept/manifest.json");
   WriteFile(archive / "kept/INCOMPLETE", "");
   EXPECT_ERROR(SaveStep(dir.path(), 1), "is not a folder: move it away");
-  EXPECT_EQ(testing::FilesIn(archive / "kept").size(), files.size());
+  EXPECT_EQ(FilesIn(archive / "kept").size(), files.size());
 }
 
 TEST(ShardedCheckpoint, LeavesMarkedStepsWhoseManifestIsThere) {
@@ -245,9 +237,7 @@ TEST(StoredStep, IsReadByThreadsWithinABoundOfMemory) {
     EXPECT_LE(peak, 4 * kMebibyte);
     EXPECT_TRUE(target.equal(values));
     const auto path = folder / "shard-00000-model-00001-of-00001.safetensors";
-    std::string bytes = ReadFile(path);
-    bytes[bytes.size() / 2] ^= 1;
-    WriteFile(path, bytes);
+    damage(path, 12 * kMebibyte + 500'000);
     EXPECT_ERROR(read(), "tensor 'weight': bytes 12582912 to");
   }
 }
@@ -302,7 +292,7 @@ TEST(StepFolder, IsMadeByOneOfSeveralRunsThatBeginItAtOnce) {
     for (const std::string& error : errors) {
       EXPECT_TRUE(error.empty() || error.find("of another run") != error.npos) << error;
     }
-    EXPECT_EQ(testing::ReadFile(dir / "step-00000007/INCOMPLETE"),
+    EXPECT_EQ(ReadFile(dir / "step-00000007/INCOMPLETE"),
               "run " + std::to_string(std::ranges::find(errors, "") - errors.begin()));
   }
 }
@@ -399,8 +389,6 @@ TEST(HostileShards, AreRefusedByTheirOffsets) {
   }
 }
 
-using testing::ErrorsOfRanks;
-
 struct Schedule final : Stateful {
   explicit Schedule(double factor) : factor(factor) {}
   nlohmann::json state_dict() const override { return {{"factor", factor}}; }
@@ -433,11 +421,7 @@ StateDict with_objects(nn::ModuleBase& model, NamedStateful stateful, NamedRankS
 
 std::unique_ptr<Net> net_on(Rank& rank, int add = 0) {
   auto net = std::make_unique<Net>();
-  Tensors values = Values();
-  for (auto& [name, tensor] : values) {
-    tensor = tensor + add;
-  }
-  Distribute(*net, rank.mesh({rank.size(), 1}, {"dp", "tp"}), values);
+  Distribute(*net, rank.mesh({rank.size(), 1}, {"dp", "tp"}), Values(add));
   return net;
 }
 
@@ -465,13 +449,8 @@ TEST(Objects, ChangeNothingWhenMissingUnexpectedOrUnfit) {
   const auto errors = [&](const NamedStateful& objects) {
     const auto all = ErrorsOfRanks(2, [&](Rank& rank) {
       const auto net = net_on(rank, 9);
-      const Tensors before = LocalValues(*net);
-      try {
-        load(*rank.world(), dir.path(), with_objects(*net, objects));
-      } catch (const Error&) {
-        ExpectEqual(LocalValues(*net), before);
-        throw;
-      }
+      ExpectUnchangedByError(*net,
+                             [&] { load(*rank.world(), dir.path(), with_objects(*net, objects)); });
     });
     EXPECT_EQ(all[0], all[1]);
     return all[0];
