@@ -18,7 +18,7 @@
 
 namespace tessera::fsdp {
 
-// The functions below find the sharding spec of a parameter's shard. A plain tensor is sharded on
+// sharded_spec() finds the sharding spec of a parameter's shard. A plain tensor is sharded on
 // FSDP's mesh. A tensor that tensor parallelism has distributed is sharded on the mesh that joins
 // both meshes. fully_shard checks all parameters of a unit (unit_spec.cpp) before the first
 // parameter is changed.
@@ -38,9 +38,9 @@ bool share_ranks(const DeviceMesh& a, const DeviceMesh& b) {
          }) > 1;
 }
 
-/// The submesh of the common root mesh that has the dimensions of both meshes. The first dimensions
-/// are those that flatten() or unflatten() created and the root mesh lacks. The dimensions of the
-/// root mesh follow in the order of the root mesh.
+/// Returns the submesh of the common root mesh with the dimensions of both meshes. First come
+/// dimensions that flatten() or unflatten() created and the root mesh lacks; the root mesh's
+/// dimensions follow in their order.
 DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
                        const std::string& name) {
   const DeviceMesh& mesh = data_mesh.all;
@@ -66,8 +66,8 @@ DeviceMesh joined_mesh(const DeviceMesh& outer, const DataMesh& data_mesh,
   std::ranges::copy_if(known, std::back_inserter(names), [&](const std::string& dim) {
     return contains(persistent, dim) || contains(others, dim);
   });
-  // Each dimension is looked up in the mesh that has the dimension, because the root mesh lacks
-  // names that unflatten() gave.
+  // Each dimension is looked up in the mesh that has the dimension, because the root mesh lacks the
+  // names that unflatten() made.
   std::vector<DeviceMesh> parts;
   for (const std::string& dim : names) {
     parts.push_back((contains(persistent, dim) ? data_mesh.persistent() : outer)[dim]);
@@ -140,9 +140,9 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 }
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
-// tensor-parallel ranks. This sum is computed after the reduction, on shards. But a rank without
-// tokens gets a zero gradient in any layout, and a rank that skipped the module gets no gradient.
-// Unless the ranks agree, such a rank would not sum its shard, which contains other ranks' terms.
+// tensor-parallel ranks. The sum is computed after the reduction, on shards. But a rank without
+// tokens gets a zero gradient in any layout, and a rank that skipped the module gets none. Without
+// an agreement, such a rank would not sum its shard, which contains other ranks' terms.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {
@@ -179,7 +179,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   sum = converted(std::move(sum), pending, dtype);
   const at::Tensor term = converted(gradient, pending, dtype).local;
   if (!sum.local.defined()) {
-    sum.local = term.to(dtype);  // the sum was complete and is stored on rank 0 of the group
+    sum.local = term.to(dtype);  // the old sum is complete and stored on rank 0
     sum.divisor = gradient.divisor;
   } else if (term.defined()) {
     sum.local.add_(term, gradient.divisor / sum.divisor);
@@ -215,7 +215,7 @@ std::vector<std::uint8_t> PartialGradGroup::flags() const {
 }
 
 void PartialGradGroup::agree(std::span<const std::uint8_t> flags) {
-  // Gradients pending over another process group are later converted to this group.
+  // Gradients that are pending over another process group are converted to group_ later.
   const auto found = std::ranges::find(flags, 1);
   group_ =
       found == flags.end() ? nullptr : candidates_[static_cast<std::size_t>(found - flags.begin())];
@@ -272,13 +272,13 @@ UnreducedGradient* unreduced(const at::Tensor& gradient) {
   return tessera::detail::impl_cast<UnreducedGradient>(gradient);
 }
 
-// The tensors of one parameter: how the shard is cut and replaces the original tensor in the
-// module, and how forward and backward see the unsharded tensor. The functions in this section are
-// not collective.
+// ShardedParameter and its tensors: how the shard is cut and replaces the original tensor in the
+// module, and how forward and backward see the unsharded tensor. None of these functions is
+// collective.
 
 namespace {
 
-/// Returns a copy of this rank's part on `device`, so that the memory of `local` can be freed.
+/// Returns a copy of rank `rank`'s part on `device`, so that the memory of `local` can be freed.
 at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t rank,
                c10::Device device) {
   if (shape.ranks == 1 || !shape.dim) {
@@ -293,12 +293,12 @@ at::Tensor cut(const at::Tensor& local, const ShardShape& shape, std::int64_t ra
   return own.view(shape.shard_sizes(rank));
 }
 
-/// The sharding spec of a distributed tensor; nullopt for a plain tensor.
+/// Returns the sharding spec of a distributed tensor; nullopt for a plain tensor.
 std::optional<ShardingSpec> spec_of(const at::Tensor& tensor) {
   return tessera::is_distributed(tensor) ? std::optional(sharding_spec(tensor)) : std::nullopt;
 }
 
-/// The origin (see ShardedParameter::origin) of a parameter's values, before the tensor is cut. A
+/// Returns the origin (see ShardedParameter::origin) of a parameter's values, before the cut. A
 /// tensor that is itself a part (tensor parallelism) has the origin of the whole tensor. 0: the
 /// origin is unknown.
 std::int64_t origin_before_cut(const nn::ParameterSlot& slot) {
@@ -500,7 +500,7 @@ void ShardedParameter::settle_expected() {
   }
 }
 
-// How a reduced gradient is added to the shard of a parameter. Only take_unsharded() is collective.
+// ShardedParameter adds reduced gradients to `.grad`. Only take_unsharded() is collective.
 
 namespace {
 
@@ -513,11 +513,11 @@ at::Tensor as_replicated(const at::Tensor& whole, const ShardingSpec& of) {
       whole.sizes().vec());
 }
 
-/// Takes the gradient off `unsharded` and returns it in the parameter's layout, or as a partial sum
-/// over one process group. Any other pending sum is computed here, in type `dtype`.
+/// Takes the gradient off `unsharded`. Returns the gradient in the parameter's layout, or as a
+/// partial sum over one process group. Computes any other pending sum at once, in type `dtype`.
 UnshardedGradient take_gradient(const at::Tensor& unsharded, c10::ScalarType dtype) {
   // The gradient is removed from `.grad` at once. Otherwise the next backward would add to `.grad`,
-  // and this gradient would count twice.
+  // and the gradient would count twice.
   at::Tensor gradient = std::exchange(unsharded.mutable_grad(), at::Tensor());
   if (!gradient.defined() || !tessera::is_distributed(unsharded)) {
     return {gradient, nullptr, gradient.defined()};
@@ -574,7 +574,7 @@ UnshardedGradient ShardedParameter::take_unreduced() {
   return sum;
 }
 
-/// Nothing is restored if the new gradient may be a pending sum: autograd would compute the sum at
+/// Restores nothing if the new gradient may be a pending sum: autograd would compute the sum at
 /// once, maybe on this rank alone. The accumulated gradient may have another type than the
 /// unsharded tensor; new gradients are converted when they are added.
 void ShardedParameter::restore_accumulated_grads() {
@@ -640,7 +640,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   const c10::AutoGradMode no_grad(false);
   settle_unreduced();
   at::Tensor& sum = gradient_place();
-  // A new gradient starts here, also if the program has dropped an earlier gradient.
+  // If there is no gradient, or the program has dropped the gradient, a new gradient starts.
   if (!sum.defined()) {
     accumulation_ = Accumulation::kStarted;
     used_ = false;
@@ -652,7 +652,7 @@ void ShardedParameter::accumulate(const at::Tensor& gradient, bool used) {
   used_ |= used;
   const at::Tensor term = detail::has_hooks(sharded_) ? call_hooks(gradient) : gradient;
   if (!sum.defined()) {
-    // Gradients in `arriving_` belong to a gradient that the program has dropped.
+    // The terms in `arriving_` belong to a gradient that the program has dropped.
     arriving_.clear();
     // If type and device agree, `sum` is a view of the reduction's result and not a copy.
     sum = distributed(at_home(term));
@@ -706,8 +706,8 @@ bool ShardedParameter::has_hooks() const {
   return detail::has_hooks(sharded_);
 }
 
-/// Calls the hooks of the shard, which autograd does not call because it knows only the unsharded
-/// tensor. Returns the gradient that the hooks return.
+/// Calls the hooks of the shard. Autograd does not call these hooks, because autograd knows only
+/// the unsharded tensor. Returns the gradient that the hooks return.
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {

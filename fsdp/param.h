@@ -19,7 +19,7 @@
 
 namespace tessera::fsdp {
 
-/// How one parameter will be sharded, decided and checked before the parameter is changed.
+/// The sharding of one parameter, decided and checked before the parameter is changed.
 struct ParameterSpec {
   std::string name;  ///< name of the parameter within the unit
   nn::SlotPtr slot;
@@ -27,21 +27,21 @@ struct ParameterSpec {
   /// The dimension that is split over mesh.shard; nullopt if the parameter is replicated over
   /// mesh.shard.
   std::optional<std::int64_t> dim;
-  std::int64_t parts = 1;  ///< number of equal blocks of `dim`, each split alone (fused weight)
-  ShardingSpec sharding;   ///< the spec of the persistent tensor
+  std::int64_t parts = 1;  ///< number of equal blocks of `dim`, each split separately
+  ShardingSpec sharding;   ///< the sharding spec of the persistent tensor
   ShardHome home;
 };
 
-/// The number of equal blocks of dimension `dim` of `tensor` that tensor parallelism has split
-/// separately, as for a fused weight. The number is 1 for any other tensor.
+/// Returns the number of equal blocks along `dim` of `tensor` that tensor parallelism has split
+/// separately (a fused weight). The number is 1 for any other tensor.
 std::int64_t parts_of(const at::Tensor& tensor, std::optional<std::int64_t> dim);
 
-/// The sharding spec of `tensor` after FSDP has split each of its blocks along `dim` over the
-/// sharding dimension of `mesh`; a shard of tensor parallelism is split further. `dim` nullopt:
-/// `tensor` is replicated over the sharding dimension. The spec of a plain tensor is on `mesh`. The
-/// spec of a tensor-parallel tensor is on the mesh that joins both meshes, a slice of their common
-/// root. Throws Error, with `name` as the parameter's name, for a tensor that cannot be split
-/// further in this way.
+/// Returns the sharding spec of `tensor` after FSDP has split each of its blocks along `dim` over
+/// the sharding dimension of `mesh`. FSDP splits a shard of tensor parallelism further. `dim`
+/// nullopt: `tensor` is replicated over the sharding dimension. The spec of a plain tensor is on
+/// `mesh`. The spec of a tensor-parallel tensor is on the mesh that joins both meshes, a slice of
+/// their common root. Throws Error, with `name` as the parameter's name, for a tensor that cannot
+/// be split further in this way.
 ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
                           std::optional<std::int64_t> dim, const std::string& name);
 
@@ -61,21 +61,21 @@ struct UnshardedGradient {
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype);
 
-/// Adds `gradient`, in type `dtype` and scaled to the divisor of `sum`, to `sum`. If only one is a
-/// pending sum over a process group, the other becomes a term of that sum.
+/// Adds `gradient`, in type `dtype` and scaled to the divisor of `sum`, to `sum`. If only one of
+/// the two is a pending sum over a process group, the other becomes a term of that sum.
 void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient, c10::ScalarType dtype);
 
 /// The process group over which the gradients of a parameter must still be summed when the
 /// gradients are reduced. All ranks that reduce the gradient must compute the same sum, but each
-/// rank knows only the layout of its own gradient. Therefore the ranks agree on the group once.
+/// rank knows only the layout of its own gradient. So the ranks agree on the group once.
 class PartialGradGroup {
  public:
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
   /// The process group over which gradients must still be summed; nullptr if none. Before the ranks
-  /// have agreed: a group that may be needed. Summing a complete gradient over that group is
-  /// correct, too.
+  /// have agreed, a process group that may be needed: summing a complete gradient over that group
+  /// is correct, too.
   comm::Communicator* group() const { return group_; }
   /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
@@ -102,17 +102,17 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   /// parameter's name in messages.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 
-  /// The gradient that was set aside without any reduction; nullopt if none was set aside. A value
-  /// whose gradient is undefined means that this rank computed no gradient.
+  /// The gradient that was set aside without any reduction; nullopt if no gradient was set aside.
+  /// If its `local` is undefined, this rank computed no gradient.
   std::optional<UnshardedGradient> unsharded;
   /// The gradient summed over the shard dimension of the mesh but not over replicas (HSDP).
   UnshardedGradient scattered;
   /// Whether reductions are in progress whose results will be added to the sharded parameter's
   /// gradient.
   bool expects = false;
-  at::Tensor reduced;  ///< the sum of earlier backwards, in the parameter's layout
+  at::Tensor reduced;  ///< the reduced sum of earlier backwards
 
-  /// Whether no gradient waits for a reduction any more.
+  /// Whether no gradient waits for a reduction.
   bool is_settled() const { return !unsharded && !scattered.local.defined() && !expects; }
 
   [[noreturn]] void refuse() const override;
@@ -126,8 +126,8 @@ class UnreducedGradient final : public nn::PlaceholderGradient {
   std::string name_;
 };
 
-/// The placeholder in `gradient`, which is the `.grad` of a sharded parameter; nullptr if
-/// `gradient` is an ordinary gradient.
+/// Returns the placeholder in `gradient`, the `.grad` of a sharded parameter; nullptr if `gradient`
+/// is an ordinary gradient.
 UnreducedGradient* unreduced(const at::Tensor& gradient);
 
 /// One parameter of a unit: its nn::ParameterSlot, the persistent sharded tensor, and the unsharded
@@ -153,12 +153,12 @@ class ShardedParameter {
     kNone,     ///< no backward for selected parameters runs
     kReturn,   ///< the caller gets the gradient; the post-accumulate-grad hook is not called
     kAdd,      ///< the gradient is added to `.grad`
-    kLeaveOut  ///< the gradient of the parameter is neither reduced nor stored
+    kLeaveOut  ///< the gradient is neither reduced nor stored
   };
   void set_request(Request request) { request_ = request; }
   bool left_out() const { return request_ == Request::kLeaveOut; }
 
-  /// The mesh of all ranks that have a part or a copy of the parameter.
+  /// Returns the mesh of all ranks that have a part or a copy of the parameter.
   const DeviceMesh& holders() const { return sharding_.mesh; }
   /// The sharded tensor, a distributed tensor that exists as long as the parameter.
   const at::Tensor& sharded() const { return sharded_; }
@@ -171,18 +171,18 @@ class ShardedParameter {
   /// seed that filled the parameter later. 0: the origin is unknown, or this rank has no part of
   /// the tensor.
   std::int64_t origin() const;
-  /// A number that grows with each write to the shard, as autograd's version counter does.
+  /// Returns a number that grows with each write to the shard, as autograd's version counter does.
   std::uint64_t version() const;
   /// Whether nn::to_empty or a load has put another tensor into slot().
   bool is_replaced() const;
-  /// Takes over a new tensor that was put into slot(). Returns whether there was a new tensor.
-  /// Throws Error if the tensor's layout differs from the shard's layout. Checks the shard itself
-  /// in the same way if its data was replaced.
+  /// Uses a tensor that was put into slot() as the new shard. Returns whether there was a new
+  /// tensor. Throws Error if the tensor's layout differs from the shard's layout. Checks the shard
+  /// itself in the same way if its data was replaced.
   bool adopt();
   /// Makes the unsharded tensor, an autograd leaf, from its local part `local`.
   void set_unsharded(const at::Tensor& local);
   /// A function that makes the autograd node that computes the gradient of the sharded tensor
-  /// (nn::StandInGradient). It is called again for each tensor that adopt() takes over.
+  /// (nn::StandInGradient). The function is called again for each tensor that adopt() takes over.
   using MakeStandIn =
       std::function<tessera::detail::NodePtr<tessera::detail::Node>(const at::Tensor& sharded)>;
   void set_stand_in(MakeStandIn make);
@@ -202,13 +202,13 @@ class ShardedParameter {
 
   void install_sharded() { slot_->swap(sharded_); }
   void install_unsharded();
-  /// Tells the parameter slot (nn::ParameterSlot) whether the unsharded tensor has valid values.
+  /// Stores in the parameter slot whether the unsharded tensor has valid values.
   void set_gathered(bool gathered) { slot_->role.gathered = gathered; }
 
-  /// The reduced gradient of the shard; undefined if there is none.
+  /// Returns the reduced gradient of the shard; undefined if there is no gradient.
   const at::Tensor& gradient() const;
-  /// To be called when a reduction begins. accumulate() or leave_to_replicas() will get the result.
-  /// Results arrive in the order in which the reductions began.
+  /// To be called when a reduction begins whose result accumulate() or leave_to_replicas() will
+  /// get. Results arrive in the order in which the reductions began.
   void expect();
   /// To be called when backward has ended. While reductions are still in progress, puts a
   /// placeholder into `.grad`, so that a program that drops the gradient also drops the results of
@@ -234,15 +234,15 @@ class ShardedParameter {
   /// settle_use().
   bool used() const { return used_; }
   /// To be called when a reduction has ended on a rank that has the whole tensor and did not use
-  /// the parameter. Adds no gradient and calls no hook.
+  /// the parameter. The call adds no gradient and calls no hook.
   void skip_unused() { arrives(); }
   /// To be called when the accumulated gradient is complete. If `by_any_rank` is false (no rank
   /// used the parameter), the gradient becomes undefined unless it was defined before. If only
   /// other ranks reduced the gradient, this rank's part is zero.
   void settle_use(bool by_any_rank);
 
-  // The functions below are for gradients that wait, in `.grad` (UnreducedGradient), for a later
-  // reduction.
+  // The functions from add_unreduced() on are for gradients that wait, in `.grad`
+  // (UnreducedGradient), for a later reduction.
 
   /// Adds an unsharded gradient, in type `dtype`, to the gradient that waits to be reduced.
   void add_unreduced(const UnshardedGradient& gradient, c10::ScalarType dtype);
@@ -273,11 +273,11 @@ class ShardedParameter {
   PartialGradGroup& partial_group() { return partial_group_; }
 
  private:
-  /// What accumulate() has done since the last agree_on_use().
+  /// What accumulate() has done to the gradient since the last agree_on_use().
   enum class Accumulation : std::uint8_t {
-    kSettled,  ///< no gradient has arrived
-    kStarted,  ///< the gradient was created
-    kAdded,    ///< added to an existing gradient
+    kSettled,  ///< no reduced gradient has arrived
+    kStarted,  ///< a new gradient was created
+    kAdded,    ///< a term was added to an existing gradient
   };
 
   UnreducedGradient& unreduced_gradient();
@@ -297,7 +297,7 @@ class ShardedParameter {
   ShardShape shape_;
   ShardHome home_;
   ShardingSpec sharding_;
-  std::optional<ShardingSpec> unsharded_spec_;  ///< empty if the unsharded tensor is plain
+  std::optional<ShardingSpec> unsharded_spec_;  ///< nullopt if the unsharded tensor is plain
   PartialGradGroup partial_group_;
   bool comes_complete_;  ///< whether gradients of the unsharded tensor are never pending sums
   at::Tensor sharded_;
@@ -306,18 +306,18 @@ class ShardedParameter {
   std::function<void()> notice_;
   tessera::detail::NodePtr<tessera::detail::Node> stand_in_;
   Request request_ = Request::kNone;
-  std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
-  std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
-  int expected_ = 0;                   ///< number of reductions of this gradient in progress
-  /// The number of reductions in progress, oldest first, whose results the program has dropped.
+  std::uint64_t counted_version_ = 0;  ///< version of the shard at the last count_writes()
+  std::uint64_t used_version_ = 0;     ///< version of the unsharded tensor at begin_use()
+  int expected_ = 0;                   ///< number of reductions in progress
+  /// The number of the oldest reductions in progress whose results the program has dropped.
   int discarded_ = 0;
-  /// The placeholder of mark_expected() in `.grad`; nullptr if there was none.
+  /// The placeholder that mark_expected() put into `.grad`; nullptr without a placeholder.
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the UnreducedGradient whose gradient was restored
   std::vector<at::Tensor> arriving_;  ///< gradients in CPU memory, to be added to `.grad`
   bool awaited_ = false;              ///< whether arrive() must add gradients
   Accumulation accumulation_ = Accumulation::kSettled;
-  bool used_ = false;  ///< whether this rank used the parameter; exchanged by agree_on_use()
+  bool used_ = false;  ///< whether this rank used the parameter; agree_on_use() exchanges used_
 };
 
 }  // namespace tessera::fsdp

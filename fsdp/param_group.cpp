@@ -13,7 +13,7 @@
 
 namespace tessera::fsdp {
 
-// ParameterGroupShards: the memory of a parameter group's shards. Before the first forward, and
+// ParameterGroupShards owns the memory of a parameter group's shards. Before the first forward, and
 // after a conversion or a load, the shards are moved into one flat buffer, which the all-gather
 // sends without a copy. The tensors that optimizers reference stay the same objects; only the
 // memory of these tensors changes.
@@ -105,7 +105,7 @@ void ParameterGroupShards::begin_use() {
 }
 
 std::string ParameterGroupShards::lost_write() const {
-  // With shared memory the unsharded tensors are the shards, so no write can be lost.
+  // If the unsharded tensors share the shards' memory, no write can be lost.
   if (layout_.shares_memory()) {
     return "";
   }
@@ -149,11 +149,11 @@ void ParameterGroupShards::check_types() const {
   }
 }
 
-// GatheredState: the all-gather of a parameter group, from the first request to the unsharded
+// GatheredState is the all-gather of a parameter group: from the first request to the unsharded
 // parameters in the model, and back. start_unshard() and unshard() are separate, so that a gather
 // overlaps another unit's computation. Memory rule: a stream may reuse memory that it allocated
 // after it has waited for the last user of the memory; no other wait is needed. Every wait() and
-// record() below is needed for this rule.
+// record() of GatheredState is needed for this rule.
 
 namespace {
 
@@ -166,7 +166,7 @@ template <class Act>
 void gathering(Act&& act) {
   try {
     act();
-    // A PeerError gets no hint, because it reports the failure of another rank.
+    // A PeerError reports the failure of another rank and therefore gets no hint.
   } catch (const comm::PeerError&) {
     throw;
   } catch (const Error& error) {
@@ -177,8 +177,8 @@ void gathering(Act&& act) {
 }  // namespace
 
 // In phase kGathering an all-gather is in progress, or its results are not unpacked yet. In phase
-// kUnsharded the unsharded tensors are filled. Which buffers exist depends on how the parameter
-// group was gathered.
+// kUnsharded the unsharded tensors are filled. The way in which the group is gathered decides which
+// buffers exist.
 GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_forward_mesh_size,
                              std::shared_ptr<const Settings> settings)
     : shards_(&shards),
@@ -187,7 +187,7 @@ GatheredState::GatheredState(ParameterGroupShards& shards, std::int64_t post_for
 
 void GatheredState::lay_out(CommContext& context) {
   const c10::AutoGradMode no_grad(false);
-  // The layout is read again, because a conversion may have changed types or devices.
+  // Reads the flat buffer's layout again: a conversion may have changed types or devices.
   const FlatBufferLayout& lay = layout();
   if (!lay.shares_memory()) {
     unsharded_ = UnshardedTensors(lay.segments(), lay.compute_dtype(), lay.device(),
@@ -199,7 +199,7 @@ void GatheredState::lay_out(CommContext& context) {
     parameters[i].set_unsharded(lay.shares_memory() ? parameters[i].shard().detach()
                                                     : unsharded_.tensors()[i]);
   }
-  // The stream of the gather must wait for the copies into the flat buffer, which the all-gather
+  // The all-gather stream must wait for the copies into the flat buffer, which the all-gather
   // sends.
   context.streams().order(Lane::kCompute, Lane::kAllGather);
 }
@@ -211,7 +211,7 @@ bool GatheredState::gathers_in_place() const {
 }
 
 bool GatheredState::start_unshard(CommContext& context) {
-  // Nothing is gathered if the group was prefetched, is unsharded, or is on a mesh of one rank.
+  // Gathers nothing if the group was prefetched, is unsharded, or is on a mesh of one rank.
   if (phase_.now() != GatherPhase::kSharded || layout().ranks() == 1) {
     return false;
   }
@@ -233,15 +233,15 @@ bool GatheredState::start_unshard(CommContext& context) {
 void GatheredState::start_gather(CommContext& context) {
   if (post_forward_.kept()) {
     // The cached parts (Options::post_forward_mesh_size) were cut from the whole unsharded memory,
-    // so they are gathered into the whole memory.
+    // so the parts are gathered into the whole memory.
     allocate_in_lane(context);
     gathering([&] {
       gather_ = post_forward_.start_gather(unsharded_.flat(), settings_->label, context.streams());
     });
     return;
   }
-  // Stores the versions of the shards that this gather reads. is_current() compares these versions
-  // with the versions that the shards have at its call.
+  // Stores the versions of the shards that the gather reads. is_current() compares these versions
+  // with the shards' current versions.
   gathered_versions_ = shards_->versions();
   const comm::PurposeScope purpose(group(), settings_->label);
   // If types and devices agree, the flat buffer itself is sent, without a copy.
@@ -266,7 +266,7 @@ void GatheredState::start_gather_in_place() {
   const std::vector<Segment>& segments = layout().segments();
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const std::int64_t numel = segments[i].shape.padded_numel();
-    // Empty tensors are left out, because communicators reject them.
+    // Empty tensors are left out, because communicators reject empty tensors.
     if (numel > 0) {
       inputs.push_back(send_.narrow(0, segments[i].offset, numel));
       outputs.push_back(unsharded_.padded()[i]);
@@ -351,7 +351,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
   post_forward_.drop();  // a cached part serves one backward
 }
 
-/// Ends a gather that failed, whose buffers have no valid values.
+/// Ends a gather that failed. The buffers of the gather have no valid values.
 void GatheredState::discard_gather() {
   gather_ = nullptr;
   send_.reset();
@@ -371,12 +371,12 @@ void GatheredState::fill(CommContext& context) {
   }
   wait_for_gather(context);
   // With memory_ set, the gather wrote directly into the unsharded tensors, so nothing is copied.
-  // Groups with empty shards also have memory_.
+  // This is also true for a group with empty shards.
   if (memory_) {
     return;
   }
   unsharded_.allocate();
-  // For autograd this copy of the same values into new memory must not count as a write.
+  // The copy of the same values into new memory must not count as a write for autograd.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::vector<at::Tensor>& tensors = unsharded_.tensors();
   if (gathered_) {
@@ -397,9 +397,9 @@ void GatheredState::fill(CommContext& context) {
   kernels::copy_all(tensors, shards, /*non_blocking=*/true);
 }
 
-/// Frees the unsharded memory. Unpacked tensors belong to the compute stream. Gathered memory
-/// belongs to the gather stream, which reuses it when the compute stream has finished. On a CPU the
-/// memory is reused at once.
+/// Frees the unsharded memory. Unpacked tensors belong to the compute stream. Memory that the
+/// gather stream owns is reused when the compute stream has finished; on a CPU, memory is reused at
+/// once.
 void GatheredState::free_unsharded(CommContext& context) {
   if (!unsharded_.allocated() && !memory_) {
     return;
@@ -428,7 +428,7 @@ void GatheredState::free_gathered(CommContext& context) {
       parameter.set_gathered(false);
     }
   }
-  if (gather_ != nullptr) {  // the parameters were prefetched but not used
+  if (gather_ != nullptr) {  // the group was prefetched but not used
     wait_for_gather(context);
   }
   if (gathered_) {
@@ -484,10 +484,10 @@ void GatheredState::add_groups(std::vector<comm::Communicator*>& groups) {
   }
 }
 
-// GradientState: the gradients of a parameter group between backward and the optimizer. With
+// GradientState has the gradients of a parameter group between backward and the optimizer. With
 // gradient sync, the gradients of a unit are reduced at once. Without gradient sync, the gradients
-// are set aside unsharded and added to the next reduction. This costs the memory of unsharded
-// gradients and saves one collective for each micro-batch.
+// are set aside unsharded and added to the next reduction. Setting gradients aside costs the memory
+// of unsharded gradients and saves one collective for each micro-batch.
 
 namespace {
 
@@ -521,8 +521,8 @@ void GradientState::drop_all() {
 void GradientState::set_aside() {
   const c10::AutoGradMode no_grad(false);
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The condition uses only whether a gradient may be computed, which is the same on all ranks.
-    // Whether a gradient was computed differs between ranks.
+    // The condition depends only on whether a gradient may be computed, which is equal on all
+    // ranks. Whether a gradient was computed may differ between ranks.
     if (!parameter.left_out() && (parameter.trainable() || parameter.has_unreduced())) {
       const c10::ScalarType dtype = shards_->layout().reduce_dtype();
       parameter.add_unreduced(parameter.take_unsharded(dtype), dtype);
@@ -564,7 +564,7 @@ void GradientState::warn_of_nonfinite(const ShardedParameter& parameter,
   }
 }
 
-/// The gradient of this backward, with the gradients of earlier backwards that were set aside.
+/// Returns the gradient of this backward plus the gradients that earlier backwards set aside.
 UnshardedGradient GradientState::gradient_to_reduce(ShardedParameter& parameter) const {
   const c10::ScalarType dtype = shards_->layout().reduce_dtype();
   UnshardedGradient gradient = parameter.take_unsharded(dtype);
@@ -605,8 +605,8 @@ void GradientState::start_reduce(CommContext& context) {
   std::vector<UnshardedGradient> gradients;
   for (ShardedParameter& parameter : shards_->parameters()) {
     // The reduction includes every parameter that may have a gradient on any rank, because all
-    // ranks must send the same parameters. A parameter that was frozen in the meantime still has
-    // the gradients of earlier micro-batches.
+    // ranks must send the same parameters. A parameter that the program froze after a micro-batch
+    // still has gradients of that micro-batch.
     if (parameter.left_out()) {
       continue;
     }
@@ -635,22 +635,22 @@ void GradientState::finish_reduce(CommContext& context) {
 void GradientState::forget_reduction(CommContext& context) {
   reduction_.reset();
   for (ShardedParameter& parameter : shards_->parameters()) {
-    // The pending sums are forgotten, because they contain pointers to the parameters of the group.
+    // Drops the pending sums, because DeferredSums has pointers to the parameters of the group.
     context.sums().forget(&parameter);
     parameter.forget_arrivals();
   }
 }
 
-// ParameterGroup combines the shards, the gathered state and the gradient state of a group.
-// prepare() is the only function that lays out all three again.
+// ParameterGroup combines the shards, the gathered state and the gradient state of a group. Only
+// prepare() lays out all three again.
 
 namespace {
 
 std::unique_ptr<ParameterGroupShards> shard_all(const std::vector<ParameterSpec>& specs,
                                                 const MixedPrecisionPolicy& policy) {
-  // The constructor of ShardedParameter puts the shard into the model, so from here on the model is
-  // sharded. checked_spec() has already rejected all parameters for which the constructor would
-  // fail.
+  // The constructor of ShardedParameter puts the shard into the model, so the model is sharded
+  // after the constructor. checked_spec() has already rejected all parameters for which the
+  // constructor would fail.
   std::vector<ShardedParameter> parameters;
   for (const ParameterSpec& spec : specs) {
     parameters.emplace_back(spec);

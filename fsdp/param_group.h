@@ -124,7 +124,7 @@ class GradientReduction {
   std::vector<Segment> segments_;
   double pre_divisor_ = 1;                    ///< number that divides gradients before the sum
   ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter divides by the divisor
-  std::vector<at::Tensor> held_;              ///< gradients that the collective reads
+  std::vector<at::Tensor> held_;              ///< the gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
   at::Tensor output_;                         ///< the reduced shards, (flat numel)
   comm::WorkPtr work_;
@@ -145,8 +145,8 @@ class ParameterGroupShards {
   /// was called.
   const at::Tensor& flat() const { return flat_; }
 
-  /// Takes over tensors that replaced parameters since the last call; returns whether there were
-  /// any. Throws Error for a tensor whose layout differs from the layout of its shard.
+  /// Takes over tensors that replaced parameters since the last call. Returns whether there were
+  /// such tensors. Throws Error for a tensor whose layout differs from the layout of its shard.
   bool adopt();
   /// Whether all shards are still in the memory where lay_out() put them. Conversions and loads
   /// move shards.
@@ -159,7 +159,7 @@ class ParameterGroupShards {
   std::uint64_t versions() const;
   void begin_use();
   std::string lost_write() const;
-  /// Whether the program has put a tensor of its own into an nn::ParameterSlot.
+  /// Whether nn::to_empty or a load has put another tensor into an nn::ParameterSlot of the group.
   bool any_replaced() const;
 
  private:
@@ -202,11 +202,10 @@ class GatheredState {
   bool start_unshard(CommContext& context);
   /// Fills the unsharded tensors by an all-gather. Collective unless start_unshard() was called.
   void unshard(CommContext& context);
-  /// Puts the unsharded tensors into the nn::ParameterSlots, while the unit computes.
+  /// Puts the unsharded tensors into the nn::ParameterSlots for the unit's computation.
   void install_unsharded();
-  /// Puts the shards into the nn::ParameterSlots; the group stays gathered. Otherwise a forward
-  /// that bypasses the hooks would use the unsharded tensors, whose gradients would never be
-  /// reduced.
+  /// Puts the shards into the nn::ParameterSlots; the group stays gathered. With unsharded tensors
+  /// in the slots, a forward that bypasses the hooks would make gradients that are never reduced.
   void install_sharded();
   bool installed() const { return installed_; }
   /// Calls install_sharded() and frees the gathered memory.
@@ -248,10 +247,10 @@ class GatheredState {
   /// the stream of the all-gather owns.
   std::optional<BufferPool::Buffer> memory_;
   PostForwardShard post_forward_;
-  std::uint64_t gathered_versions_ = 0;  ///< the shards' versions at the last gather
+  std::uint64_t gathered_versions_ = 0;  ///< the versions of the shards at the last gather
 
   at::Tensor send_;                             ///< the input of the all-gather in progress
-  std::optional<BufferPool::Buffer> gathered_;  ///< (ranks, flat numel); empty if gathered in place
+  std::optional<BufferPool::Buffer> gathered_;  ///< packed gather: (ranks, flat numel)
   comm::WorkPtr gather_;
 };
 
@@ -308,7 +307,7 @@ class GradientState {
   std::shared_ptr<const Settings> settings_;
   std::optional<std::int64_t> batch_ranks_;
   std::optional<GradientReduction> reduction_;
-  nn::SlotPtr sampled_;  ///< the parameter that sample_ belongs to
+  nn::SlotPtr sampled_;  ///< the parameter whose gradient is sample_
   at::Tensor sample_;    ///< an unreduced gradient; undefined if none was small enough
 };
 
@@ -330,8 +329,8 @@ class ParameterGroup {
   GradientState& gradients() { return gradients_; }
   const GradientState& gradients() const { return gradients_; }
 
-  /// Lays out the shards and the unsharded tensors again if a parameter was replaced or converted
-  /// since the last call. To be called before the first unshard of an iteration. Throws what
+  /// If a parameter was replaced or converted since the last call, lays out the shards and the
+  /// unsharded tensors again. To be called before the first unshard of an iteration. Throws what
   /// ParameterGroupShards::adopt and lay_out throw. Collective unless an error is thrown.
   void prepare(CommContext& context);
 
@@ -350,21 +349,20 @@ class ParameterGroup {
   GradientState gradients_;
 };
 
-// The functions below exchange what the ranks must agree on in a step: which collectives they
-// called, whose gathered values are current, and which parameters they used. All exchanges run on
-// the CPU: they send no tensor and wait for no GPU.
+// agree_on_calls(), free_outdated() and agree_on_use() exchange what the ranks must agree on in a
+// step: which collectives the ranks called, which gathered values are current, and which parameters
+// the ranks used. All exchanges run on the CPU: they send no tensor and wait for no GPU.
 
-/// Checks that the ranks of each process group called the same collectives. Visits each group once:
-/// groups of shards before groups of replicas, small before large, so that later groups learn what
+/// Checks that the ranks of each process group called the same collectives. Visits each process
+/// group once: `sharding` before `replicating`, small before large, so that later groups learn what
 /// earlier groups found. Throws the first Error after the last group, but a PeerError (another rank
-/// failed) at once. Collective over all of the groups, which must be listed in the same order on
-/// all ranks.
+/// failed) at once. Collective over all these groups, which must have the same order on all ranks.
 void agree_on_calls(const std::vector<comm::Communicator*>& sharding,
                     const std::vector<comm::Communicator*>& replicating);
 
 /// Frees, on all ranks, the gathered memory of each parameter group whose shards any rank has
 /// written. All ranks must free the memory, because the next gather is collective. `groups` must be
-/// the same on all ranks. Collective over the meshes of the groups. Throws PeerError.
+/// the same on all ranks. Collective over the meshes of `groups`. Throws PeerError.
 void free_outdated(std::vector<ParameterGroup*> groups, CommContext& context);
 
 /// Lets the ranks that have a part of a parameter (including the ranks of tensor parallelism) agree

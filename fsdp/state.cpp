@@ -3,8 +3,8 @@
 namespace tessera::fsdp {
 
 // The tables of legal transitions, and Phase::enter, the only function that changes a phase.
-// Because all of FSDP's control flow passes through Phase::enter, an unexpected order of calls is
-// an error that names both phases, and not a wrong gradient.
+// Because all of FSDP's control flow passes through Phase::enter, an unexpected order of calls
+// causes an error that names both phases instead of a wrong gradient.
 
 namespace {
 
@@ -25,31 +25,32 @@ template <>
 const std::vector<Transition<IterationPhase>>& legal_transitions() {
   using enum IterationPhase;
   static const std::vector<Transition<IterationPhase>> table{
-      // the root's forward begins
+      // Transition when the root's forward begins.
       {kIdle, kForward},
-      // the root's forward ends, after a backward within this forward has ended the iteration
+      // Transition when the root's forward ends after an inner backward has ended the iteration.
       {kIdle, kAwaitingBackward},
-      // backward reaches a unit that was called without the root, or a forward of an earlier
-      // micro-batch (a pipeline), or the same forward again (create_graph, retain_graph)
+      // Transition when backward reaches a unit that was called without the root, or a forward of
+      // an earlier micro-batch (a pipeline), or the same forward again (create_graph,
+      // retain_graph).
       {kIdle, kBackward},
-      // the root's forward begins after a failed forward of the root, or within the root's forward
+      // Transition when the root's forward begins again, after a failed forward or within itself.
       {kForward, kForward},
-      // the root's forward ends, and no result needs a gradient
+      // Transition when the root's forward ends, and no result needs a gradient.
       {kForward, kIdle},
-      // the root's forward ends, and a result needs a gradient
+      // Transition when the root's forward ends, and a result needs a gradient.
       {kForward, kAwaitingBackward},
-      // the root's forward runs a backward
+      // Transition when the root's forward runs a backward.
       {kForward, kBackward},
-      // the root's forward begins without a backward before it: the earlier iteration is abandoned
+      // Transition when the root's forward begins without a backward: the iteration is abandoned.
       {kAwaitingBackward, kForward},
-      // a method of the root that called the root's forward ends
+      // Transition when a method of the root that called the root's forward ends.
       {kAwaitingBackward, kAwaitingBackward},
-      // backward reaches the first unit
+      // Transition when backward reaches the first unit.
       {kAwaitingBackward, kBackward},
-      // backward ends, even if the ranks turn out to disagree; or the root's next forward begins
-      // after a failed backward
+      // Transition when backward ends, even if the ranks turn out to disagree; or the root's next
+      // forward begins after a failed backward.
       {kBackward, kIdle},
-      // the root's forward ends, after a backward within this forward has failed
+      // Transition when the root's forward ends, after a backward within this forward has failed.
       {kBackward, kAwaitingBackward},
   };
   return table;
@@ -59,36 +60,36 @@ template <>
 const std::vector<Transition<UnitPhase>>& legal_transitions() {
   using enum UnitPhase;
   static const std::vector<Transition<UnitPhase>> table{
-      // the unit's shards are laid out, because the root's forward begins or the unit is gathered
+      // Transition when the root's forward begins or the unit is gathered: shards are laid out.
       {kNew, kIdle},
-      // the first of the unit's modules is called
+      // Transition when the first of the unit's modules is called.
       {kIdle, kForward},
-      // backward reaches the unit again: the unit ran more than once, or a graph is kept
-      // (retain_graph) or made (create_graph)
+      // Transition when backward reaches the unit again: the unit ran more than once, or a graph is
+      // kept (retain_graph) or made (create_graph).
       {kIdle, kBackward},
-      // the unit's modules have run and no result needs a gradient, or the root's forward begins
-      // after the unit's forward has failed
+      // Transition when the unit's modules have run and no result needs a gradient, or the root's
+      // forward begins after the unit's forward has failed.
       {kForward, kIdle},
-      // autograd has recorded a result that needs a gradient
+      // Transition when autograd has recorded a result that needs a gradient.
       {kForward, kForwardRecorded},
-      // a backward runs within the unit's forward, or after the unit's forward has failed
+      // Transition when a backward runs within the unit's forward or after its failure.
       {kForward, kBackward},
-      // the root's forward begins after a later module of the unit has failed
+      // Transition when the root's forward begins after a later module of the unit has failed.
       {kForwardRecorded, kIdle},
-      // all modules of the unit have run
+      // Transition when all modules of the unit have run.
       {kForwardRecorded, kAwaitingBackward},
-      // a backward runs between two modules of the unit
+      // Transition when a backward runs between two modules of the unit.
       {kForwardRecorded, kBackward},
-      // the root's forward begins without a backward before it: the iteration is abandoned
+      // Transition when the root's forward begins without a backward and abandons the iteration.
       {kAwaitingBackward, kIdle},
-      // the unit is called again
+      // Transition when the unit is called again.
       {kAwaitingBackward, kForward},
-      // a method that called the unit's forward ends
+      // Transition when a method that called the unit's forward ends.
       {kAwaitingBackward, kForwardRecorded},
-      // backward reaches a result of the unit, or the unit's forward is recomputed
+      // Transition when backward reaches a result of the unit, or the unit's forward is recomputed.
       {kAwaitingBackward, kBackward},
-      // the gradients of the unit's inputs are computed, or backward ends, or the root's forward
-      // begins after a failed backward
+      // Transition when the gradients of the unit's inputs are computed, or backward ends, or the
+      // root's forward begins after a failed backward.
       {kBackward, kIdle},
   };
   return table;
@@ -98,15 +99,15 @@ template <>
 const std::vector<Transition<GatherPhase>>& legal_transitions() {
   using enum GatherPhase;
   static const std::vector<Transition<GatherPhase>> table{
-      // the all-gather starts
+      // Transition when the all-gather starts.
       {kSharded, kGathering},
-      // the parameter group is on a mesh of one rank, so nothing is gathered
+      // Transition when the parameter group is on a mesh of one rank, so nothing is gathered.
       {kSharded, kUnsharded},
-      // the wait for the all-gather has ended
+      // Transition when the wait for the all-gather has ended.
       {kGathering, kUnsharded},
-      // the all-gather failed, or its result is freed without being used
+      // Transition when the all-gather failed, or its result is freed without being used.
       {kGathering, kSharded},
-      // the unsharded tensors are freed
+      // Transition when the unsharded tensors are freed.
       {kUnsharded, kSharded},
   };
   return table;

@@ -15,12 +15,12 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
 // The phases of an iteration, of a unit, and of the gather of a parameter group. The tables in
-// state.cpp say which phase may follow which; docs/fsdp.md says why. The recovery from a failed
+// state.cpp list all legal transitions; docs/fsdp.md has the reasons. The recovery from a failed
 // forward or backward, or from an iteration without a backward, is a transition like any other.
 
 /// Phases of a training iteration of a root FSDP unit and of all units below.
 enum class IterationPhase : std::uint8_t {
-  kIdle,              ///< neither forward nor backward runs or is expected
+  kIdle,              ///< no forward or backward runs, and no backward will follow
   kForward,           ///< the root's forward runs
   kAwaitingBackward,  ///< the root's forward has ended, and one of its results needs a gradient
   kBackward,          ///< backward has reached a unit and has not ended
@@ -88,20 +88,20 @@ class TESSERA_API Unit;
 /// one object. The setters in fully_shard.h document the fields.
 struct Settings {
   std::string label;                          ///< the unit's name in messages: "unit 'layers.3'"
-  std::optional<bool> reshard_after_forward;  ///< default: true except for the root
+  std::optional<bool> reshard_after_forward;  ///< default: true, but false for the root unit
   bool reshard_after_backward = true;
   bool gradient_sync = true;
-  bool all_reduce = true;  ///< false: reductions skip the replicas until the setting is true again
+  bool all_reduce = true;  ///< false: reductions do not include replicas (HSDP)
   bool last_backward = true;
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
-  std::optional<double> gradient_divisor;  ///< default: the number of ranks of each group's mesh
-  /// The event for which the all-gathers of the next forward wait; default: the all-gathers wait
-  /// for all work that was issued before.
+  std::optional<double> gradient_divisor;  ///< default: number of ranks of a parameter group's mesh
+  /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
+  /// all earlier work of the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;
-  /// Units to prefetch in forward; empty: the unit that ran next in the last forward.
+  /// Units to prefetch in forward; if empty, the unit that ran next in the last forward.
   std::vector<std::weak_ptr<Unit>> forward_prefetch;
-  /// Units to prefetch in backward; empty: the unit that ran before this unit in forward.
+  /// Units to prefetch in backward; if empty, the unit that ran just before in forward.
   std::vector<std::weak_ptr<Unit>> backward_prefetch;
   AllReduceHook all_reduce_hook;
 
@@ -114,8 +114,8 @@ inline constexpr const char* kCallOnEveryRank =
     "; every rank must call each unit: leave a module that only some ranks call to the unit above";
 
 /// The order in which the root's last forward used the units that it had gathered. The current
-/// forward prefetches in this order. Units that were already unsharded are not recorded: they may
-/// run on only some ranks, but all ranks must gather the same units.
+/// forward prefetches in this order. Units that were already unsharded are not recorded, because
+/// only some ranks may run such units, but all ranks must gather the same units.
 class GatherOrder {
  public:
   void begin();
@@ -123,8 +123,8 @@ class GatherOrder {
   void gathered(const std::shared_ptr<Unit>& unit);
   /// To be called when `unit` is used. Returns false if this forward has not gathered the unit.
   bool used(const std::shared_ptr<Unit>& unit);
-  /// The unit that the last forward used next; nullptr if there is none, or if the order in this
-  /// forward differs from the last forward.
+  /// Returns the unit that the last forward used next; nullptr without such a unit, or if the order
+  /// in this forward differs from the order in the last forward.
   std::shared_ptr<Unit> next() const;
   /// To be called when the root's forward has succeeded. The next forward prefetches in this
   /// forward's order, unless this forward gathered nothing.

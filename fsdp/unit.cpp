@@ -13,9 +13,9 @@
 
 namespace tessera::fsdp {
 
-// The functions below move the tensors that enter a unit's forward to the unit's device, and cast
-// the tensors that enter and leave the forward according to the mixed-precision policy. Buffers are
-// moved once, when the unit is made.
+// A unit moves the tensors that enter its forward to the unit's device, and casts the tensors that
+// enter and leave forward according to the mixed-precision policy. Buffers are moved once, when the
+// unit is made.
 
 namespace {
 
@@ -71,7 +71,7 @@ void cast_floating(nn::TensorList tensors, std::optional<c10::ScalarType> dtype)
   }
 }
 
-// A unit must know when backward reaches and leaves the unit. libtorch's C++ modules have no
+// Each unit must know when backward reaches and leaves the unit, but libtorch's C++ modules have no
 // backward hooks. So a unit's arguments pass through an autograd node of FSDP, and its results get
 // tensor hooks.
 
@@ -93,7 +93,7 @@ struct CallAfter final : tessera::detail::Node {
     return std::move(gradients);
   }
 
-  /// The node's name, which libtorch's error shows if the output is changed in place.
+  /// Returns the name that libtorch's error shows if a program changes the output in place.
   std::string name() const override {
     return "fully_shard (forward of a unit must not change its arguments in place: clone them "
            "first)";
@@ -106,10 +106,10 @@ bool needs_gradient(const at::Tensor* tensor) {
   return tensor->defined() && tensor->requires_grad();
 }
 
-/// Calls `callback` with the gradients of `tensors` once all of them have been computed, which
-/// means that backward has passed through all operators that used the tensors. Replaces the tensors
-/// by views behind a new autograd node; autograd throws if such a view is changed in place. Does
-/// nothing if no tensor requires a gradient.
+/// Calls `callback` with the gradients of `tensors` when all these gradients are computed: backward
+/// has then passed through all operators that used the tensors. Replaces the tensors by views
+/// behind a new autograd node; autograd throws if such a view is changed in place. Does nothing if
+/// no tensor requires a gradient.
 void call_after_backward(nn::TensorList tensors, GradientHook callback) {
   // Only tensors that need a gradient become inputs of the node. The positions of the gradients do
   // not matter, because no callback uses them.
@@ -139,7 +139,7 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
   for (const at::Tensor* tensor : tensors) {
     if (needs_gradient(tensor)) {
       // Every result gets a hook, because it is unknown which result backward reaches first, and
-      // backward may never reach some results. pre_backward() ignores all calls after the first.
+      // backward may never reach some results. pre_backward() ignores later calls.
       tessera::detail::add_own_hook(*tensor, tessera::detail::OwnHook::kNotice,
                                     [callback](const at::Tensor& gradient) {
                                       callback();
@@ -182,7 +182,7 @@ std::shared_ptr<Settings> initial_settings(const UnitSpec& spec) {
   // The unit's FQN is unknown until a root is known, so the label names the module's class.
   settings->label = detail::concat("a unit of ", spec.modules.front()->name());
   settings->reshard_after_forward = spec.options.reshard_after_forward;
-  // Parts of the gathered parameters are cached when the parameters are freed after forward.
+  // post_forward_mesh_size caches parts of the parameters when forward frees the parameters.
   if (spec.options.post_forward_mesh_size > 1) {
     settings->reshard_after_forward = spec.options.reshard_after_forward.value_or(true);
   }
@@ -262,7 +262,7 @@ void Unit::reset_to_idle() {
 }
 
 void Unit::start_unshard() {
-  // The program may call unshard() before the root's first forward, which prepares all units.
+  // Prepares the unit here if the program calls unshard() before the root's first forward.
   if (phase_ == UnitPhase::kNew) {
     prepare();
   }
@@ -283,8 +283,8 @@ void Unit::reshard() {
   free_idle_buffers();
 }
 
-/// Frees the idle buffers of the BufferPool, unless an iteration runs, which frees the buffers at
-/// its end.
+/// Frees the idle buffers of the BufferPool, unless an iteration runs: the end of the iteration
+/// frees the buffers.
 void Unit::free_idle_buffers() {
   if (iteration_ == nullptr || !iteration_->is_under_way()) {
     comm_context().pool().clear();
@@ -325,7 +325,7 @@ void Unit::begin_random_region(nn::TensorList inputs) {
       std::make_shared<detail::RandomRegion>(outer, rows));
   // The ranks exchange their numbers of batch rows only in a root's training forward: replicas may
   // evaluate independently, and a recomputation uses its forward's random positions. After an error
-  // on this rank alone, which abandons the iteration, the other ranks are at other collectives.
+  // on this rank alone, which abandons the iteration, the other ranks call other collectives.
   const bool trains = modules_.front()->is_training() && c10::GradMode::is_enabled();
   if (!is_root() || !trains || nn::is_recomputing()) {
     return;
@@ -371,8 +371,8 @@ void Unit::pre_forward(nn::TensorList inputs) {
   if (phase_ == UnitPhase::kBackward) {
     unshard();
     if (nn::is_recomputing()) {
-      // The autograd node is added as in forward, because a tensor-parallel matrix product looks up
-      // the node that made its input.
+      // The autograd node is added in the recomputation as in forward, because a tensor-parallel
+      // matrix product looks up the node that made its input.
       call_after_backward(inputs, [](nn::TensorList) {});
     }
   } else if (!runs_forward()) {
@@ -383,11 +383,11 @@ void Unit::pre_forward(nn::TensorList inputs) {
 void Unit::begin_forward(nn::TensorList inputs) {
   unshard();
   std::ranges::for_each(groups(), &ParameterGroup::begin_use);
-  // The prefetch starts after this unit's own all-gathers, which are needed first and run on the
-  // same stream.
+  // The prefetch of the next unit starts after this unit's own all-gathers, which are needed first
+  // and run on the same stream.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // also empty if a backward ran between two of the modules
+  if (to_run_.empty()) {  // a backward between two modules also empties to_run_
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // The hook on the inputs reduces the unit's gradients in backward. Without gradient recording no
@@ -416,7 +416,7 @@ void Unit::post_forward(nn::ModuleBase& module, nn::TensorList outputs) {
   if (phase_ == UnitPhase::kBackward) {
     return;
   }
-  // A method of register_forward_method may call forward, and then ends after forward.
+  // A method that register_forward_method registered may call forward, and then ends after forward.
   if (!runs_forward()) {
     enter(phase_ == UnitPhase::kAwaitingBackward ? UnitPhase::kForwardRecorded
                                                  : UnitPhase::kForward);
@@ -495,7 +495,7 @@ void Unit::free_after_forward() {
   }
 }
 
-/// Whether the running backward will also reach another call of this unit. Autograd then
+/// Whether the running backward will reach another call of this unit, too. Autograd then
 /// accumulates the gradients of all calls and makes the sums available after the last of these
 /// calls.
 bool Unit::is_called_again() const {
@@ -519,7 +519,7 @@ void Unit::pre_backward(RecordedCall* call) {
   if (settings_->unshard_in_backward || unsharded()) {
     unshard();
   }
-  // Reductions finish before the prefetch below, because the packed gradients of the previous
+  // Reductions finish before prefetch_for_backward(), because the packed gradients of the previous
   // reduction still use memory.
   comm_context().finish_reductions();
   // Accumulated gradients are restored after finish_reductions(), because finish_reductions() calls
@@ -563,7 +563,7 @@ void Unit::post_backward(nn::TensorList gradients) {
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
-    return;  // a second call of the unit in one backward: some buckets may be reduced already
+    return;  // the unit's second call in a backward: buckets may be reduced
   }
   noted_.clear();
   buckets_left_ = groups().size();
@@ -575,7 +575,7 @@ void Unit::begin_buckets() {
 }
 
 /// A parameter's gradient is added to `.grad` after its hook, but before the hook of the next
-/// parameter. So `parameter` is noted after the reductions.
+/// parameter. So `parameter` joins noted_ after the reductions.
 void Unit::note_gradient(const ShardedParameter& parameter) {
   if (phase_ != UnitPhase::kBackward || !settings_->gradient_sync || buckets_backward_ < 0 ||
       buckets_backward_ != tessera::detail::backward_id()) {
@@ -593,8 +593,8 @@ bool Unit::is_complete(const ParameterGroup& bucket) const {
   });
 }
 
-/// The parameter groups of the unit except the buckets that were reduced early. A bucket that got
-/// another gradient after its reduction is reduced again.
+/// Returns the parameter groups of the unit except the buckets that were reduced early. A bucket
+/// that got another gradient after its reduction is reduced again.
 std::vector<ParameterGroup*> Unit::groups_to_reduce() {
   std::vector<ParameterGroup*> rest;
   for (std::size_t i = 0; i < groups().size(); ++i) {
@@ -611,7 +611,7 @@ std::vector<ParameterGroup*> Unit::groups_to_reduce() {
 }
 
 void Unit::settle_gradients() {
-  // The unsharded parameters are freed first, so that the buffers of the reduction can use this
+  // The unsharded parameters are freed first, so that the reduction's buffers can reuse their
   // memory.
   free_after_backward();
   // The reduction is collective. All ranks reduce in the order in which backward passes units.

@@ -26,11 +26,11 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::fsdp {
 
-/// The parameters of `modules` and of the modules below that belong to no unit yet and are not in
-/// Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
+/// Returns the parameters of `modules` and their submodules that belong to no unit yet and are not
+/// in Options::ignored. Throws Error for a parameter that a module outside of `modules` shares.
 nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules, const Options& options);
 
-/// All that is decided about a unit before the model is changed.
+/// All decisions about a unit, made before the model is changed.
 struct UnitSpec {
   std::vector<nn::ModuleBase*> modules;
   DataMesh mesh;
@@ -52,8 +52,8 @@ bool reduces_in_buckets(const UnitSpec& spec);
 /// Returns one list for each parameter group.
 std::vector<std::vector<ParameterSpec>> grouped(const UnitSpec& spec);
 
-/// If `ranks` > 1, warns of the first batch norm that is `root` or a module below, is in no unit
-/// yet, and computes batch statistics, because they cover only one rank's part of the batch.
+/// If `ranks` > 1, warns of the first batch norm that is `root` or a submodule, is in no unit yet,
+/// and computes batch statistics: such statistics cover only one rank's part of the batch.
 void warn_of_batch_norm(const nn::ModuleBase& root, std::int64_t ranks);
 
 /// A function that returns the parameter groups whose origins (ShardedParameter::origin) the ranks
@@ -74,21 +74,20 @@ class RandomAgreement {
   /// `rows`: the batch rows of all ranks. `count`: the number of batch rows of this rank. The first
   /// exchange includes the origins of the parameters of `groups`, which must be the same on all
   /// ranks. The first two forwards are collective: the ranks exchange CPU values. Later forwards
-  /// are collective only if the model has drawn random numbers, which all ranks then know. Throws
-  /// PeerError. Throws Error on all ranks that share a parameter whose shards are parts of
-  /// different tensors.
+  /// are collective only if the model has drawn random numbers (on any rank). Throws PeerError.
+  /// Throws Error on all ranks that share a parameter whose shards are parts of different tensors.
   void begin_forward(const std::vector<nn::ModuleBase*>& modules,
                      const std::vector<DeviceMesh>& dims,
                      const std::shared_ptr<tessera::detail::BatchRows>& rows, std::int64_t count,
                      const ParameterGroupsToCompare& groups);
-  /// The least and the most batch rows that a rank had at the last comparison.
+  /// The minimum and the maximum number of batch rows of a rank at the last comparison.
   const RowRange& rows() const { return rows_; }
 
  private:
   using Counts = std::vector<std::int64_t>;
 
   bool compared_origins_ = false;
-  Counts agreed_;       ///< random-operator counts at the last comparison; empty before the first
+  Counts agreed_;       ///< random-operator counts at the last comparison
   bool draws_ = false;  ///< whether any rank has drawn random numbers
   RowRange rows_;
   bool quiet_ = false;  ///< whether two forwards compared the counts and no random number was drawn
@@ -114,7 +113,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// root's next forward.
   bool backward_failed() const;
   bool is_under_way() const { return is_open() && !backward_failed(); }
-  /// Whether the root's forward or a backward is running.
+  /// Whether the root's forward or a backward runs.
   bool runs() const { return is_under_way() && phase() != IterationPhase::kAwaitingBackward; }
   /// Returns the parameter groups, of all units, whose ranks are all in `mesh`.
   std::vector<const ParameterGroup*> groups_on(const DeviceMesh& mesh) const;
@@ -124,19 +123,19 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   bool is_alone() const;
   bool is_root(const Unit& unit) const { return units_.front().lock().get() == &unit; }
 
-  /// To be called when the root's forward begins. Prepares all units. If an earlier iteration had
+  /// Prepares all units. To be called when the root's forward begins. If an earlier iteration had
   /// no backward, frees the parameters that the iteration left gathered, because the shards may
   /// have changed, and returns true. Within this root's backward, throws Error and changes nothing.
   bool begin_forward();
-  /// To be called when the root's forward has ended. Also ends the forward of units of several
-  /// modules of which not all ran. Throws Error on all ranks if the ranks have gathered different
-  /// units. If no backward follows, frees the gathered parameters.
+  /// To be called when the root's forward has ended. Also ends the forward of units whose modules
+  /// have not all run. Throws Error on all ranks if the ranks have gathered different units. If no
+  /// backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
   void began_gather(Unit& unit);
   /// To be called when `unit` begins its forward. Returns the unit to prefetch; nullptr for none.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
-  /// To be called when `unit` has run forward. `token` lives as long as the autograd graph, and
-  /// backward may reach the unit that long.
+  /// To be called when `unit` has run forward. `token` lives as long as the autograd graph through
+  /// which backward may reach the unit.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
   void enter_backward();
@@ -168,7 +167,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Ran> forward_order_;  ///< forwards whose graphs may still get a backward
   GatherOrder gather_order_;
-  std::weak_ptr<Unit> ahead_;  ///< the unit that forward prefetched last
+  std::weak_ptr<Unit> ahead_;  ///< the last unit that forward prefetched
   /// A token that lives as long as autograd's callback for the end of the running backward.
   std::weak_ptr<void> backward_;
   Phase<IterationPhase> phase_{IterationPhase::kIdle};
@@ -176,11 +175,11 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
 };
 
 /// The result of fully_shard for one module, or for several modules that run one after another: the
-/// parameters of these modules, except those of units below, and the hooks that gather and reduce
-/// the parameters. A unit usually has one parameter group, or several groups if its parameters
-/// differ in type or mesh (experts). Every operation visits the groups in the order of the
-/// parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a unit (UnitPhase).
-/// Not thread-safe.
+/// parameters of these modules, except the parameters of inner units, and the hooks that gather and
+/// reduce the parameters. A unit usually has one parameter group, or several groups if its
+/// parameters differ in type or mesh (experts). Every operation visits the groups in the order of
+/// the parameters, which is the same on all ranks. docs/fsdp.md draws the phases of a unit
+/// (UnitPhase). Not thread-safe.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards the parameters. Not collective.
@@ -207,7 +206,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Drops the reductions that a failed backward left in progress.
   void forget_reductions();
 
-  /// Calls the member function `act` of the GatheredState, or of the GradientState, of each group.
+  /// Calls `act`, a member function of GatheredState or GradientState, for each parameter group.
   template <class State, class... Context>
   void each(void (State::*act)(Context&...), Context&... context) {
     for (ParameterGroup& group : groups_) {
@@ -223,7 +222,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
   }
 
-  /// All units below the same root. If no root is known, only this unit is returned.
+  /// Returns all units of the same root; only this unit if no root is known.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether the unit has several buckets. The gradient hooks of its parameters then call
   /// note_gradient().
@@ -247,19 +246,19 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Puts the shards into the parameter slots (nn::ParameterSlot). The gathered memory stays
   /// allocated for backward.
   void install_sharded() { each(&GatheredState::install_sharded); }
-  /// An error message if the program has called unshard() and then written to an unsharded
+  /// Returns an error message if the program has called unshard() and then written to an unsharded
   /// parameter, because the write would be lost; "" otherwise.
   std::string write_by_hand() const;
 
-  // The functions below run before and after each call of forward, or of a registered method, of
-  // the unit's modules.
+  // pre_forward(), post_forward() and end_call() run before and after each call of forward, or of a
+  // registered method, of the unit's modules.
   void pre_forward(nn::TensorList inputs);
   void post_forward(nn::ModuleBase& module, nn::TensorList outputs);
-  /// Called at the end of each call of a module, after all other hooks, even if one of them or the
+  /// Called at the end of each call of a module, after all other hooks, even if a hook or the
   /// module has thrown.
   void end_call();
 
-  // IterationState calls the functions below for all units.
+  // IterationState calls the functions from abandon_iteration() to end_backward() for all units.
 
   /// Frees the parameters that are still gathered since an iteration that had no backward.
   void abandon_iteration();
@@ -276,10 +275,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void enter(UnitPhase next) { phase_.enter(next, label()); }
   void reset_to_idle();
   void prepare();
-  /// Starts the all-gathers of all parameter groups and waits for none of them. Returns whether an
-  /// all-gather was started.
+  /// Starts the all-gathers of all parameter groups without waiting. Returns whether an all-gather
+  /// was started.
   bool start_gathers();
-  /// The CommContext of the groups; the first call creates the context if none was set.
+  /// The CommContext of the parameter groups; the first call creates the context if necessary.
   const CommContextPtr& shared_comm_context();
   template <class State>
   static auto& state(auto& group) {
@@ -306,8 +305,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// A forward of the unit that autograd has recorded. The autograd graph owns this object.
   struct RecordedCall {
-    std::vector<const tessera::detail::Node*> results;  ///< the nodes that made the call's results
-    int backward = -1;  ///< id of the last backward that has reached the call
+    std::vector<const tessera::detail::Node*> results;  ///< the autograd nodes of the results
+    int backward = -1;  ///< id of the last backward that reached the call
   };
   /// Called when backward reaches the unit. `call`: the forward call whose results backward has
   /// reached; nullptr if backward has reached another tensor of the unit.
@@ -330,10 +329,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   DataMesh mesh_;
   CommContextPtr comm_context_;
   std::vector<ParameterGroup> groups_;
-  std::shared_ptr<IterationState> iteration_;  ///< nullptr until the root is known
+  std::shared_ptr<IterationState> iteration_;  ///< nullptr until the root unit is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
-  std::optional<c10::ScalarType> restored_dtype_;  ///< the result type of the current call
+  std::optional<c10::ScalarType> restored_dtype_;  ///< the type to which results are cast
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
@@ -348,9 +347,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
   /// The random-number scopes of nested forward calls; nullptr for a call in an outer call's scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
-  RandomAgreement random_agreement_;  ///< used only in the root
+  RandomAgreement random_agreement_;  ///< used only in the root unit
   bool warned_of_rows_ = false;
-  /// In the root: a hash of all nn::ParameterSlots at the last check_all_in_units().
+  /// In the root unit: a hash of all nn::ParameterSlots at the last check_all_in_units().
   std::optional<std::uint64_t> checked_slots_;
   bool follows_abandoned_ = false;  ///< in the root: whether the previous iteration had no backward
 };
@@ -359,28 +358,28 @@ class Unit : public std::enable_shared_from_this<Unit> {
 /// collective.
 void make_unit(const UnitSpec& spec);
 
-/// The unit of `module`. Throws Error if the module has no unit; `caller` is the name of the called
-/// function in the message.
+/// Returns the unit of `module`. Throws Error if the module has no unit; the message begins with
+/// `caller`, the name of the called function.
 std::shared_ptr<Unit> unit_of(const nn::ModuleBase& module, const char* caller);
 
-/// The units of `module` and, with `recurse`, of the modules below, each once, in the order of
-/// registration.
+/// Returns the units of `module` and, with `recurse`, of its submodules: each unit once, in the
+/// order of registration.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse);
-/// Returns what units_of() without `caller` returns. Throws Error if there is no unit; `caller` is
-/// the name of the called function in the message.
+/// Returns the result of units_of() without `caller`. Throws Error if there is no unit; the message
+/// begins with `caller`, the name of the called function.
 std::vector<std::shared_ptr<Unit>> units_of(const nn::ModuleBase& module, bool recurse,
                                             const char* caller);
 
-/// Options of nn::visit_modules that skip FSDP units and the modules below them.
+/// Returns options of nn::visit_modules that skip FSDP units and their submodules.
 nn::detail::ModuleWalk outside_of_units();
 
-// The functions below move tensors to the device on which a unit computes. A tensor that is on this
+// move_inputs() and move_buffers() move tensors to the device of a unit. A tensor that is on this
 // device stays the same object. Meta tensors and distributed tensors are not moved.
 
 void move_inputs(nn::TensorList inputs, c10::Device device);
 
-/// Moves the buffers of `modules` and of the modules below, except the buffers of units and the
-/// buffers in `ignored`. All references to a buffer (an nn::Parameter, or a tensor that libtorch's
+/// Moves the buffers of `modules` and their submodules, except the buffers of units and the buffers
+/// in `ignored`. All references to a buffer (an nn::Parameter, or a tensor that libtorch's
 /// register_buffer returned) see the moved buffer.
 void move_buffers(const std::vector<nn::ModuleBase*>& modules, c10::Device device,
                   const std::unordered_set<nn::SlotPtr>& ignored);

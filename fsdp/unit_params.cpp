@@ -24,8 +24,8 @@ namespace tessera::fsdp {
 
 namespace {
 
-// The functions below compare the copies (replicas) of parameters on FSDP's ranks by a hash.
-// Different copies would stay different without an error, because only gradients are averaged.
+// check_copies() compares the copies (replicas) of parameters on FSDP's ranks by a hash. Different
+// copies would stay different without an error, because only gradients are averaged.
 
 // With replicas (HSDP, replicate()) ranks have copies of all parameters. Otherwise ranks have
 // copies only of the parameters that are not split.
@@ -44,8 +44,8 @@ Replica copy_of(const ShardedParameter& parameter, Of of) {
   return {"the gradient of " + name, gradient.defined() ? local_tensor(gradient) : at::Tensor()};
 }
 
-/// This rank's copies to compare with other ranks: with `all`, of every parameter; otherwise, of
-/// the parameters that are not split.
+/// Returns this rank's copies to compare with other ranks: with `all`, of every parameter;
+/// otherwise, only of the parameters that are not split.
 std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
   std::vector<Replica> replicas;
   for (const ShardedParameter& parameter : group.parameters()) {
@@ -57,8 +57,8 @@ std::vector<Replica> copies(const ParameterGroup& group, bool all, Of of) {
 }
 
 /// Compares the ranks' copies of each parameter, or of its gradient, in the unit named `label`. If
-/// copies differ, throws Error on all ranks that have them. Collective over the groups' meshes.
-/// Does nothing where there are no copies.
+/// copies differ, throws Error on all ranks with such copies. Collective over the groups' meshes.
+/// Does nothing without copies.
 void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, Of of,
                   const std::string& label) {
   const c10::AutoGradMode no_grad(false);
@@ -79,11 +79,11 @@ void check_copies(const std::vector<ParameterGroup>& groups, Equality equality, 
   }
 }
 
-// The functions below check (for debugging), at a unit's first gather, that all ranks have built
-// equal models. Shards are padded to one size, so collectives of different parameters may succeed
-// and give each rank the values of another parameter. No other check detects this mistake.
+// check_same_parameters() checks (for debugging), at a unit's first gather, that all ranks have
+// built equal models. Shards are padded to one size, so collectives of different parameters may
+// succeed and give each rank the values of another parameter. No other check detects this mistake.
 
-/// The number of parameters of `groups`, then one line for each parameter.
+/// Returns text with the number of parameters of `groups`, then one line for each parameter.
 std::string text_of(const std::vector<const ParameterGroup*>& groups) {
   std::vector<std::string> lines;
   for (const ParameterGroup* group : groups) {
@@ -209,7 +209,7 @@ void Unit::compare_copies() const {
 }
 
 bool Unit::start_gathers() {
-  const OutsideInferenceMode ordinary;  // the pool reuses these buffers in training
+  const OutsideInferenceMode ordinary;  // the BufferPool reuses these buffers in training
   bool began = false;
   for (ParameterGroup& group : groups_) {
     began |= group.gathered().start_unshard(comm_context());
@@ -223,10 +223,10 @@ void Unit::forget_reductions() {
   }
 }
 
-// When a forward begins, the ranks compare how many random numbers they have drawn, until they know
-// that the model draws none. Whether a model draws random numbers is unknown before its forward. A
-// rank may skip all random operators, so a comparison that starts at the first random operator
-// could wait for that rank forever.
+// When a forward begins, the ranks compare how many random numbers each rank has drawn, until all
+// ranks know that the model draws no random numbers. Whether a model draws random numbers is
+// unknown before its forward. A rank may skip all random operators, so a comparison that starts at
+// the first random operator could wait for that rank forever.
 
 namespace {
 
@@ -244,8 +244,8 @@ std::vector<nn::Dropout*> dropouts_of(const std::vector<nn::ModuleBase*>& module
   return found;
 }
 
-/// How many random numbers this rank has drawn: the number of calls of random operators, then the
-/// call counter of each Dropout module.
+/// Returns how often this rank has drawn random numbers: the number of calls of random operators,
+/// then the call counter of each Dropout module.
 Counts counts_of(const std::vector<nn::Dropout*>& dropouts) {
   Counts counts{static_cast<std::int64_t>(random_state().calls)};
   for (const nn::Dropout* dropout : dropouts) {
@@ -282,11 +282,11 @@ void raise_to_largest(Counts& counts, const std::vector<DeviceMesh>& dims) {
 }
 
 // The shards of one parameter must be parts of one tensor: a tensor that all ranks had, or values
-// from one seed. Parts of different tensors have fitting sizes too, and training would continue
+// from one seed. Parts of different tensors may have fitting sizes, and training would continue
 // without an error. The values of the shards do not show the mistake, so the ranks compare the
 // origins of the values.
 
-/// The hash of the origins (ShardedParameter::origin) of all parameters of `groups` on this rank.
+/// Returns a hash of the origins (ShardedParameter::origin) of this rank's parameters of `groups`.
 std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
   Counts origins;
   for (const ParameterGroup* group : groups) {
@@ -310,8 +310,8 @@ std::string different_origins(const ParameterGroup& group) {
   return nn::detail::different_origins(mesh, origins);
 }
 
-/// Compares the origins of each parameter, for ranks whose hashes differ. If the shards of a
-/// parameter are parts of different tensors, throws Error on all ranks that share the parameter.
+/// Compares the origins of each parameter if the ranks' hash_of_origins() differ. If the shards of
+/// a parameter are parts of different tensors, throws Error on all ranks that share the parameter.
 /// Collective over the groups' meshes, with CPU values.
 void check_origins(const std::vector<const ParameterGroup*>& groups) {
   std::string difference;

@@ -12,16 +12,16 @@
 
 namespace tessera::fsdp {
 
-// The functions below turn options into the decisions for a unit: its parameters, and for each
+// checked_spec() turns options into the decisions for a unit: the unit's parameters, and for each
 // parameter the placement, mesh and device. Before a parameter is changed, all functions in the
 // options are called and all results are checked.
 
 namespace {
 
-/// The placement that Options::shard_placement chooses for `tensor` on the mesh's shard dimension.
+/// Returns the placement that Options::shard_placement chooses for `tensor` on the shard dimension.
 Placement placement_of(const std::string& name, const at::Tensor& tensor,
                        const PlacementFunction& function) {
-  // A scalar has no dimension to split, so Options::shard_placement is not called for it.
+  // A scalar has no dimension to split, so Options::shard_placement is not called for a scalar.
   if (tensor.dim() == 0) {
     return Replicate{};
   }
@@ -41,7 +41,7 @@ DataMesh mesh_of(const std::string& name, const at::Tensor& tensor, const DataMe
   return own ? DataMesh(*own) : mesh;
 }
 
-/// The tensor dimension on which a parameter is sharded; nullopt if the parameter is replicated.
+/// Returns the tensor dimension on which a parameter is sharded; nullopt: it is replicated.
 std::optional<std::int64_t> shard_dim(const std::string& name, const at::Tensor& tensor,
                                       const Placement& placement) {
   if (is_replicate(placement)) {
@@ -77,7 +77,7 @@ ShardHome home_of(const DataMesh& mesh, const Options& options) {
   if (!options.offload_policy) {
     return {.device = device};
   }
-  // Page-locked memory speeds up copies to a GPU, so a unit that computes on a CPU does not use it.
+  // Page-locked memory speeds up copies to a GPU, so a unit on a CPU uses ordinary memory.
   return {.device = c10::kCPU,
           .pinned = options.offload_policy->pin_memory && !device.is_cpu(),
           .offloaded = true};
@@ -100,7 +100,7 @@ void check_not_split(const std::string& name, const nn::ParameterSlot& slot, con
                 "dimensions of one mesh, for example mesh[\"tp\"] and mesh[\"dp\"]");
 }
 
-/// The module that an nn::Hooked adopts; for any other module, the module itself.
+/// Returns the module that an nn::Hooked adopts; for any other module, returns `module`.
 const torch::nn::Module& adopted_or_own(const torch::nn::Module& module) {
   const auto* holder = dynamic_cast<const nn::detail::AdoptsModule*>(&module);
   return holder == nullptr ? module : holder->adopted_module();
@@ -127,7 +127,7 @@ void refuse_sparse_gradients(const nn::NamedSlots& parameters) {
 }
 
 /// Whether `module` is a batch norm that uses statistics of the batch. In eval mode a batch norm
-/// uses its running statistics, if it has any.
+/// with running statistics uses these instead.
 template <class Norm>
 bool is_batch_norm(const torch::nn::Module& module) {
   const auto* norm = module.as<Norm>();
@@ -186,7 +186,7 @@ UnitSpec checked_spec(const std::vector<nn::ModuleBase*>& modules, const nn::Nam
     const at::Tensor& tensor = slot->persistent();
     const Placement placement = placement_of(name, tensor, options.shard_placement);
     const DataMesh own = mesh_of(name, tensor, mesh, options);
-    // post_forward_mesh_size is a size of the parameter's own mesh, not of the unit's.
+    // post_forward_mesh_size refers to the parameter's own mesh, not to the unit's mesh.
     check_post_forward_mesh(own, options.post_forward_mesh_size);
     check_not_split(name, *slot, own);
     const std::optional<std::int64_t> dim = shard_dim(name, slot->get(), placement);
@@ -228,17 +228,17 @@ std::size_t bytes_of(const Group& group) {
                          });
 }
 
-/// The buckets, in the order of their parameters. Buckets are filled from the last parameter,
-/// because backward begins there. A bucket takes parameters until it has bucket_cap_mb. The first
-/// bucket takes parameters until it has 1 MiB (PyTorch's DDP has the same rule), so that the first
-/// all-reduce begins early.
+/// Returns the buckets in the order of their parameters. Buckets are filled from the last parameter
+/// on, because backward computes the last parameters' gradients first. A bucket takes parameters
+/// until it has bucket_cap_mb. The first bucket takes parameters until it has 1 MiB (PyTorch's DDP
+/// has the same rule), so that the first all-reduce begins early.
 std::vector<Group> buckets_of(const UnitSpec& spec) {
   const auto cap = static_cast<std::size_t>(spec.options.bucket_cap_mb) << 20U;
   constexpr std::size_t kFirstCap = std::size_t{1} << 20U;
   std::vector<Group> buckets;
   for (auto next = spec.parameters.rbegin(); next != spec.parameters.rend(); ++next) {
     const ParameterSpec& parameter = *next;
-    // Only the newest bucket of a type has room.
+    // Among the buckets of one type, only the newest bucket has room.
     const auto newest = std::find_if(buckets.rbegin(), buckets.rend(), [&](const Group& bucket) {
       return may_share_group(bucket.front(), parameter);
     });
