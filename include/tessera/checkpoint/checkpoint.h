@@ -44,7 +44,7 @@ class RankState {
   virtual ~RankState() = default;
   virtual nlohmann::json state_dict() const = 0;
   virtual void load_state_dict(const nlohmann::json& state) = 0;
-  /// Combines the states of several ranks into one state.
+  /// Returns one state that combines the states of several ranks.
   virtual nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const = 0;
   /// Resets the object to its initial state.
   virtual void reset() = 0;

@@ -38,7 +38,7 @@ class SafetensorsFile {
   const std::map<std::string, TensorEntry>& tensors() const;
   const std::map<std::string, std::string>& metadata() const;
   const std::filesystem::path& path() const;
-  /// Returns the header entry of a tensor. Throws Error if no tensor has this name.
+  /// Returns the header entry of tensor `name`. Throws Error if no tensor has the name `name`.
   const TensorEntry& entry(const std::string& name) const;
 
   /// Returns the block [offset, offset + sizes) of a tensor: contiguous, on the CPU, in the type of

@@ -26,9 +26,9 @@ namespace tessera::checkpoint {
 /// (nn::FusedLinear) appears under its own FQN, not as its parts.
 using TensorDict = std::map<std::string, at::Tensor>;
 
-/// The options of PyTorch's class StateDictOptions.
+/// Options of state dicts, like PyTorch's class StateDictOptions.
 struct StateDictOptions {
-  /// Whether the dict has whole tensors instead of shards.
+  /// Whether the state dict has whole tensors instead of shards.
   bool full_state_dict = false;
   /// Whether to copy the tensors to CPU memory. With full_state_dict, only rank 0 gets the tensors;
   /// the other ranks get an empty dict and receive no part of sharded tensors.

@@ -86,7 +86,7 @@ class Communicator {
 
   /// Sets `output` [size * n] to the inputs [n] of ranks 0, 1, ... in rank order.
   virtual WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input);
-  /// Sets `tensor` to the reduction of the tensors of all ranks.
+  /// Sets `tensor` on every rank to the reduction of the tensors of all ranks.
   virtual WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op);
   /// Reduces the inputs [size * n] of all ranks. Sets `output` [n] to part `rank` of the result.
   virtual WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
@@ -95,7 +95,7 @@ class Communicator {
   virtual WorkPtr all_to_all(const at::Tensor& output, const at::Tensor& input,
                              std::span<const std::int64_t> output_counts,
                              std::span<const std::int64_t> input_counts);
-  /// Sets `tensor` to the tensor of rank `root`.
+  /// Sets `tensor` on every rank to the tensor of rank `root`.
   virtual WorkPtr broadcast(const at::Tensor& tensor, int root);
   /// Runs several all-gathers of one element type as one collective: sets outputs[i] [size * n_i]
   /// to the inputs[i] [n_i] of ranks 0, 1, ... in rank order. The default implementation packs the
@@ -130,8 +130,8 @@ class Communicator {
   /// TESSERA_DEBUG=1, by a small collective before each all-gather and reduce-scatter.
   virtual void set_purpose(std::string purpose) { purpose_ = std::move(purpose); }
   const std::string& purpose() const { return purpose_; }
-  /// Whether each call throws Error if ranks call different collectives, or collectives for
-  /// different purposes.
+  /// Whether each collective throws Error if ranks call different collectives, or collectives with
+  /// different purposes (set_purpose()).
   virtual bool compares_calls() const { return false; }
   /// Compares the ranks' collectives with a purpose (set_purpose()) since the last comparison. If
   /// the collectives differ, every rank throws Error with the first calls that differ and their

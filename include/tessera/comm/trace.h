@@ -39,7 +39,7 @@ class CallRecorder;
 /// groups of one rank. Thread safe.
 class TrafficCounter {
  public:
-  /// Counts a call. `purpose`: the group's purpose.
+  /// Counts a call of a collective. `purpose`: the purpose of the process group.
   void record(const std::string& group, const char* collective, std::int64_t bytes,
               const std::string& purpose);
   TrafficTable table() const;

@@ -30,7 +30,7 @@ std::string concat(const Parts&... parts) {
 
 }  // namespace detail
 
-/// Throws Error whose message is the concatenation of `parts`.
+/// Throws an Error whose message is the concatenation of `parts`.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   throw Error(detail::concat(parts...));

@@ -34,7 +34,7 @@ bool write_new_file(const std::filesystem::path& path, const std::string& text);
 /// cannot be made.
 void create_folders(const std::filesystem::path& folder);
 
-/// Whether the path of a file may be a symbolic link.
+/// Whether the path of an input file may be a symbolic link.
 enum class Symlinks { kFollow, kRefuse };
 
 /// An untrusted regular file that is open for reading. The file is read by pread() and not mapped

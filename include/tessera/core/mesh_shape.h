@@ -45,7 +45,7 @@ class MeshShape {
   std::vector<std::string> names_;
 };
 
-/// The shape as text: "(dp=2, tp=2)", or "(2, 2)" without names.
+/// Returns the mesh shape as text: "(dp=2, tp=2)", or "(2, 2)" without names.
 std::string to_string(const MeshShape& shape);
 /// Writes to_string(shape).
 std::ostream& operator<<(std::ostream& stream, const MeshShape& shape);

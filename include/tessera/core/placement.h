@@ -15,27 +15,27 @@ namespace tessera {
 /// A reduction that computes the value of a Partial tensor from the local tensors of the ranks.
 enum class ReduceOp : std::uint8_t { kSum, kAvg, kMax, kMin, kProduct };
 
-/// Every rank along the mesh dimension has the same values. Like PyTorch's Replicate.
+/// A placement: every rank along the mesh dimension has the same values. Like PyTorch's Replicate.
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
 
-/// Tensor dimension `dim` is divided over the mesh dimension in the same way as by torch.chunk: the
+/// A placement: tensor dimension `dim` is divided over the mesh dimension as by torch.chunk: the
 /// last ranks may have fewer positions than the other ranks, or none. Like PyTorch's Shard.
 struct Shard {
   std::int64_t dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 
-/// Every rank along the mesh dimension has a local tensor of the full shape. The value of the
-/// tensor is the reduction of these local tensors by `op`. Like PyTorch's Partial.
+/// A placement: every rank along the mesh dimension has a local tensor of the full shape. The value
+/// of the tensor is the reduction of these local tensors by `op`. Like PyTorch's Partial.
 struct Partial {
   ReduceOp op = ReduceOp::kSum;
   friend bool operator==(const Partial&, const Partial&) = default;
 };
 
-/// Tensor dimension `dim` is divided into `split_factor` chunks, and each chunk is sharded over the
-/// mesh dimension. Like PyTorch's _StridedShard.
+/// A placement: tensor dimension `dim` is divided into `split_factor` chunks, and each chunk is
+/// sharded over the mesh dimension. Like PyTorch's _StridedShard.
 struct StridedShard {
   std::int64_t dim = 0;
   std::int64_t split_factor = 1;
@@ -60,7 +60,7 @@ inline bool is_partial(const Placement& p) {
 inline bool is_shard(const Placement& p) {
   return std::holds_alternative<Shard>(p);
 }
-/// Whether a placement is Shard{dim}. A negative `dim` is not converted: -1 equals only -1.
+/// Whether a placement is Shard{dim}. A negative `dim` is not converted to a dimension from 0.
 inline bool is_shard(const Placement& p, std::int64_t dim) {
   return p == Placement(Shard{dim});
 }

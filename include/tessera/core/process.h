@@ -1,4 +1,4 @@
-// Signals, memory and exit of a program's process.
+// Functions for a program's process: signals, memory and exit.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ class StopSignals : tessera::detail::NoCopy {
   /// Restores the previous signal handlers.
   ~StopSignals();
 
-  /// Whether one of the signals was received.
+  /// Whether SIGTERM or SIGUSR1 was received.
   bool received() const;
 };
 

@@ -45,14 +45,14 @@ struct OpCall {
   std::vector<TensorRef> tensor_list(std::size_t arg) const;
 
   bool is_none(std::size_t arg) const;
-  /// Value of an argument that is an integer or a bool.
+  /// Returns the value of an argument that is an integer or a bool.
   std::int64_t integer(std::size_t arg) const;
-  /// The value of an integer argument, or `otherwise` if the argument is None.
+  /// Returns the value of an integer argument, or `otherwise` if the argument is None.
   std::int64_t integer_or(std::size_t arg, std::int64_t otherwise) const;
-  /// The value of a bool argument, or `otherwise` if the argument is None.
+  /// Returns the value of a bool argument, or `otherwise` if the argument is None.
   bool boolean_or(std::size_t arg, bool otherwise) const;
   const DType& dtype(std::size_t arg) const;
-  /// Value of an argument that is an integer, a bool or a double.
+  /// Returns the value of an argument that is an integer, a bool or a double.
   double number(std::size_t arg) const;
   /// Returns the values of an argument that is a list of integers. A single integer counts as a
   /// list of one integer, and None as an empty list.
@@ -75,7 +75,7 @@ struct ShardingRule : detail::LocalExecution {
   /// An einsum index letter: dimensions of inputs and outputs (or parts of dimensions) that have
   /// the same factor are sharded together.
   struct Factor {
-    std::int64_t size = 1;  ///< number of positions of the factor
+    std::int64_t size = 1;  ///< number of positions of the factor (index letter)
     /// The reduction by which outputs without the factor (einsum index letter) become Partial.
     /// nullopt: the factor must not be sharded if an output lacks it.
     std::optional<ReduceOp> reduction = std::nullopt;
@@ -94,7 +94,7 @@ struct ShardingRule : detail::LocalExecution {
   /// The factors (einsum index letters) of one tensor dimension. Empty for a dimension of size 1,
   /// which broadcasts, and for a dimension of one input that must stay unsharded.
   using Factors = std::vector<int>;            ///< indices in ShardingRule::factors
-  using TensorFactors = std::vector<Factors>;  ///< factors of all dimensions of a tensor
+  using TensorFactors = std::vector<Factors>;  ///< the factors of each dimension of a tensor
 
   std::vector<Factor> factors;
   /// Factors (einsum index letters) of each input tensor, one entry for each of OpCall::tensors.

@@ -34,7 +34,7 @@ class SampleSource {
                     std::span<std::int64_t> targets) const = 0;
   /// Whether samples may have targets of -100, which the loss ignores.
   virtual bool ignores_targets() const { return false; }
-  /// Returns a description for messages: "13 tokens, which is 4 samples of 3 tokens".
+  /// Returns a description of the source for messages: "13 tokens, which is 4 samples of 3 tokens".
   virtual std::string description() const = 0;
 };
 /// A shared pointer to a source of samples, because several loaders may read one source.
@@ -92,7 +92,7 @@ struct WeightedSamples {
 
 /// Options of BatchLoader.
 struct BatchOptions {
-  std::int64_t batch = 1;  ///< sequences per step, over all ranks
+  std::int64_t batch = 1;  ///< number of sequences per step, over all ranks
   /// Seed of the shuffle of samples, which differs in each pass over a source. Without a seed,
   /// samples are not shuffled.
   std::optional<std::uint64_t> shuffle = std::nullopt;

@@ -43,7 +43,7 @@ TokenSourcePtr open_token_shards(const std::vector<std::string>& files);
 /// Not thread safe. All calls throw Error if the file cannot be written.
 class TokenShardWriter {
  public:
-  /// Tokens have 16 bits for a `vocabulary` of up to 65,536, else 32 bits.
+  /// Opens a writer whose tokens have 16 bits for a `vocabulary` of up to 65,536, else 32 bits.
   TokenShardWriter(const std::filesystem::path& path, std::int64_t vocabulary);
   ~TokenShardWriter();
   /// Appends tokens to the shard. Throws Error for a token that does not fit the width, and for

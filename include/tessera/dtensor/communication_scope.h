@@ -23,7 +23,7 @@ namespace tessera {
 class CommunicationScope {
  public:
   explicit CommunicationScope(const DeviceMesh& mesh);
-  /// Returns the number of calls and bytes, by mesh dimension and collective.
+  /// Returns the number of calls and bytes for each mesh dimension and collective.
   comm::TrafficTable table() const;
   /// Returns the traffic of one mesh dimension; "": the traffic of all collectives.
   comm::Traffic total(const std::string& mesh_dim = {}) const;

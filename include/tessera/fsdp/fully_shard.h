@@ -107,7 +107,7 @@ template <class M, class Method>
 ///     fail(fsdp::current_unit(*model), ": ", error.what_without_backtrace());
 ///   }
 std::string current_unit(const nn::ModuleBase& module);
-/// The former name of current_unit.
+/// The deprecated former name of current_unit().
 [[deprecated("use current_unit")]] inline std::string under_way(const nn::ModuleBase& module) {
   return current_unit(module);
 }
@@ -155,8 +155,8 @@ class UnshardScope : tessera::detail::NoCopy {
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< nullptr if the module already had its unsharded parameters
-  bool was_unsharded_;  ///< whether the parameters were already gathered, for a later backward
+  std::shared_ptr<Unit> unit_;  ///< nullptr if the module was already unsharded
+  bool was_unsharded_;          ///< whether parameters were gathered before, for a later backward
 };
 
 // The functions below change settings, also between iterations. Settings must be the same on every

@@ -19,7 +19,7 @@ namespace tessera::kernels {
 /// An operator call that a FakeMode has run without values.
 struct FakeCall {
   std::string name;                    ///< the operator's name, such as "aten::mm"
-  std::vector<c10::IValue> arguments;  ///< all arguments, in the order of the schema
+  std::vector<c10::IValue> arguments;  ///< all arguments, in the order of the operator's schema
   std::vector<at::Tensor> inputs;      ///< the tensors among the arguments, except out= arguments
   std::vector<at::Tensor> results;     ///< the results, and tensors that the operator has written
 };

@@ -48,13 +48,13 @@ class DeviceMesh {
 
   const MeshShape& shape() const;
   int ndim() const;
-  /// The number of ranks in the mesh.
+  /// Returns the number of ranks in the mesh.
   std::int64_t size() const;
   std::int64_t size(int dim) const;
   std::int64_t size(std::string_view name) const;
   const std::vector<int>& ranks() const;
   const comm::WorldPtr& world() const;
-  /// The type of the mesh's devices: "cpu" or "cuda".
+  /// Returns the type of the mesh's devices: "cpu" or "cuda".
   const std::string& device_type() const;
   /// Returns the device of this rank's tensors, with the index of the GPU. Equal on all threads.
   c10::Device device() const;

@@ -79,7 +79,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   c10::Device device() const { return cos_->device(); }
 
   std::vector<nn::ModuleBase*> blocks() const override;
-  /// The ranks over which sequences are split (context parallelism); nullptr if they are not split.
+  /// The ranks over which sequences are split (context parallelism); nullptr: sequences are whole.
   const nn::ContextParallelPtr& context_parallel() const { return context_parallel_; }
 
  private:
@@ -109,7 +109,7 @@ class Llama : public nn::Module<Llama>, public tensor_parallel::DeclaresPlan, pu
   std::int64_t max_sequence_;
   std::shared_ptr<Backbone> model_;
   std::shared_ptr<nn::Linear> lm_head_;
-  nn::Parameter cos_, sin_;  ///< rotary tables (max_sequence, head_dim), buffers
+  nn::Parameter cos_, sin_;  ///< rotary tables of sizes (max_sequence, head_dim), as buffers
   nn::ContextParallelPtr context_parallel_;
 };
 

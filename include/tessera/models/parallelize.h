@@ -34,9 +34,9 @@ class DeclaresUnits {
 
 /// Which activations of a block are saved for backward.
 enum class ActivationMemory {
-  kAll,      ///< saves everything that backward needs
-  kMatmuls,  ///< saves results of attention and of half of the matrix products; recomputes others
-  kInputs,   ///< saves the block's input; recomputes everything else
+  kAll,      ///< saves all activations that backward needs
+  kMatmuls,  ///< saves attention and half of the matrix products; recomputes other activations
+  kInputs,   ///< saves only the block's input; recomputes all other activations
 };
 
 /// Options of parallelize().

@@ -1,4 +1,4 @@
-// The tokenizer of a model folder, and the tokens that begin and end its texts.
+// The tokenizer of a model folder, and the tokens that begin and end the model's texts.
 
 #pragma once
 
@@ -29,7 +29,7 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
 /// The tokens that begin and end a model's texts, according to Hugging Face's files.
 struct SpecialTokens {
   std::vector<std::int64_t> begin;  ///< the token that begins a text; at most one
-  std::vector<std::int64_t> end;    ///< the tokens that each end a text; empty: none
+  std::vector<std::int64_t> end;    ///< tokens, each of which ends a text; empty: no token
 };
 /// Reads "bos_token_id", if the model's texts begin with this token, and "eos_token_id" from the
 /// folder's generation_config.json, or from config.json if generation_config.json lacks them.

@@ -48,7 +48,7 @@ struct CheckpointOptions {
   /// Selects the operators whose results are saved (selective activation checkpointing). If the
   /// function is empty, no results are saved.
   OperatorPolicy policy{};
-  /// For tests: counts checkpointed regions and recomputations.
+  /// For tests: the counters of checkpointed regions and recomputations.
   std::shared_ptr<CheckpointCounts> counts{};
 };
 
@@ -66,7 +66,7 @@ class CheckpointedRegionScope : tessera::detail::NoCopy {
                           Rerun rerun);
   ~CheckpointedRegionScope();
 
-  /// Ends the forward; must be called unless the forward throws an exception.
+  /// Ends the checkpointed forward; must be called unless the forward throws an exception.
   void finish();
 
  private:
@@ -116,7 +116,7 @@ auto checkpoint(const CheckpointOptions& options, F fn, Inputs&&... inputs) {
   }
 }
 
-/// checkpoint() with the default options: everything is recomputed.
+/// Runs checkpoint() with the default options: no operator's results are saved.
 template <class F, class... Inputs>
   requires std::invocable<F&, std::decay_t<Inputs>&...>
 auto checkpoint(F fn, Inputs&&... inputs) {

@@ -91,7 +91,7 @@ std::string attention_kernel(const at::TensorOptions& options, std::int64_t head
 
 namespace detail {
 
-/// The boundaries of Documents, for attention.
+/// The boundaries of documents that are packed into sequences, as attention needs them.
 class DocumentOffsets {
  public:
   DocumentOffsets(const at::Tensor& positions, c10::Device device);
@@ -132,7 +132,7 @@ class Documents : public detail::DocumentOffsets {
   Documents(const at::Tensor& positions, c10::Device device)
       : detail::DocumentOffsets(positions, device) {}
 };
-/// A shared pointer, because all attention layers of a model call use one Documents object.
+/// A shared pointer to Documents, which all attention layers of a model call use.
 using DocumentsPtr = std::shared_ptr<const Documents>;
 
 namespace detail {
@@ -162,7 +162,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 /// sees at most `window` positions, including its own; 0: all earlier positions.
 at::Tensor causal_mask(std::int64_t tokens, std::int64_t window, c10::Device device);
 
-/// Returns the name of a kernel of attention(), for logs.
+/// Returns the name of a kernel that attention() uses, for logs.
 std::string to_string(const tessera::detail::AttentionKernel& kernel);
 /// Returns the kernel of causal_attention() with documents or a window. `kernel`: the kernel of the
 /// same call without documents and without a window.
@@ -240,7 +240,7 @@ class ContextParallel {
 
   DeviceMesh mesh_;
 };
-/// A shared pointer, because a model and its attention layers use one ContextParallel object.
+/// A shared pointer to a ContextParallel object, which a model and its attention layers use.
 using ContextParallelPtr = std::shared_ptr<ContextParallel>;
 
 }  // namespace tessera::nn

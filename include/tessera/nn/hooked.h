@@ -172,7 +172,7 @@ std::shared_ptr<Adopted<M>> adopt(std::shared_ptr<M> module) {
   return std::make_shared<Adopted<M>>(
       std::move(module), std::vector<detail::FindMembers>{&detail::find_members<Classes>...});
 }
-/// Like the other adopt(), for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
+/// The same as adopt() of a pointer, for a module holder: torch::nn::Sequential, TORCH_MODULE(Net).
 template <class... Classes, class M>
 std::shared_ptr<Adopted<M>> adopt(const torch::nn::ModuleHolder<M>& module) {
   TESSERA_CHECK(!module.is_empty(), "nn::adopt was given an empty holder; construct its module");

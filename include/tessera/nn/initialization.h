@@ -33,18 +33,18 @@ using Initializer = std::function<void(const at::Tensor& tensor, RandomKey key)>
 using Initializers = std::vector<std::pair<std::string, Initializer>>;
 
 namespace init {
-/// Sets every element to `value`.
+/// Returns an initialiser that sets every element to `value`.
 Initializer constant(double value);
-/// Sets every element to 0.
+/// Returns an initialiser that sets every element to 0.
 Initializer zeros();
-/// Sets every element to 1.
+/// Returns an initialiser that sets every element to 1.
 Initializer ones();
-/// Fills a tensor with random numbers, uniform on [from, to).
+/// Returns an initialiser that draws random numbers, uniform on [from, to).
 Initializer uniform(double from, double to);
-/// Fills a tensor from a normal distribution with the given mean and standard deviation.
+/// Returns an initialiser that draws from a normal distribution.
 Initializer normal(double mean, double std);
-/// Fills a tensor from a normal distribution, truncated to [low, high]. The bounds are values, not
-/// multiples of std, as in torch.nn.init.
+/// Returns an initialiser that draws from a normal distribution, truncated to [low, high]. The
+/// bounds are values, not multiples of std, as in torch.nn.init.
 Initializer trunc_normal(double mean, double std, double low = -2.0, double high = 2.0);
 
 }  // namespace init

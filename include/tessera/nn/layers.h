@@ -165,7 +165,7 @@ class DropoutState {
 /// calls are counted.
 class Dropout : public Module<Dropout>, public detail::DropoutState {
  public:
-  /// Throws Error unless 0 <= p < 1.
+  /// The constructor throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
   /// Throws Error if x is a pending sum (Partial), and if x is plain and its position in the global
   /// tensor is unknown. Also throws if this module has neither a key nor a name, because it is
@@ -198,7 +198,7 @@ struct FusedLinearOptions {
 
 namespace detail {
 
-/// The parts and groups of a FusedLinear, for parallel styles and for files.
+/// Returns the parts and groups of the fused weight, for parallel styles and for files.
 class FusedParts {
  public:
   const std::vector<FusedPart>& parts() const { return parts_; }
@@ -225,7 +225,7 @@ class FusedParts {
 /// The order of rows is that of linear_qkv in Megatron-LM.
 class FusedLinear : public Linear, public detail::FusedParts {
  public:
-  /// Throws Error if `groups` does not divide a part's out_features.
+  /// The constructor throws Error if `groups` does not divide a part's out_features.
   FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
               FusedLinearOptions options = {});
 
@@ -272,7 +272,7 @@ struct LoraOptions {
   /// FQN patterns of the Linears that get an adapter (see matches_fqn):
   /// {"layers.*.attn.[qv]_proj"}.
   std::vector<std::string> targets{};
-  double dropout = 0;  ///< dropout probability on the input of the adapter's term, in training only
+  double dropout = 0;  ///< probability of dropout on the adapter's input, in training only
 };
 
 /// Adds low-rank adapters (Hu et al. 2021) to the Linears that match `options.targets`: y = x

@@ -163,7 +163,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   template <class Derived>
   friend class tessera::nn::Module;
 
-  /// The functions that run around forward.
+  /// The pre-hooks and hooks that run around forward.
   struct Hooks {
     std::vector<Hook> before;
     std::vector<Hook> after;
@@ -223,7 +223,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   /// and a member of a libtorch module.
   struct Binding {
     std::shared_ptr<SlotPtr> handle;
-    Follow follow;  ///< function that updates the member; empty if there is none
+    Follow follow;  ///< function that updates a libtorch module's member, or empty
   };
 
   struct Checkpointed {
@@ -257,7 +257,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   mutable bool named_tree_ = false;
   /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;
-  std::uint64_t checked_epoch_ = 0;  ///< fill_epoch() when all parameters were last found filled
+  std::uint64_t checked_epoch_ = 0;  ///< fill_epoch() at the last check of all parameters
 };
 
 /// Base class of a user's module. Call the module as module(args...), which runs pre-hooks,
@@ -424,7 +424,7 @@ void visit_modules(torch::nn::Module& root, const Visit& visit,
   }
 }
 
-/// Like the other visit_modules(), for a const module.
+/// Like visit_modules() for a mutable module, but for a const module.
 template <class Visit>
   requires std::is_invocable_v<const Visit&, const std::string&, const ModuleBase&>
 void visit_modules(const torch::nn::Module& root, const Visit& visit,

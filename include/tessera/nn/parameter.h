@@ -102,7 +102,7 @@ class ParameterSlot : public detail::SlotState {
  private:
   DeviceMesh distinct_along_;
 };
-/// A shared pointer, because modules and optimizers share a ParameterSlot.
+/// A shared pointer to a ParameterSlot, which modules and optimizers share.
 using SlotPtr = std::shared_ptr<ParameterSlot>;
 
 /// A module's parameter: a handle that converts to the tensor of a ParameterSlot. After tie_slot()
@@ -123,7 +123,7 @@ class Parameter {
   const at::Tensor& operator*() const { return get(); }
   const at::Tensor* operator->() const { return &get(); }
   bool defined() const { return get().defined(); }
-  /// Returns the ParameterSlot; nullptr if there is none.
+  /// Returns the ParameterSlot of the parameter; nullptr if there is none.
   SlotPtr slot() const { return slot_ == nullptr ? nullptr : *slot_; }
 
  private:

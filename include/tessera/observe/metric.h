@@ -41,7 +41,7 @@ class MeanMetric final : public checkpoint::RankState, tessera::detail::NoCopy {
   nlohmann::json merged(const std::vector<nlohmann::json>& of_ranks) const override;
 
   struct Sums {
-    double values = 0, weights = 0;  ///< sums of value * weight, and of weight
+    double values = 0, weights = 0;  ///< the sums of value * weight and of weight
   };
   static Sums read(const nlohmann::json& state);
 

@@ -51,7 +51,7 @@ struct MemoryUse {
   /// Peak memory allocated to tensors. On cuda, this memory is a part of the reserved memory. On a
   /// CPU, the value is known only after count_tensor_memory() was called.
   std::optional<std::int64_t> peak_active_bytes;
-  std::int64_t capacity_bytes = 0;  ///< memory of the machine or of the device; 0 if unknown
+  std::int64_t capacity_bytes = 0;  ///< total memory of the machine or device; 0 if unknown
 };
 /// Returns the highest memory use of this process since the last call; on a CPU, the resident
 /// memory is the maximum since the process began. Does not wait for the device.
@@ -78,13 +78,13 @@ struct StepMetrics {
   std::optional<double> loss_scale{};  ///< loss scale with fp16; nullopt without loss scaling
   bool skipped = false;         ///< whether the update was skipped because a gradient overflowed
   double step_time_s = 0;       ///< the step's duration in seconds
-  double data_time_s = 0;       ///< the part of step_time_s spent waiting for the batch
+  double data_time_s = 0;       ///< seconds of step_time_s spent waiting for the batch
   double tokens_per_s = 0;      ///< tokens per second over all ranks
   double tflops = 0;            ///< TFLOP/s per rank, by torchtitan's FLOP formula
   std::optional<double> mfu{};  ///< model FLOPs utilization in %; nullopt if the peak is unknown
-  std::optional<double> mfu_causal{};  ///< mfu with causal attention counted half
-  std::int64_t peak_memory_bytes = 0;  ///< peak on this rank in this step; cuda: reserved memory
-  std::optional<std::int64_t> peak_active_bytes{};  ///< peak of tensor memory, if known
+  std::optional<double> mfu_causal{};  ///< `mfu` if causal attention counts half of its FLOPs
+  std::int64_t peak_memory_bytes = 0;  ///< peak memory of this rank in this step (CUDA: reserved)
+  std::optional<std::int64_t> peak_active_bytes{};  ///< peak memory of tensors, if known
   std::int64_t memory_capacity_bytes = 0;           ///< memory of this rank's device; 0 if unknown
   /// Seconds that a checkpoint blocked training between the previous step and this step.
   std::optional<double> checkpoint_stall_s{};

@@ -15,8 +15,8 @@ namespace tessera::optim {
 /// Options of AdamW.
 struct AdamWOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;          ///< decay of the running mean of the gradients
-  double beta2 = 0.999;        ///< decay of the running mean of the squared gradients
+  double beta1 = 0.9;          ///< decay factor of the running mean of the gradients
+  double beta2 = 0.999;        ///< decay factor of the running mean of the squared gradients
   double eps = 1e-8;           ///< added to the square root of the mean of squared gradients
   double weight_decay = 1e-2;  ///< decoupled: parameters are multiplied by 1 - lr * weight_decay
   /// The type of both running means: kFloat or kBFloat16. Running means in bf16 need half the
@@ -47,7 +47,7 @@ struct AdamWOptions {
 /// Thread safety: one thread at a time.
 class AdamW : public GroupedOptimizer<AdamWOptions> {
  public:
-  /// Throws Error for invalid options.
+  /// The constructor throws Error for invalid options.
   explicit AdamW(std::vector<Group<AdamWOptions>> groups);
   AdamW(std::vector<nn::SlotPtr> parameters, AdamWOptions options);
   /// Makes an optimizer for all parameters of `module` and of the modules below it.
@@ -68,7 +68,7 @@ class AdamW : public GroupedOptimizer<AdamWOptions> {
   void update_by_kernel(const Batch& batch, std::size_t group);
   at::Tensor rate_on(c10::Device device, std::size_t group);
 
-  std::vector<Rate> rates_;  ///< one entry for each group and device
+  std::vector<Rate> rates_;  ///< the learning rates: one entry for each group and device
 };
 
 /// Options of Sgd.
@@ -86,7 +86,7 @@ struct SgdOptions {
 /// step() is collective under the same conditions as step() of AdamW, and throws the same Errors.
 class Sgd : public GroupedOptimizer<SgdOptions> {
  public:
-  /// Throws Error for invalid options.
+  /// The constructor throws Error for invalid options.
   explicit Sgd(std::vector<Group<SgdOptions>> groups);
   Sgd(std::vector<nn::SlotPtr> parameters, SgdOptions options);
   /// Makes an optimizer for all parameters of `module` and of the modules below it.

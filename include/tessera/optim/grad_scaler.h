@@ -22,9 +22,9 @@ struct GradScalerOptions {
   /// and nothing is checked.
   bool enabled = true;
   double init_scale = 65536.0;
-  double growth_factor = 2.0;           ///< multiplies the scale after growth_interval steps
-  double backoff_factor = 0.5;          ///< multiplies the scale after a step with an overflow
-  std::int64_t growth_interval = 2000;  ///< consecutive steps without overflow before growth
+  double growth_factor = 2.0;           ///< factor of the scale after growth_interval steps
+  double backoff_factor = 0.5;          ///< factor of the scale after a step with an overflow
+  std::int64_t growth_interval = 2000;  ///< number of steps without overflow before growth
 };
 
 /// Dynamic loss scaling for fp16 (Micikevicius et al. 2018). The loss is multiplied by a scale, so
@@ -53,7 +53,7 @@ struct GradScalerOptions {
 /// norm. Combine several optimizers in an OptimizerList. Save the scale in checkpoints: state().
 class GradScaler {
  public:
-  /// Throws Error for invalid options.
+  /// The constructor throws Error for invalid options.
   explicit GradScaler(GradScalerOptions options = {});
 
   bool enabled() const { return options_.enabled; }
@@ -94,7 +94,7 @@ class GradScaler {
       Optimizer& optimizer, const std::vector<nn::SlotPtr>& parameters, double max_norm,
       const std::function<void(const at::Tensor& norm)>& before_step = {});
 
-  /// The scaler's state for checkpoints.
+  /// The scale, and the number of steps since the last overflow, for checkpoints.
   struct State {
     double scale = 0.0;
     std::int64_t steps_since_overflow = 0;
@@ -105,7 +105,7 @@ class GradScaler {
   void load_state(const State& state);
 
  private:
-  /// The result of clip_grad_norm_ or unscale_ for the next step().
+  /// The result of clip_grad_norm_() or unscale_(), which the next step() uses.
   struct Checked {
     bool finite = true;
     double factor = 1.0;  ///< the factor by which step() multiplies the gradients

@@ -51,7 +51,7 @@ struct MuonOptions {
 /// a gradient on every rank is skipped. Thread safety: one thread at a time.
 class Muon : public GroupedOptimizer<MuonOptions> {
  public:
-  /// Throws Error for invalid options and for parameters that are not 2-D.
+  /// The constructor throws Error for invalid options and for parameters that are not 2-D.
   explicit Muon(std::vector<Group<MuonOptions>> groups);
   Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options);
   ~Muon() override;

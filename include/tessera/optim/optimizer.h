@@ -87,7 +87,8 @@ std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module);
 /// step() calls step() of the optimizers in the given order.
 class OptimizerList : public Optimizer {
  public:
-  /// Throws Error for a parameter that two optimizers update, and for a null optimizer.
+  /// The constructor throws Error for a parameter that two optimizers update, and for a null
+  /// optimizer.
   explicit OptimizerList(std::vector<std::shared_ptr<Optimizer>> optimizers);
 
   const std::vector<nn::SlotPtr>& parameters() const override { return parameters_; }
@@ -110,7 +111,7 @@ class OptimizerList : public Optimizer {
 /// communicate.
 class Ema final : public Optimizer {
  public:
-  /// Throws Error unless 0 <= decay < 1, and for a null optimizer.
+  /// The constructor throws Error unless 0 <= decay < 1, and for a null optimizer.
   Ema(std::shared_ptr<Optimizer> inner, double decay);
 
   const std::vector<nn::SlotPtr>& parameters() const override { return inner_->parameters(); }
@@ -149,11 +150,11 @@ Schedule parse_schedule(std::string_view name);
 /// Options of LrSchedule.
 struct LrScheduleOptions {
   Schedule schedule = Schedule::kConstant;
-  std::int64_t warmup = 0;  ///< length of the warm-up in steps
-  std::int64_t steps = 0;   ///< steps of the whole run; required unless the schedule is constant
+  std::int64_t warmup = 0;  ///< number of steps of the warm-up
+  std::int64_t steps = 0;  ///< number of steps of the run; required unless the schedule is constant
   /// The length of the decay at the end of a kWsd schedule, as a fraction of `steps`.
   double decay_ratio = 0.2;
-  double min_factor = 0;  ///< final rate, as a fraction of the full rate
+  double min_factor = 0;  ///< final learning rate, as a fraction of the full rate
 };
 
 /// Computes the factor of the learning rate at each step, for Optimizer::scale_lr, by the formulas

@@ -30,7 +30,7 @@ struct ShardUpdate;
 struct Batch {
   std::vector<at::Tensor> parameters, gradients;
   std::vector<std::vector<at::Tensor>> states;  ///< one list of state tensors for each state name
-  std::vector<at::Tensor> steps;                ///< each tensor's step number, from 1, or empty
+  std::vector<at::Tensor> steps;                ///< each tensor's step number, from 1; or empty
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If shards of several
   /// parameters were joined to one tensor, the index of the first parameter.
   std::vector<std::size_t> shards = {};
@@ -112,7 +112,7 @@ class SlotOptimizer : public Optimizer {
   using Run = std::span<const ShardUpdate>;
 
   void update(const GradientFactor& given) final;
-  /// Throws Error for invalid learning rates. Called before a step changes anything.
+  /// Throws Error for invalid learning rates. step() calls this function before any change.
   virtual void check_rates() const {}
   std::vector<ShardUpdate> begin_step();
   void check_parameter(std::size_t index) const;
@@ -129,9 +129,9 @@ class SlotOptimizer : public Optimizer {
   void update_rounded(Run run, std::size_t group, const GradientFactor& factor);
 
   std::vector<nn::SlotPtr> parameters_;
-  std::vector<std::size_t> group_of_;  // the group of each parameter
+  std::vector<std::size_t> group_of_;  // the index of each parameter's group
   std::vector<State> states_;          // the state of each parameter
-  std::uint64_t calls_ = 0;            // the number of steps of this object
+  std::uint64_t calls_ = 0;            // the number of steps that this optimizer has made
   std::vector<std::string> state_names_;
   bool counts_steps_;
 };

@@ -25,23 +25,23 @@
 TESSERA_API_BEGIN
 namespace tessera::planning {
 
-/// One rank's part of a training run.
+/// One rank's part of a training run, which plan_run() executes.
 struct Run {
   /// The parallelized model, with memory for this rank's shards.
   std::shared_ptr<nn::ModuleBase> model{};
   DeviceMesh mesh{};             ///< the mesh of all ranks
-  std::function<void()> step{};  ///< runs one training step, including the optimizer step
+  std::function<void()> step{};  ///< function that runs one training step with the optimizer step
 };
 /// A function that makes this rank's Run. During planning, `world` is a comm::fake_world.
 using MakeRun = std::function<Run(const comm::WorldPtr& world)>;
 
 /// Options of plan() and plan_run().
 struct PlanOptions {
-  std::optional<Machine> machine{};  ///< the machine to plan for; without one, no time is estimated
+  std::optional<Machine> machine{};  ///< the machine to plan for; nullopt: no time is estimated
   /// The device of the training run: "cpu" or "cuda". During planning, all tensors are on the CPU.
   std::string device = "cpu";
   bool offload = false;     ///< whether shards, gradients and optimizer state are in CPU memory
-  std::int64_t tokens = 0;  ///< tokens (or samples) per step over all ranks
+  std::int64_t tokens = 0;  ///< number of tokens (or samples) per step over all ranks
   c10::ScalarType type = c10::kFloat;  ///< type of the matrix products, for their peak FLOP/s
   /// The model's FLOPs per token, for model FLOPs utilization (MFU). If zero, MFU uses the FLOPs of
   /// the step's matrix products, including recomputation.
@@ -69,7 +69,7 @@ struct RankPlan {
   RankKind kind{};
   std::vector<std::int64_t> coordinate{};  ///< mesh coordinate of the first rank of the RankKind
   observe::StepMemory memory{};
-  std::optional<StepTime> time{};  ///< the step's time; only with a machine
+  std::optional<StepTime> time{};  ///< the time of the step; set only with a machine
   /// The estimated metrics: comm and, with a machine, step_time_s, tokens_per_s, tflops and mfu.
   /// Other fields are not set.
   observe::StepMetrics metrics{};
@@ -79,11 +79,11 @@ struct RankPlan {
 struct RunPlan {
   PlanOptions options{};
   MeshShape mesh{};
-  std::vector<RankPlan> ranks{};  ///< the plan of one rank of each kind
+  std::vector<RankPlan> ranks{};  ///< the plan of one rank of each RankKind
 
   /// Returns the plan of the rank with the highest memory peak.
   const RankPlan& largest() const;
-  /// Whether tensors of this kind are in CPU memory instead of device memory.
+  /// Whether tensors of kind `kind` are in CPU memory instead of device memory.
   bool on_host(observe::MemoryKind kind) const;
   /// Whether the rank with the highest peak fits a device of the machine; true without a machine.
   bool fits() const;

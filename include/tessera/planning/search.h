@@ -27,7 +27,7 @@ struct Estimate {
 /// How a training run is split over ranks.
 struct TrainingLayout {
   std::int64_t dp = 1;          ///< number of data-parallel ranks that shard parameters
-  std::int64_t tp = 1, cp = 1;  ///< degrees of tensor and context parallelism
+  std::int64_t tp = 1, cp = 1;  ///< numbers of ranks of tensor and context parallelism
   /// Activation checkpointing: "none", "selective" or "full"; "selective:12" is "selective" for the
   /// first 12 blocks only.
   std::string ac{};
@@ -40,9 +40,9 @@ struct SearchSpace {
   std::int64_t ranks = 0;
   Machine machine{};
   std::int64_t dp_replicate = 1;
-  std::int64_t batch = 1;     ///< samples per step, over all ranks
-  std::int64_t sequence = 0;  ///< tokens per sample; 0: samples are not sequences
-  std::int64_t blocks = 0;    ///< number of equal blocks; 0: all or no blocks are checkpointed
+  std::int64_t batch = 1;     ///< number of samples per step, over all ranks
+  std::int64_t sequence = 0;  ///< number of tokens per sample; 0: samples are not sequences
+  std::int64_t blocks = 0;    ///< number of equal blocks; 0: all or none are checkpointed
   TrainingLayout first{};     ///< the fixed values, and the start values of cp and accumulate
   /// The fields of `first` that all layouts keep: "dp", "tp", "cp", "ac", "zero", "accumulate".
   std::set<std::string> fixed{};
@@ -61,11 +61,11 @@ struct FoundLayout {
   TrainingLayout layout{};
   Estimate estimate{};
   bool fits = false;
-  /// Whether the layout fits and no other layout takes less memory without taking more time.
+  /// Whether the layout fits, and every other layout needs more time or at least as much memory.
   bool frontier = false;
 };
 
-/// The result of a search.
+/// The result of search().
 struct Search {
   SearchSpace space{};
   /// Layouts that fit, sorted by time; then layouts that do not fit, sorted by memory.

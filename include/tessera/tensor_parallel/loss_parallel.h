@@ -14,7 +14,7 @@ namespace tessera::tensor_parallel {
 
 /// Options of cross_entropy.
 struct CrossEntropyOptions {
-  /// Tokens with this target have no loss and no gradient.
+  /// The target value of tokens that have no loss and no gradient.
   std::int64_t ignore_index = -100;
   /// How the losses of the tokens (the rows of the logits) are reduced.
   at::Reduction::Reduction reduction = at::Reduction::Mean;

@@ -37,12 +37,12 @@ namespace tessera::tensor_parallel {
 void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
                         const ParallelizePlan& plan);
 
-/// Options that a program passes to the plans that modules declare.
+/// Options of the tensor-parallel plans that modules declare (DeclaresPlan).
 struct DeclaredPlanOptions {
   /// Whether activations outside of attention and MLP are split along the sequence.
   bool sequence_parallel = true;
   bool loss_parallel = true;  ///< whether logits remain split over the vocabulary
-  bool regather = true;       ///< the option regather: see PrepareModuleInputOptions
+  bool regather = true;       ///< the option `regather` of PrepareModuleInputOptions
 };
 
 /// Interface of a module class that declares the tensor-parallel plan for itself and the modules

@@ -40,20 +40,20 @@ bool stop_requested(bool own, const DeviceMesh& mesh);
 
 /// Whether a run continues from the newest checkpoint in its folder.
 enum class Resume : std::uint8_t {
-  kNever,   ///< start a new run; a folder with checkpoints is an error
-  kNewest,  ///< continue the run; a folder without checkpoints is an error
-  kAuto,    ///< continue the run, or start a new run if there is no checkpoint
+  kNever,   ///< starts a new run; a folder with checkpoints is an error
+  kNewest,  ///< continues the run; a folder without checkpoints is an error
+  kAuto,    ///< continues the run, or starts a new run if there is no checkpoint
 };
 
 /// Options of a Checkpointer: from which state a run starts, and after which steps it saves.
 struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< folder of the run's checkpoints; empty: nothing is saved
-  std::int64_t every = 0;             ///< save every this many steps; 0: save at the end only
+  std::int64_t every = 0;             ///< number of steps between saves; 0: save at the end only
   std::int64_t steps = 0;             ///< number of steps of the whole run; 0: the run only loads
   bool async = true;                  ///< whether to save from a copy while training continues
   int keep = 0;                       ///< how many checkpoints are retained, at least 2; 0: all
   Resume resume = Resume::kNever;
-  std::int64_t resume_step = -1;  ///< continue from this step instead of the newest; -1: not set
+  std::int64_t resume_step = -1;  ///< the step to continue from instead of the newest; -1: not set
   /// The checkpoint from which a new run starts, or a folder of checkpoints of another run.
   std::filesystem::path initial_load = {};
   /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, they are
@@ -154,10 +154,10 @@ class Checkpointer : tessera::detail::NoCopy {
   std::filesystem::path source_;
   bool resumes_ = false;
   std::string run_id_;        ///< the run_id of all steps in `folder`
-  std::int64_t newest_ = -1;  ///< the step number of source() if in `folder`; else -1
+  std::int64_t newest_ = -1;  ///< the step number of source(); -1: not in `folder`
   /// Numbers of damaged checkpoints after source(), which the first save removes.
   std::vector<std::int64_t> damaged_;
-  int lock_ = -1;             ///< the descriptor of the folder's lock file
+  int lock_ = -1;             ///< the file descriptor of the folder's lock file
   std::int64_t loaded_ = -1;  ///< the step that load() loaded; -1: none
   std::int64_t saved_ = -1;   ///< the number of the step that was saved or loaded last
   checkpoint::SaveFuture pending_;

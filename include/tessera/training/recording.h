@@ -25,7 +25,7 @@ struct MetricOptions {
   std::filesystem::path metrics = {};      ///< the JSONL file of the metrics; empty: none
   std::filesystem::path tensorboard = {};  ///< the folder for TensorBoard; empty: none
   std::int64_t steps = 0;                  ///< number of steps of the whole run
-  std::int64_t log_every = 10;             ///< number of steps between two console lines
+  std::int64_t log_every = 10;             ///< number of steps between two lines on the console
   std::string device = "cpu";              ///< the device of the run: "cpu" or "cuda"
 };
 
@@ -42,7 +42,7 @@ class MetricLog {
   void write(observe::StepMetrics metrics, std::int64_t tokens);
   /// Adds the seconds that training waited for a checkpoint to the metrics of the next step.
   void stalled(std::optional<double> seconds);
-  /// Prints a line on the console.
+  /// Prints a line on the console, on rank 0.
   void line(const std::string& text);
 
  private:
@@ -87,7 +87,7 @@ class Recording {
 
   RecordingOptions options_;
   std::filesystem::path file_;         ///< the file of this rank's profile
-  std::int64_t first_ = 0, last_ = 0;  ///< the steps to profile; 0: none
+  std::int64_t first_ = 0, last_ = 0;  ///< the first and last step to profile; 0: none
   std::unique_ptr<observe::Profile> profile_;
 };
 

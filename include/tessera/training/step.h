@@ -34,7 +34,7 @@ struct TrainState {
 
 /// Options of step().
 struct StepOptions {
-  std::int64_t batch = 1;       ///< samples per step, over all ranks
+  std::int64_t batch = 1;       ///< number of samples per step, over all ranks
   std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
   /// True: the loss function returns the mean over a micro-batch, and the step's loss is the mean
   /// over micro-batches. False: the step's loss is the sum over micro-batches, for losses that are
@@ -45,20 +45,20 @@ struct StepOptions {
   /// A step then has one gather and one reduction.
   bool sync_each_micro_batch = true;
   double max_norm = 1.0;  ///< maximum norm of the gradients; infinity: no clipping
-  /// Learning-rate schedule; nullopt: a constant rate.
+  /// The learning-rate schedule; nullopt: a constant learning rate.
   std::optional<optim::LrSchedule> schedule = std::nullopt;
-  /// Advice for the messages of a step whose loss or gradient norm is not finite.
+  /// Advice that is added to the error of a step whose loss or gradient norm is not finite.
   std::string advice_not_finite =
       "lower the learning rate or max_norm, or look at the data of this step";
   std::string advice_out_of_memory = "take a smaller batch, activation checkpointing or more ranks";
 };
 
-/// The result of step().
+/// The result of step(), which runs one optimizer step.
 struct StepResult {
   double loss = 0;       ///< the step's loss, averaged over the ranks of data_mesh
   double grad_norm = 0;  ///< gradient norm of the whole model, before clipping
-  double lr_factor = 1;  ///< the schedule's factor of the learning rate
-  std::optional<double> loss_scale = std::nullopt;  ///< loss scale of this step, if any
+  double lr_factor = 1;  ///< factor of the learning rate, from the schedule
+  std::optional<double> loss_scale = std::nullopt;  ///< the loss scale, if any
   bool skipped = false;  ///< whether the update was skipped because a gradient overflowed
 };
 

@@ -39,7 +39,7 @@ std::string broadcast_text(Communicator& group, c10::Device device, int root,
 /// Returns the ranks whose value differs from rank 0's value. Costs one all-gather of one number.
 std::vector<int> ranks_that_differ(Communicator& group, c10::Device device, std::int64_t own);
 
-/// An exception that was thrown on one of the ranks.
+/// An exception that one of the ranks of a process group has thrown.
 struct Failure {
   int rank = 0;
   std::string message;  ///< the exception's message in one line, never empty

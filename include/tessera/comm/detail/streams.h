@@ -34,12 +34,12 @@ class Streams {
   /// Makes work that is issued to `lane` from now on start after `event`. Does not block the
   /// caller.
   virtual void wait(Lane lane, const StreamEventPtr& event) = 0;
-  /// Blocks the caller until `event` has passed.
+  /// Blocks the caller until the device has reached `event`.
   virtual void synchronize(const StreamEventPtr& event) = 0;
   /// Adds a named mark to the profile, on CUDA an NVTX mark; for profilers and tests.
   virtual void note(const std::string& what) { static_cast<void>(what); }
 
-  /// Makes `after` wait for all work that was issued to `before`.
+  /// Makes lane `after` wait for all work that was issued to lane `before`.
   void order(Lane before, Lane after) { wait(after, record(before)); }
 
  private:
@@ -47,7 +47,7 @@ class Streams {
   /// Issues the caller's device work to `lane` from now on, until leave() is called.
   virtual void enter(Lane lane) = 0;
   virtual void leave() = 0;
-  /// Called by LaneScope. Throws Error if another LaneScope is open.
+  /// LaneScope calls this function. Throws Error if another LaneScope is open.
   void begin_scope(Lane lane);
   void end_scope();
 

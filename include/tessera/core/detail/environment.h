@@ -1,4 +1,4 @@
-// Reads settings from the environment of the process.
+// Functions that read settings from environment variables.
 #pragma once
 
 #include <dlfcn.h>

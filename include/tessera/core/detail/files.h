@@ -98,7 +98,7 @@ void refuse_lfs_pointer(const std::filesystem::path& path, std::string_view cont
 /// method. `before` is the checksum of the preceding bytes; so data may be passed in several calls.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
-/// A function that computes the checksum CRC-32C by one method, with the method's name.
+/// A method of computing the checksum CRC-32C: the method's name and the function.
 struct Crc32cWay {
   const char* name;
   std::uint32_t (*sum)(std::span<const std::byte> bytes, std::uint32_t before);

@@ -24,7 +24,7 @@ bool commute(ReduceOp a, ReduceOp b);
 /// previous mesh dimension, as torch.chunk does. `extent` need not be divisible. A Digit without
 /// mesh dimensions is not sharded.
 struct Digit {
-  std::int64_t extent = 0;  ///< number of positions; 0 if the Digit is the whole dimension
+  std::int64_t extent = 0;  ///< number of positions; 0 if the Digit is the whole tensor dimension
   std::vector<int> mesh_dims;
   friend auto operator<=>(const Digit&, const Digit&) = default;
 };
@@ -97,7 +97,7 @@ class Layout {
   std::vector<std::int64_t> mesh_sizes_;
   Dims dims_;
   std::vector<PartialDim> partial_;
-  std::vector<int> sharded_dim_;  // results of sharded_dim(), by mesh dimension
+  std::vector<int> sharded_dim_;  // the results of sharded_dim() for each mesh dimension
   bool replicated_ = false;
 };
 

@@ -33,8 +33,8 @@ std::int64_t local_numel(const Layout& layout, std::span<const std::int64_t> siz
 
 /// A block of the global tensor that is stored on one rank: a range of indices in every dimension.
 struct Box {
-  std::vector<std::int64_t> global_offset;  ///< first index of each dimension in the global tensor
-  /// First index of each dimension in the local tensor of the rank.
+  std::vector<std::int64_t> global_offset;  ///< first index in the global tensor, by dimension
+  /// The first index of the box in the local tensor of the rank, for each dimension.
   std::vector<std::int64_t> local_offset;
   std::vector<std::int64_t> sizes;
   friend bool operator==(const Box&, const Box&) = default;
@@ -73,8 +73,8 @@ FlatPlace read_flat_place(std::span<const std::int64_t> numbers, std::size_t ndi
 /// of the fused weight form groups of `group_rows` rows; the one weight has `run` rows in each
 /// group.
 struct PartRows {
-  std::int64_t first = 0;  ///< first row of the weight in the first group
-  std::int64_t run = 0;    ///< number of rows of the weight in each group
+  std::int64_t first = 0;  ///< the weight's first row in the first group of rows
+  std::int64_t run = 0;    ///< number of the weight's rows in each group of rows
   /// Number of rows of a group, including the rows of all other weights in the fused weight.
   std::int64_t group_rows = 0;
   std::int64_t groups = 1;

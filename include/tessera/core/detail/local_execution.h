@@ -26,10 +26,10 @@ struct DType {
     kSigned,
     kFloating,
     kComplex,
-    kOther,  ///< quantised, packed or 8-bit floating-point types, and any other type
+    kOther,  ///< all other types: quantised, packed, 8-bit floating-point, ...
   };
   Kind kind = Kind::kOther;
-  std::int64_t itemsize = 1;  ///< bytes of one element
+  std::int64_t itemsize = 1;  ///< number of bytes of one element
   /// The number of the type in libtorch (at::ScalarType). No sharding rule reads it.
   std::int64_t id = 0;
   friend bool operator==(const DType&, const DType&) = default;
@@ -67,7 +67,7 @@ struct LocalExecution {
     /// The full name of an operator ("aten::sum"), or a PartOperator.
     std::variant<std::string_view, PartOperator> op;
     std::vector<Argument> args;
-    double scale = 1.0;  ///< factor by which the local results are multiplied
+    double scale = 1.0;  ///< factor by which each rank's local results are multiplied
     /// Factors (einsum index letters). The local call is used only if a factor in this list is
     /// sharded. If the list is empty, the local call is always used.
     std::vector<int> when_split = {};

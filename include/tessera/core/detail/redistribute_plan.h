@@ -23,7 +23,7 @@ enum class StepKind : std::uint8_t {
   /// the other ranks get the identity of `op`, or the value if `op` is kAvg, kMax or kMin. Not
   /// collective.
   kMakePartial,
-  kRelabel,  ///< `from` and `to` differ only on mesh dimensions of size 1; not collective
+  kRelabel,  ///< the layouts differ only on mesh dimensions of size 1; not collective
 };
 
 /// One step of a redistribution: at most one collective, always over the last (innermost) mesh
@@ -35,7 +35,7 @@ struct Step {
   /// sizes divides the number of positions. The group then shards `dim` like one mesh dimension of
   /// that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
-  int dim = -1;     ///< tensor dimension `dim` in the comments of StepKind; -1 if unused
+  int dim = -1;     ///< the tensor dimension `dim` of StepKind; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused
   ReduceOp op = ReduceOp::kSum;
   LayoutPtr from = nullptr;

@@ -63,7 +63,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 /// The keys that a query sees.
 struct SeenKeys {
   bool causal = false;  ///< causal attention: query i sees the keys up to key i
-  at::Tensor mask{};    ///< (queries, keys), added to the scores; or undefined
+  at::Tensor mask{};    ///< mask (queries, keys), added to the scores; or undefined
 };
 
 /// The result of attention_part(). out: (batch, heads, queries, width); log_sum_exp: (batch, heads,
@@ -72,14 +72,14 @@ struct AttentionPart {
   at::Tensor out, log_sum_exp;
 };
 
-/// Gradients of q, k and v.
+/// The gradients of q, k and v.
 using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// Returns the kernel that libtorch chooses. Sets `repeats_heads` if this kernel does not support
 /// fewer kv heads than query heads.
 AttentionKernel kernel_of_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const SeenKeys& seen);
-/// Attention of q to k and v. Every query must see at least one key.
+/// Computes attention of q to k and v. Every query must see at least one key.
 AttentionPart attention_part(const AttentionKernel& kernel, const at::Tensor& q,
                              const at::Tensor& k, const at::Tensor& v, const SeenKeys& seen);
 /// Returns the gradients of q, k and v for one call of attention_part(). `whole`: the merged result

@@ -24,7 +24,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// Dropout of x, whose mask depends on indices in a global tensor. `first_element`: the index of
 /// x's first element in that tensor.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, std::int64_t first_element = 0);
-/// RMSNorm of x. An undefined `weight` stands for ones.
+/// Returns RMSNorm of x. An undefined `weight` stands for ones.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 /// Returns the pair (RMSNorm(x + residual), x + residual).
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const at::Tensor& x, const at::Tensor& residual,
@@ -97,15 +97,15 @@ at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 
 /// A rank's range of columns of the logits, which are split by the vocabulary.
 struct VocabularyShard {
-  std::int64_t vocabulary = 0;          ///< total number of columns over all ranks
+  std::int64_t vocabulary = 0;          ///< total number of columns (tokens) over all ranks
   std::int64_t first_column = 0;        ///< number of this rank's first column
-  comm::Communicator* group = nullptr;  ///< ranks that split the columns; nullptr: no split
+  comm::Communicator* group = nullptr;  ///< ranks that split the vocabulary; nullptr: no split
 };
 
 /// Whether each rank's shard of dimension `dim` is one contiguous range of the vocabulary. Only
 /// then a rank can tell which targets are in its columns.
 bool has_consecutive_columns(const ShardingSpec& spec, int dim);
-/// Throws Error unless has_consecutive_columns() is true.
+/// Throws Error unless has_consecutive_columns() is true for the arguments.
 void check_consecutive_columns(const ShardingSpec& spec, int dim);
 /// Returns this rank's vocabulary shard of a tensor whose dimension `dim` is the vocabulary. Throws
 /// Error if a rank's columns are not consecutive. The first call is collective (new process group).

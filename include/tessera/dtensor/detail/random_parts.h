@@ -10,7 +10,7 @@ namespace tessera {
 
 /// Rows of a fused parameter that get the same random numbers as a separate tensor of these rows.
 struct RandomPart {
-  std::uint64_t stream = 0;  ///< random stream of a separate tensor of these rows
+  std::uint64_t stream = 0;  ///< the random stream of a separate tensor of the rows
   PartRows rows;
 };
 

@@ -78,7 +78,7 @@ class BatchRows {
   std::int64_t ranks_ = 1;
   std::optional<std::vector<std::int64_t>> sizes_;
   bool settled_ = false;
-  bool any_has_one_ = false;  ///< whether some rank has exactly one row
+  bool any_has_one_ = false;  ///< whether some rank has exactly one row of the batch
   std::int64_t before_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Comparisons between ranks, and decisions that ranks make together.
+// Functions that compare values between ranks, and decisions that ranks make together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -105,14 +105,14 @@ void run_or_fail_together(const DeviceMesh& mesh, std::string_view what,
 void check_replicated(const DeviceMesh& mesh, std::string_view what,
                       const std::vector<at::Tensor>& tensors);
 
-// The names of the modules whose forwards this thread runs, for messages with TESSERA_DEBUG=1.
+// Functions that record which module forwards this thread runs, for messages with TESSERA_DEBUG=1.
 
 /// Records that the forward of the module with FQN `fqn` begins. The caller must call
 /// pop_module_name() when the forward ends.
 void push_module_name(std::string fqn);
 void pop_module_name();
-/// Text for messages about the innermost module: " in 'layers.0.attn'"; empty if no module has a
-/// name.
+/// Returns a text for messages about the innermost module: " in 'layers.0.attn'"; empty if no
+/// module has a name.
 std::string in_module();
 
 }  // namespace tessera::detail

@@ -26,7 +26,7 @@ class OperatorModePause {
 /// The operator mode that is active on this thread, or nullptr if there is none.
 OperatorMode* active_operator_mode();
 
-/// Whether implicit communication is an Error on this thread (StrictScope).
+/// Whether implicit communication throws Error on this thread (StrictScope).
 bool is_strict();
 
 /// Whether an operator on this thread treats plain tensors as replicated: in a ReplicationScope,

@@ -17,7 +17,7 @@ class Unit;
 class ActiveUnits {
  public:
   explicit ActiveUnits(const nn::ModuleBase& model);
-  /// The text that fsdp::current_unit() returns for the model.
+  /// Returns the text that fsdp::current_unit() returns for the model.
   std::string text() const;
 
  private:

@@ -35,7 +35,7 @@ std::string running_node();
 /// at::RecordFunction::currentThreadId(). nullopt if no node runs.
 std::optional<std::uint64_t> origin_of_running_node();
 
-/// Whether the backward that runs on this thread executes the node.
+/// Whether the backward that runs on this thread executes the given autograd node.
 bool is_in_backward(const torch::autograd::Node* node);
 
 /// Queues a function to run at the end of the backward that runs on this thread. Functions run in
@@ -67,12 +67,12 @@ void add_own_hook(const at::Tensor& tensor, OwnHook what,
 bool has_own_hook(const at::Tensor& tensor, OwnHook what);
 
 enum class BackwardCode : std::uint8_t {
-  kNone,              ///< this thread runs no backward
+  kNone,              ///< no code: this thread runs no backward
   kFormula,           ///< a gradient formula of libtorch or of this library
   kFormulaOrProgram,  ///< perhaps code of the program, which made the node or added hooks to it
 };
 
-/// Returns whose code the backward runs on this thread now.
+/// Returns whose code the backward on this thread runs now: the program's or a library's.
 BackwardCode backward_code();
 
 /// Whether a node of autograd's graph has hooks that were not added by this library.

@@ -32,14 +32,14 @@ StorePtr memory_store();
 /// store do not wait.
 bool is_in_memory(const StorePtr& store);
 
-/// Returns a store that prepends `prefix` to its keys and keeps their values in `store`.
+/// Returns a store that uses `store` for its values and prepends `prefix` to each key.
 StorePtr store_below(const std::string& prefix, const StorePtr& store);
 
 struct TcpStore {
   std::string address;
   std::uint16_t port = 0;
-  bool serves = false;  ///< whether this process runs the server to which the other ranks connect
-  /// A bound socket that the server takes over; nullopt: the server opens a socket.
+  bool serves = false;  ///< whether this process runs the server of the store for all ranks
+  /// A bound socket that the store's server uses; nullopt: the server opens a socket.
   std::optional<int> listens_on = std::nullopt;
   std::chrono::milliseconds timeout{0};
 };

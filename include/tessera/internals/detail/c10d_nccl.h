@@ -56,7 +56,7 @@ inline NcclProcessGroupPtr make_nccl_group(const StorePtr& store, const NcclGrou
   return c10::make_intrusive<NcclProcessGroup>(store, place.rank, place.size, std::move(options));
 }
 
-/// Initialises NCCL for the group and device now, not in its first collective. Collective.
+/// Initialises NCCL for the group and device now, not in the first collective. Collective.
 inline void connect_gpu(NcclProcessGroup& group, c10::Device device) {
   group.eagerConnectSingleDevice(device);
 }

@@ -26,15 +26,15 @@ void synchronize(c10::Device device);
 
 /// Statistics of libtorch's caching allocator on a device.
 struct CachedMemory {
-  /// The maximum of the bytes that the allocator has taken from the driver.
+  /// The maximum number of bytes that the allocator has taken from the CUDA driver.
   std::int64_t peak_reserved = 0;
-  std::int64_t peak_active = 0;  ///< the maximum of the bytes in use by tensors
+  std::int64_t peak_active = 0;  ///< the maximum number of bytes in use by tensors
 };
 /// Returns the maximum memory use since the last call of this function.
 CachedMemory take_cached_memory(c10::Device device);
 /// Returns the total memory of the device in bytes.
 std::int64_t memory_capacity(c10::Device device);
-/// Returns unused cached memory to the driver.
+/// Frees the allocator's unused cached memory.
 void empty_cache(c10::DeviceType type);
 
 // Whether libtorch has found its CUDA library, and its cuDNN version. libtorch checks once, for

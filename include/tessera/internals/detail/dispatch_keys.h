@@ -8,7 +8,7 @@
 
 #include "tessera/export.h"
 
-// Names of dispatch keys as TORCH_LIBRARY_IMPL takes them.
+// Macros for the names of Tessera's dispatch keys, as TORCH_LIBRARY_IMPL needs the names.
 #define TESSERA_DISTRIBUTED_KEY Fake
 #define TESSERA_RANDOM_KEY DeferredInit
 #define TESSERA_FAKE_MODE_KEY CustomRNGKeyId
@@ -68,7 +68,7 @@ inline KeysOfThread keys_of_thread() {
   return c10::impl::tls_local_dispatch_key_set();
 }
 
-/// Whether this thread includes the dispatch key. Fast: reads thread-local memory once.
+/// Whether this thread includes the dispatch key. Reads thread-local memory only once.
 inline bool is_included(c10::DispatchKey key) {
   return c10::impl::tls_is_dispatch_key_included(key);
 }

@@ -167,7 +167,7 @@ class OpenGradient {
   /// if `edge` leads to no leaf, or if the leaf has no `.grad`, has hooks of the program, or
   /// belongs to another stream.
   OpenGradient(Node& node, const Edge& edge);
-  /// The leaf's `.grad`; undefined if the node must not add to it.
+  /// Returns `.grad` of the leaf; an undefined tensor if the node must not add to `.grad`.
   const at::Tensor& tensor() const { return tensor_; }
 
  private:

@@ -40,7 +40,7 @@ namespace composite = at::compositeimplicitautograd;
 
 namespace libtorch_cpu = at::cpu;
 
-/// Whether this libtorch has oneDNN and the user has not disabled it (torch.backends.mkldnn).
+/// Whether libtorch has oneDNN and the user has not disabled oneDNN (torch.backends.mkldnn).
 bool has_onednn();
 
 /// Computes result = beta * result + alpha * a b, for fp32 matrices. `a` and `b` are contiguous or

@@ -39,7 +39,7 @@ class TensorWrapper : public c10::TensorImpl {
     assign(dynamic_cast<const TensorWrapper*>(other.get()));
   }
 
-  /// Whether the tensor has autograd state: it requires a gradient, or has a history.
+  /// Whether the tensor requires a gradient or has an autograd history.
   bool has_autograd_state() const { return autograd_meta() != nullptr; }
   /// Makes `inner`, the future inner tensor, share the wrapper's version counter.
   void give_count_to(const at::Tensor& inner) const {
@@ -51,7 +51,7 @@ class TensorWrapper : public c10::TensorImpl {
  protected:
   /// Makes another wrapper of the inner tensor, for detach() and similar functions.
   virtual c10::intrusive_ptr<TensorWrapper> copy() const = 0;
-  /// Implements Tensor::set_data(). `other` is nullptr if the new data are not a wrapper.
+  /// Implements Tensor::set_data(). `other` is the wrapper of the new data; nullptr if none.
   virtual void assign(const TensorWrapper* other) = 0;
 
   /// Makes a wrapper with the device of `inner`. The caller must set the sizes and the version

@@ -66,18 +66,18 @@ inline bool may_take_state_of(const at::TensorBase& tensor, const at::TensorBase
 //
 // Canary: TensorIdentityCanary, a test of libtorch itself.
 
-/// Identifies a tensor: equal for all at::Tensor objects of one TensorImpl, while one exists.
+/// Identifies a tensor: equal for all at::Tensor objects of one TensorImpl while the tensor exists.
 using TensorIdentity = const c10::TensorImpl*;
 inline TensorIdentity identity_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl();
 }
 
-/// Returns an at::Tensor of this TensorImpl, which another at::Tensor must own already.
+/// Returns an at::Tensor of a TensorImpl, which another at::Tensor must own already.
 inline at::Tensor tensor_of(c10::TensorImpl& impl) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(&impl));
 }
 
-/// Returns the tensor's TensorImpl as class Impl, or nullptr if it has another class.
+/// Returns the tensor's TensorImpl as class Impl, or nullptr if the class is another.
 template <class Impl>
 Impl* impl_cast(const at::TensorBase& tensor) {
   return dynamic_cast<Impl*>(tensor.unsafeGetTensorImpl());
@@ -89,7 +89,7 @@ Impl* impl_cast(const at::TensorBase& tensor) {
 //
 // Canary: AutogradRecordCanary, a test of libtorch itself.
 
-/// Sets the result of Tensor::name().
+/// Sets the name that Tensor::name() returns.
 void set_name(const at::Tensor& tensor, const std::string& name);
 
 /// Whether the tensor is a leaf that requires a gradient. `impl` must have autograd metadata.

@@ -86,7 +86,7 @@ struct AutocastState {
 
 AutocastState autocast_state();
 void set_autocast_state(const AutocastState& state);
-/// Whether autocast is enabled on this thread for this type of device.
+/// Whether autocast is enabled on this thread for the given type of device.
 bool autocasts(c10::DeviceType device);
 
 }  // namespace tessera::detail

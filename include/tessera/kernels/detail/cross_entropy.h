@@ -41,7 +41,7 @@ RowLosses empty_losses(const at::Tensor& logits);
 
 /// The contribution of one rank's columns to the losses if the vocabulary is split between ranks.
 struct RowTerms {
-  at::Tensor maximum;      ///< (rows): the maximum of each row over this rank's columns
+  at::Tensor maximum;      ///< (rows): each row's largest logit in this rank's columns
   at::Tensor all_maximum;  ///< (rows): a copy of `maximum`, which the caller reduces over ranks
   /// Numbers that the caller sums over the ranks: (2 or 3, rows). They are the sum of exponentials,
   /// the target's logit, and with label smoothing the sum of the logits.
@@ -52,7 +52,7 @@ struct RowTerms {
 /// vocabulary need more bits of mantissa than bf16 (8) and fp16 (11) have.
 at::ScalarType loss_type(const at::Tensor& logits);
 
-/// Writes the losses of rows whose logits have all columns of the vocabulary.
+/// Computes the losses of rows of logits that have all columns of the vocabulary.
 void row_losses(const LossRows& rows, const RowLosses& into);
 
 /// Functions for a vocabulary that is split between ranks. row_terms() computes the terms. The

@@ -36,10 +36,10 @@ at::Tensor squares_on_cuda(const std::vector<at::Tensor>& owned,
 
 /// The results of clip_norm_on_cuda().
 struct NormAndFactor {
-  at::Tensor norm;     ///< the norm, 0-d fp64
+  at::Tensor norm;     ///< the 2-norm, 0-d fp64
   at::Tensor factor;   ///< clip factor, 0-d fp64: min(1, max_norm / (norm + 1e-6))
   at::Tensor of_step;  ///< `factor` for an optimizer step, 0-d fp64; NaN if `norm` is not finite
-  at::Tensor rounded;  ///< the norm rounded to fp32, 0-d
+  at::Tensor rounded;  ///< the 2-norm rounded to fp32, 0-d
 };
 /// Returns the norm and the clip factor. `squares`: the result of squares_on_cuda(), summed over
 /// the ranks. Takes one launch.
@@ -49,9 +49,9 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm);
 struct AdamWTensors {
   at::Tensor parameter;   ///< the parameter, fp32
   at::Tensor gradient;    ///< the gradient, fp32; not changed
-  at::Tensor exp_avg;     ///< first moment, fp32 or bf16
-  at::Tensor exp_avg_sq;  ///< second moment, of the type of exp_avg
-  at::Tensor step;        ///< number of this step, counted from 1: 0-d fp32
+  at::Tensor exp_avg;     ///< first moment of the gradient, fp32 or bf16
+  at::Tensor exp_avg_sq;  ///< second moment, with the type of exp_avg
+  at::Tensor step;        ///< the optimizer step's number, from 1: 0-d fp32
   /// For bf16 moments: `place` gives each element's index in the whole tensor, and `stream` selects
   /// the random numbers for stochastic rounding.
   GlobalPlace place = {};
@@ -66,7 +66,7 @@ struct AdamWNumbers {
   double beta2 = 0;
   double eps = 0;
   double weight_decay = 0;
-  std::uint64_t seed = 0;  ///< seed of the random numbers for rounding
+  std::uint64_t seed = 0;  ///< seed of the random numbers for stochastic rounding
   at::Tensor lr = {};      ///< learning rate: 0-d fp64, on the device of the tensors
   /// Factor by which the gradients are multiplied: 0-d fp64, on the device of the tensors.
   /// Undefined: no factor. If the factor is infinite or NaN, adamw() changes no tensor.

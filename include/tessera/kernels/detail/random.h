@@ -54,7 +54,7 @@ struct Bernoulli {
   TESSERA_HOST_DEVICE double operator()(double u) const { return u < p ? 1.0 : 0.0; }
 };
 
-/// The distributions of fill_random().
+/// Any of the distributions that fill_random() supports.
 using Distribution = std::variant<Uniform, Normal, TruncatedNormal, Bernoulli>;
 
 /// Throws Error unless low < high, std > 0 and the interval has a probability above 1e-300.

@@ -57,7 +57,7 @@ class KvCache {
   /// The cached keys and values of one layer.
   struct Layer {
     at::Tensor keys,
-        values;  ///< (batch, heads, stored positions, head_dim)
+        values;  ///< tensors of sizes (batch, heads, stored positions, head_dim)
   };
 
   /// Makes a cache for texts of at most `positions` positions, including `padding`. The first

@@ -58,7 +58,7 @@ class AdoptedModule final : public ModuleBase, public detail::AdoptsModule {
   const torch::nn::Module& adopted_module() const override { return *module_; }
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;  ///< the wrapped module, whose members are in slots
+  std::shared_ptr<torch::nn::Module> module_;  ///< the wrapped libtorch module
 };
 
 /// Builds the AdoptedModule objects. A module that is registered several times gets a single

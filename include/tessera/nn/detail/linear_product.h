@@ -65,7 +65,7 @@ class ReplaceableProduct {
   }
 
  protected:
-  LinearProduct product_;  ///< the product that replaces aten::linear; empty for aten::linear
+  LinearProduct product_;  ///< the function that replaces aten::linear, or empty
   MakeLinearProducts together_ = make_linear_products;
 };
 
@@ -84,7 +84,7 @@ at::Tensor with_product(const at::Tensor& sum, const at::Tensor& a, const at::Te
 /// inputs are the gradients of the results of these matrix products.
 class SharedInputNode final : public tessera::detail::Node {
  public:
-  /// Returns sum + gradient weight, for matrices. `sum` may be undefined, and may be overwritten.
+  /// Computes sum + gradient * weight for matrices. `sum` may be undefined, and may be overwritten.
   using AddTerm = at::Tensor (*)(const at::Tensor& sum, const at::Tensor& gradient,
                                  const at::Tensor& weight);
   SharedInputNode(const at::Tensor& x, AddTerm add_term);
@@ -108,7 +108,7 @@ class SharedInputNode final : public tessera::detail::Node {
   struct Weight {
     explicit Weight(const at::Tensor& weight) : saved(weight, /*is_output=*/false) {}
     tessera::detail::SavedVariable saved;
-    bool used = false;  ///< whether a backward has used the weight
+    bool used = false;  ///< whether a backward has used the saved weight
   };
 
   AddTerm add_term_;

@@ -30,7 +30,7 @@ struct StoredParts {
 /// A part of a fused parameter, which weight files store as a separate tensor.
 struct NamedRows {
   std::string name;  ///< name of the tensor in the files
-  PartRows rows;     ///< rows of the fused parameter that belong to the part
+  PartRows rows;     ///< rows of the fused parameter that are the part
 };
 /// Returns the parts of the parameter `fqn`: "layers.0.qkv.weight" has the parts
 /// "layers.0.q.weight" and so on.

@@ -76,7 +76,7 @@ void ask_stand_ins();
 void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
                       const std::string& by);
 
-/// Like check_initialized(). `remedy`: text that says how to fill the unfilled parameters.
+/// Like check_initialized(), with `remedy`, a text on how to fill the unfilled parameters.
 void check_filled(const ModuleBase& module, const std::string& caller, const std::string& remedy);
 
 /// Throws Error for a buffer on the meta device that was registered with libtorch's

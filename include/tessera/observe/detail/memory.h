@@ -65,8 +65,8 @@ enum class MemoryKind : std::uint8_t {
   kGradients,    ///< allocated in a backward and used after this backward
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
-  kActivations,  ///< allocated in a forward and used later, also in later steps (masks)
-  kTemporary,    ///< memory of none of the other kinds
+  kActivations,  ///< allocated in a forward and used afterwards, also in later steps (masks)
+  kTemporary,    ///< all other memory of tensors
 };
 
 /// The number of MemoryKind values.
@@ -84,12 +84,12 @@ using BytesByKind = std::array<std::int64_t, kMemoryKinds>;
 struct MomentMemory {
   std::string name;  ///< the moment's name: "the backward of unit 'model.layers.3'", "the update"
   std::int64_t bytes = 0;
-  BytesByKind live{};  ///< bytes of each kind; `bytes` lacks the offloaded kinds
+  BytesByKind live{};  ///< bytes of each kind, with offloaded kinds, unlike `bytes`
 };
 
 /// A rank's memory in one step.
 struct StepMemory {
-  BytesByKind most{};  ///< the maximum bytes of each kind during the step
+  BytesByKind most{};  ///< the maximum number of bytes of each kind in the step
   std::int64_t peak_bytes = 0;
   BytesByKind at_peak{};
   std::string peak_moment;  ///< the moment of the peak: "the backward of unit 'model.layers.3'"

@@ -35,7 +35,7 @@ class MetricsWriter {
   /// Opens the file. Retains the records of an existing file up to step `resumed`. Removes all
   /// records if `resumed` is 0, as in a new run.
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
-  /// Appends the record of a step.
+  /// Appends the metrics of a step as one line.
   void write(const StepMetrics& metrics);
 
  private:

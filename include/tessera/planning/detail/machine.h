@@ -16,7 +16,7 @@ namespace tessera::planning {
 /// other share was measured.
 struct Machine {
   std::string name;
-  double memory_bytes = 0;      ///< memory of one device
+  double memory_bytes = 0;      ///< memory of one device in bytes
   double reserved_bytes = 3e9;  ///< memory that tensors cannot use: CUDA context, NCCL buffers
   double flops_half = 0;        ///< FLOP/s of dense matrix products in bf16 and fp16
   /// FLOP/s of matrix products in fp32, in libtorch's default mode (without TF32).
@@ -28,13 +28,13 @@ struct Machine {
   double memory_bandwidth = 0;       ///< memory bandwidth, bytes per second
   /// Fraction of memory_bandwidth that operators without matrix products reach.
   double memory_share = 0.62;
-  double operator_latency_s = 2e-6;  ///< the minimum time of an operator
+  double operator_latency_s = 2e-6;  ///< the minimum time of an operator, in seconds
   std::int64_t ranks_per_node = 8;
   double link_bandwidth = 0;      ///< bytes per second from one device to others on its machine
-  double network_bandwidth = 0;   ///< bytes per second from one device to other machines
+  double network_bandwidth = 0;   ///< bytes per second from one device to another machine
   double network_share = 0.8;     ///< fraction of link and network bandwidth that collectives reach
-  double link_latency_s = 10e-6;  ///< latency of a collective within a machine
-  double network_latency_s = 30e-6;  ///< latency of a collective over several machines
+  double link_latency_s = 10e-6;  ///< seconds of latency of a collective within a machine
+  double network_latency_s = 30e-6;  ///< seconds of latency of a collective over several machines
   double flops_fp8 = 0;              ///< FLOP/s of dense 8-bit matrix products; 0: unsupported
   /// Fraction of flops_fp8 that 8-bit matrix products reach. The default fits two steps on one H200
   /// with libtorch 2.11. 0: 8-bit matrix products are assumed to be as fast as 16-bit ones.

@@ -17,7 +17,7 @@ struct Span {
   /// The row of the interval in a time chart: "operators" or "waiting" for the compute stream, or
   /// the mesh dimension of a collective.
   std::string row;
-  std::string what;  ///< the phase of the operators, the cause of the waiting, or the collective
+  std::string what;  ///< name of the operators' phase, the cause of waiting, or the collective
   double begin = 0, end = 0;
 };
 
@@ -37,11 +37,11 @@ struct StepTime {
   std::map<std::string, double> exposed;
   std::map<std::string, double> communication;  ///< time of all collectives, by mesh dimension
   double flops = 0;         ///< FLOPs of all matrix products, including recomputation
-  std::vector<Span> spans;  ///< intervals; consecutive operators of one phase are one interval
+  std::vector<Span> spans;  ///< the intervals of the time chart
   std::map<std::string, OperatorUse> operators{};  ///< uses of each operator, by name: "aten::mm"
 };
 
-/// Ranks whose tensors all have the same sizes. Only one of these ranks is planned.
+/// Ranks whose tensors all have the same sizes. Only one rank of each RankKind is planned.
 struct RankKind {
   int first = 0;           ///< the first rank of this RankKind
   int last = 0;            ///< the last rank of this RankKind
