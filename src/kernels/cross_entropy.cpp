@@ -21,8 +21,8 @@ namespace {
 /// block to stay in a CPU's cache, or to take little memory of a GPU.
 template <class Body>
 void for_each_row_block(const at::Tensor& matrix, Body&& body) {
-  // Size of a block in elements. In fp32 a block takes 256 KiB, which fit into a CPU core's cache,
-  // or 256 MiB on a GPU, where the logits take much more.
+  // Size of a block of rows in elements. In fp32 a block takes 256 KiB, which fit into a CPU core's
+  // cache, or 256 MiB on a GPU, where the logits take much more.
   const bool on_cpu = matrix.is_cpu() && fake_device() == c10::DeviceType::CPU;
   const std::int64_t block_elements = on_cpu ? std::int64_t{1} << 16 : std::int64_t{1} << 26;
   const std::int64_t step =
@@ -32,14 +32,14 @@ void for_each_row_block(const at::Tensor& matrix, Body&& body) {
   }
 }
 
-/// The column of each target in this rank's vocabulary shard. If another shard has the target,
+/// For each target, its column in this rank's vocabulary shard. If another shard has the target,
 /// `is_here` is false and the column is any valid column. Sizes: (rows, 1).
 struct TargetColumns {
   explicit TargetColumns(const LossRows& rows)
       : column(rows.targets.sub(rows.first_column).unsqueeze(1)),
         is_here(column.ge(0).bitwise_and_(column.lt(rows.logits.size(1)))) {
-    // The column is clamped to valid columns, because gather and scatter use the column even where
-    // is_here is false.
+    // The target's column is clamped to a valid column, because gather and scatter use the column
+    // even where is_here is false.
     column = column.clamp(0, std::max<std::int64_t>(0, rows.logits.size(1) - 1));
   }
   at::Tensor column;
@@ -50,8 +50,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 at::Tensor row_maximum(const at::Tensor& logits) {
   if (logits.size(1) == 0) {
-    // Without columns the maximum is minus infinity, the neutral element of the all-reduce. amax of
-    // an empty dimension would throw.
+    // Without columns the maximum of a row is minus infinity, the neutral element of the
+    // all-reduce. amax of an empty dimension would throw.
     return at::full({logits.size(0)}, -kInfinity, logits.options().dtype(loss_type(logits)));
   }
   return logits.amax(1).to(loss_type(logits));
@@ -68,7 +68,7 @@ at::Tensor reference(const at::Tensor& maximum) {
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
-  at::Tensor all;  ///< term that is added to every column; undefined: no term
+  at::Tensor all;  ///< term that is added to every column; undefined if there is none
 };
 
 RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,
@@ -153,7 +153,7 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
     const auto column = [&](const at::Tensor& values) {
       return values.narrow(0, row, count).unsqueeze(1);
     };
-    // Makes a copy, even for an equal type, because `gradient` may be the same tensor as `logits`.
+    // Makes a copy, even for an equal type: `gradient` and `logits` may be the same tensor.
     at::Tensor block = logits.narrow(0, row, count)
                            .to(type)
                            .sub(column(high))
@@ -183,7 +183,7 @@ namespace tessera::kernels {
 
 namespace {
 
-/// Whether the elements of each row are consecutive, as the kernels require.
+/// Whether the elements of each row of logits are consecutive in memory, as the kernels require.
 bool has_dense_rows(const at::Tensor& x) {
   return x.size(1) <= 1 || x.stride(1) == 1;
 }
@@ -206,8 +206,8 @@ Logits call_of(const LossRows& rows, const at::Tensor& targets) {
           .z_loss = static_cast<float>(rows.options.z_loss)};
 }
 
-/// Calls body(kernels, element, value, row) for each row, on several threads. Only the types of
-/// `element` and `value` matter: the logits' type in the row kernels and in libtorch.
+/// Calls body(kernels, element, value, row) for each row, on several threads. Only the types of the
+/// arguments `element` and `value` matter: the logits' type in the row kernels and in libtorch.
 template <class Body>
 void for_rows(const at::Tensor& logits, Body&& body) {
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / (logits.size(1) + 1));
@@ -221,14 +221,14 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// Returns the address of a row; nullptr for a rank without columns, which stores no rows.
+/// Returns the address of a row of logits; nullptr for a rank without columns: it has no rows.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;
 }
 
-/// Runs one CrossEntropyStep on a CPU, with the functions of the CUDA kernels for the sums of a
-/// row.
+/// Runs one CrossEntropyStep on a CPU. The sums of a row are processed by the functions of the CUDA
+/// kernels.
 void run_on_cpu(const CrossEntropy& call, const at::Tensor& logits) {
   const Logits& in = call.logits;
   const bool reads = call.step == CrossEntropyStep::kWhole || call.step == CrossEntropyStep::kTerms;
@@ -267,8 +267,8 @@ void run_on_cpu(const CrossEntropyBackward& call, const at::Tensor& logits) {
   });
 }
 
-/// Runs the call like run_cuda_kernel, but also on a CPU, and for a rank that has rows without
-/// columns.
+/// Runs a cross-entropy call like run_cuda_kernel, but also on a CPU, and for a rank that has rows
+/// without columns.
 template <class Call>
 void run(const Call& call, const at::Tensor& logits, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
@@ -370,8 +370,8 @@ void logits_gradient(const LossRows& rows, const at::Tensor& log_sum_exp, const 
   run(CrossEntropyBackward{.logits = call_of(rows, targets),
                            .log_sum_exp = in<double>(sums),
                            .of_row = of_row.defined() ? in<float>(of_row) : nullptr,
-                           // A gradient with a single number for all rows, such as the gradient of
-                           // a sum, has stride 0 and is not copied.
+                           // If all rows have one gradient number, as for the gradient of a sum,
+                           // its stride is 0, and the number is not copied.
                            .of_row_stride = of_row.defined() ? of_row.stride(0) : 1,
                            .gradient = gradient.mutable_data_ptr(),
                            .gradient_stride = gradient.stride(0)},

@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::kernels {
 
-/// Returns the element type of x, for which has_cuda_kernels() must be true.
+/// Returns the element type of tensor `x`, for which has_cuda_kernels() must be true.
 inline Element element_of(const at::Tensor& x) {
   return x.scalar_type() == c10::ScalarType::Float      ? Element::kFloat
          : x.scalar_type() == c10::ScalarType::BFloat16 ? Element::kBFloat16
@@ -23,14 +23,14 @@ inline Element element_of(const at::Tensor& x) {
 template <class Call>
 using DeviceKernel = void (*)(const Call& call, const at::Tensor& like);
 
-/// The CUDA kernels in libtessera_cuda.so, which registers the kernels when it is loaded. So CPU
-/// programs do not load CUDA.
+/// The table of CUDA kernels in libtessera_cuda.so, which registers the kernels when it is loaded.
+/// So CPU programs do not load CUDA.
 struct CudaKernels {
   void (*fill_random)(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key);
   void (*dropout)(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,
                   PhiloxKey key);
-  /// The functions that launch kernels, indexed by the type of the call.
+  /// The functions that launch kernels, indexed by the type of the kernel call.
   std::tuple<
       DeviceKernel<struct AdamW>, DeviceKernel<struct CheckIndices>, DeviceKernel<struct ClipNorm>,
       DeviceKernel<struct CrossEntropy>, DeviceKernel<struct CrossEntropyBackward>,
@@ -47,7 +47,7 @@ void register_cuda_kernels(const CudaKernels& kernels);
 /// The registered CUDA kernels. Throws Error if libtessera_cuda.so is not loaded.
 const CudaKernels& cuda_kernels();
 
-/// Runs the kernel for the type of `call`; see DeviceKernel.
+/// Runs the kernel for the type of the kernel call `call`; see DeviceKernel.
 template <class Call>
 void launch_cuda(const Call& call, const at::Tensor& like) {
   std::get<DeviceKernel<Call>>(cuda_kernels().device)(call, like);

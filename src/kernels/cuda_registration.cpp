@@ -1,4 +1,4 @@
-// Part of libtessera_cuda.so: registers its kernels when the library is loaded.
+// Part of libtessera_cuda.so: registers this library's kernels when the library is loaded.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -11,12 +11,12 @@ namespace tessera::kernels {
 namespace {
 
 /// Launches the kernel of `call` on the device of `like`, which need not be the current device. The
-/// kernel runs on the current stream, like the caller's other work on the tensor.
+/// kernel runs on the device's current stream, like the caller's other work on the tensor.
 template <class Call>
 void run(const Call& call, const at::Tensor& like) {
   const c10::cuda::CUDAGuard guard(like.device());
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  // Some kernels support only one element type.
+  // Some CUDA kernels support only one element type, so the type is not selected.
   if constexpr (requires { launch(call, stream); }) {
     launch(call, stream);
   } else {

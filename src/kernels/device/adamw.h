@@ -7,7 +7,7 @@
 
 namespace tessera::kernels {
 
-/// A part of a parameter shard: `rows` rows of `size` elements, contiguous in the local tensor. In
+/// A piece of a parameter shard: `rows` rows of `size` elements, contiguous in the local tensor. In
 /// the whole tensor the rows begin `stride` elements apart.
 struct AdamWPiece {
   float* parameter = nullptr;
@@ -18,7 +18,7 @@ struct AdamWPiece {
   std::int64_t rows = 0;
   std::int64_t size = 0;
   std::int64_t stride = 0;
-  std::int64_t place = 0;  ///< index of the first element in the whole tensor
+  std::int64_t place = 0;  ///< index of the piece's first element in the whole tensor
   std::uint64_t stream = 0;
 
   TESSERA_HOST_DEVICE std::int64_t numel() const { return rows * size; }
@@ -27,7 +27,7 @@ struct AdamWPiece {
 struct AdamW {
   Chunked<AdamWPiece, 44, 16384> list;
   const double* lr = nullptr;
-  /// Factor of the gradients; nullptr means 1. If the factor is not finite, nothing is changed.
+  /// Factor of the gradients; nullptr means 1. If the factor is not finite, AdamW changes nothing.
   const double* gradient_factor = nullptr;
   double beta1 = 0;
   double beta2 = 0;
@@ -38,13 +38,13 @@ struct AdamW {
 
 /// Numbers of the AdamW update that all elements of an AdamWPiece share.
 struct AdamWFactors {
-  bool skips;  ///< whether the gradient's factor is not finite, so that no element may be changed
-  float gradient;      ///< factor by which the gradient is multiplied
-  float decay;         ///< factor by which the parameter is multiplied (weight decay)
+  bool skips;      ///< whether the gradient factor is not finite, so that no element may be changed
+  float gradient;  ///< factor by which the gradient is multiplied
+  float decay;     ///< factor by which the parameter is multiplied (weight decay)
   float beta1, rest1;  ///< decay rate of the first moment, and 1 - decay rate
   float beta2, rest2;
-  float rate;  ///< factor of the first moment in the update, including the bias correction
-  float root;  ///< factor of the second moment's root in the update, including the bias correction
+  float rate;  ///< factor of the first moment in the AdamW update, with the bias correction
+  float root;  ///< factor of the second moment's root in the AdamW update, with the bias correction
   float eps;
   PhiloxKey key;
 };
@@ -75,13 +75,13 @@ TESSERA_HOST_DEVICE inline AdamWFactors factors_of(const AdamW& call, const Adam
   f.rate = static_cast<float>(lr / (1.0 - power(call.beta1, step)));
   f.root = static_cast<float>(1.0 / std::sqrt(1.0 - power(call.beta2, step)));
   f.eps = static_cast<float>(call.eps);
-  // Each parameter and step has a separate random stream. The streams of the steps differ by
-  // multiples of the golden ratio, so that they are far apart.
+  // The random numbers of each parameter and step are a separate stream. The streams of the steps
+  // differ by multiples of the golden ratio, so that the streams are far apart.
   f.key = {call.seed, piece.stream + static_cast<std::uint64_t>(step) * 0x9E3779B97F4A7C15ULL};
   return f;
 }
 
-/// Returns random bits for four elements: 32 bits for each, of which each moment uses 16.
+/// Returns random bits for four elements: 32 bits for each element, 16 for each of its two moments.
 TESSERA_HOST_DEVICE inline PhiloxBlock bits_of_four(PhiloxKey key, std::uint64_t four) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
@@ -102,7 +102,7 @@ TESSERA_HOST_DEVICE inline float rounded_at_random(float x, std::uint32_t random
   return x;
 }
 
-/// Updates one element of the parameter and of its moments in place.
+/// Updates one parameter element and its moments by AdamW, in place.
 TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradient,
                                               float& parameter, float& exp_avg, float& exp_avg_sq) {
   const float g = gradient * f.gradient;
@@ -112,8 +112,8 @@ TESSERA_HOST_DEVICE inline void adamw_element(const AdamWFactors& f, float gradi
   parameter = parameter * f.decay - f.rate * exp_avg / root;
 }
 
-/// Updates the N elements of a vector. If kRounds, the moments are rounded to their narrower type.
-/// `place`: index of the first element in the whole tensor.
+/// Updates the N elements of a vector by AdamW. If kRounds, the moments are rounded to their
+/// narrower type. `place`: index of the vector's first element in the whole tensor.
 template <int N, bool kRounds>
 TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gradient,
                                       Floats<N>& parameter, Floats<N>& exp_avg,
@@ -138,8 +138,8 @@ TESSERA_HOST_DEVICE void adamw_vector(const AdamWFactors& f, const Floats<N>& gr
   }
 }
 
-/// Updates the elements [begin, end) as vectors of N elements: vector number `first` and every
-/// `step`-th vector after it. M is the moments' type.
+/// Updates the elements [begin, end) of a row by AdamW, as vectors of N elements: vector number
+/// `first` and every `step`-th vector after it. M is the moments' type.
 template <class M, int N>
 TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors& f,
                                         std::int64_t begin, std::int64_t end, std::int64_t first,
@@ -161,8 +161,8 @@ TESSERA_HOST_DEVICE void adamw_elements(const AdamWPiece& p, const AdamWFactors&
   }
 }
 
-/// Updates every `step`-th vector of a chunk of `p`, from vector number `first` on. A vector does
-/// not cross the end of a row, because the next row is elsewhere in the whole tensor.
+/// Updates every `step`-th vector of a chunk of the piece `p`, from vector number `first` on. A
+/// vector does not cross the end of a row, because the next row is elsewhere in the whole tensor.
 template <class M>
 TESSERA_HOST_DEVICE void adamw_chunk(const AdamWPiece& p, const AdamWFactors& f, const Chunk& chunk,
                                      std::int64_t first, std::int64_t step) {

@@ -11,12 +11,12 @@ namespace tessera::kernels {
 /// A matrix of logits with a row for each token, and with this rank's columns of the vocabulary.
 struct Logits {
   const void* data = nullptr;
-  std::int64_t stride = 0;  ///< distance between the beginnings of rows, in elements
+  std::int64_t stride = 0;  ///< distance between the beginnings of rows of logits, in elements
   const std::int64_t* targets = nullptr;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t first_column = 0;
-  std::int64_t vocabulary = 0;  ///< total number of columns on all ranks
+  std::int64_t vocabulary = 0;  ///< total number of vocabulary columns on all ranks
   std::int64_t ignore_index = 0;
   float label_smoothing = 0;
   float z_loss = 0;
@@ -34,39 +34,39 @@ struct Logits {
   }
 };
 
-/// The steps of the forward. With a whole vocabulary one launch (kWhole) computes the losses. With
-/// a split vocabulary, kTerms computes the maximum and the terms of this rank's columns; kRelative
-/// makes the terms relative to the maximum over all ranks; and after the sum over the ranks,
-/// kLosses computes the losses.
+/// The steps of the cross-entropy forward. With a whole vocabulary one launch (kWhole) computes the
+/// losses. With a split vocabulary, kTerms computes the maximum and the terms of this rank's
+/// columns; kRelative makes the terms relative to the maximum over all ranks; and after the sum
+/// over the ranks, kLosses computes the losses.
 enum class CrossEntropyStep : std::uint8_t { kWhole, kTerms, kRelative, kLosses };
 
 struct CrossEntropy {
   CrossEntropyStep step = CrossEntropyStep::kWhole;
   Logits logits;
-  float* maximum = nullptr;      ///< (rows): the maximum of each row over this rank's columns
-  float* all_maximum = nullptr;  ///< (rows): initially a copy of `maximum`; an all-reduce then
-                                 ///< computes the maximum over all ranks
-  /// (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's logit, and for label
-  /// smoothing the sum of x - reference(maximum). After kRelative, all terms are relative to the
-  /// maximum over all ranks.
+  float* maximum = nullptr;  ///< (rows): each row's maximum over this rank's columns
+  /// (rows): initially a copy of `maximum`. An all-reduce then computes the maximum over all ranks.
+  float* all_maximum = nullptr;
+  /// The terms of each row, (2 or 3, rows): the sum of exp(x - reference(maximum)), the target's
+  /// logit, and for label smoothing the sum of x - reference(maximum). After kRelative, the terms
+  /// are relative to the maximum over all ranks.
   float* terms = nullptr;
-  float* losses = nullptr;        ///< (rows): the loss of each row
+  float* losses = nullptr;        ///< (rows): cross-entropy loss of each row
   double* log_sum_exp = nullptr;  ///< (rows): the log-sum-exp of each row
 };
 
 struct CrossEntropyBackward {
   Logits logits;
   const double* log_sum_exp = nullptr;
-  const float* of_row = nullptr;  ///< gradient of the loss of each row; nullptr: all ones
+  const float* of_row = nullptr;  ///< gradient of each row's loss; nullptr means ones
   std::int64_t of_row_stride = 1;
-  void* gradient = nullptr;  ///< gradient of the logits; may be the memory of the logits
+  void* gradient = nullptr;  ///< gradient of the logits; may use the memory of the logits
   std::int64_t gradient_stride = 0;
 };
 
-constexpr int kCrossEntropyThreads = 512;  // number of threads in a block, which processes a row
+constexpr int kCrossEntropyThreads = 512;  // number of threads of a block, for one row of logits
 
-/// Returns exp(x), with an error of at most |x| + 2 ulp on a GPU. In a sum of exponentials, terms
-/// with a large |x| are small.
+/// Returns exp(x), with an error of at most |x| + 2 ulp on a GPU. The error is large only where the
+/// result is small in a sum of exponentials.
 TESSERA_HOST_DEVICE inline float fast_exp(float x) {
 #ifdef __CUDA_ARCH__
   return __expf(x);
@@ -89,8 +89,8 @@ TESSERA_HOST_DEVICE inline float rescale(float maximum, float all) {
   return maximum == kNoMaximum ? 0.0F : fast_exp(maximum - all);
 }
 
-/// Returns the beginning of a row. A tensor without columns has no memory; on a CPU, arithmetic on
-/// the null pointer would be undefined. On a GPU the comparison would cost registers.
+/// Returns the address of a row of logits. A tensor without columns has no memory; on a CPU,
+/// arithmetic on its null pointer would be undefined. On a GPU the comparison would cost registers.
 template <class T>
 TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
 #ifndef __CUDA_ARCH__
@@ -101,9 +101,9 @@ TESSERA_HOST_DEVICE T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data + row * stride;
 }
 
-/// Calls body.operator()<N>(i) for the vectors of a row that begin at multiples of 16 bytes, and
-/// body.operator()<1>(i) for the remaining elements at both ends, so that every row is read in
-/// units of 16 bytes. With N = 1 the alignment does not matter.
+/// Calls body.operator()<N>(i) for the vectors of a row of logits that begin at multiples of 16
+/// bytes, and body.operator()<1>(i) for the remaining elements at both ends, so that every row is
+/// read in units of 16 bytes. With N = 1 the alignment does not matter.
 template <class T, int N, class Team, class Body>
 TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const Team& team,
                                          Body&& body) {
@@ -120,13 +120,13 @@ TESSERA_HOST_DEVICE void for_each_vector(const T* row, std::int64_t size, const 
   }
 }
 
-/// The results of one pass over a row of logits.
+/// RowSums: the results of one pass over a row of logits.
 struct RowSums {
   float maximum = kNoMaximum;
-  float sum = 0;    ///< sum of exp(x - reference(maximum)) over the row
-  float total = 0;  ///< sum of x - pivot, for label smoothing; the pivot is the row's first logit
+  float sum = 0;    ///< sum of exp(x - reference(maximum)) over the row's logits x
+  float total = 0;  ///< sum of x - pivot over the row; the pivot is the row's first logit
 
-  /// Adds N elements to the sums. A NaN appears in the sum, but not in the maximum.
+  /// Adds N logits to the sums of a row. A NaN appears in the sum, but not in the maximum.
   template <int N>
   TESSERA_HOST_DEVICE void add(const Floats<N>& x) {
     float top = maximum;
@@ -144,8 +144,8 @@ struct RowSums {
   }
 };
 
-/// Computes the sums of one row with one team of threads. `total` is relative to the row's first
-/// logit, so that large logits do not lose precision.
+/// Computes the sums of one row of logits with one team of threads. `total` is relative to the
+/// row's first logit, so that large logits do not lose precision.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team& team) {
   const T* x = row_of(static_cast<const T*>(p.data), row, p.stride);
@@ -172,8 +172,8 @@ TESSERA_HOST_DEVICE RowSums sums_of_row(const Logits& p, std::int64_t row, Team&
   return all;
 }
 
-/// Writes the loss of a row. `sum`, `target` and `total` are relative to `maximum`, and include the
-/// columns of all ranks.
+/// Writes the cross-entropy loss of a row. `sum`, `target` and `total` are relative to `maximum`,
+/// and include the columns of all ranks.
 TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t row, float maximum,
                                            float sum, float target, float total) {
   const Logits& in = p.logits;
@@ -190,7 +190,7 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
   p.log_sum_exp[row] = log_sum_exp;
 }
 
-/// Writes the results of a row for kWhole and kTerms.
+/// Writes the results of a row of logits, for the steps kWhole and kTerms.
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;
@@ -209,7 +209,7 @@ TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, con
   }
 }
 
-/// Processes the terms of a row, for the steps kRelative and kLosses. Called by one thread.
+/// Processes the terms of one row of logits, for kRelative and kLosses. Called by one thread.
 TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t row) {
   const Logits& in = p.logits;
   const bool smooth = in.label_smoothing > 0;
@@ -227,7 +227,7 @@ TESSERA_HOST_DEVICE inline void finish_row(const CrossEntropy& p, std::int64_t r
   }
 }
 
-/// A double as the sum of two floats. A kernel subtracts both floats from a logit, so the
+/// A double as the sum of two floats. A kernel subtracts both floats from a logit, so that the
 /// difference is precise even if the double is large.
 struct TwoFloats {
   float high, low;
@@ -236,11 +236,11 @@ struct TwoFloats {
 TESSERA_HOST_DEVICE inline TwoFloats two_floats(double x) {
   const auto high = static_cast<float>(x);
   const auto rest = static_cast<float>(x - high);
-  // The second float of an infinity is 0, because inf - inf would be NaN.
+  // For an infinity the second float is 0, because inf - inf would be NaN.
   return {high, rest == rest ? rest : 0.0F};
 }
 
-/// Numbers for the gradient of a row: the factor of the row's softmax, the number that is
+/// Numbers for the gradient of a row of logits: the factor of the row's softmax, the number that is
 /// subtracted at the target, and the number that is subtracted at every column.
 struct RowScales {
   float softmax, target, all;
@@ -255,10 +255,10 @@ TESSERA_HOST_DEVICE inline RowScales scales_of_row(const CrossEntropyBackward& p
           factor * in.label_smoothing / static_cast<float>(in.vocabulary)};
 }
 
-/// Writes the gradient of a row: g * ((1 + 2 z lse) softmax - (1 - e) target - e / V), where g is
-/// of_row (the gradient of the row's loss), z is z_loss, e is label_smoothing and V is vocabulary.
-/// Ignored rows are not read. A thread reads a vector of logits before it writes the gradient,
-/// which may share its memory.
+/// Writes the gradient of a row of logits: g * ((1 + 2 z lse) softmax - (1 - e) target - e / V),
+/// where g is of_row (the gradient of the row's loss), z is z_loss, e is label_smoothing and V is
+/// vocabulary. Ignored rows are not read. A thread reads a vector of logits before it writes the
+/// gradient, which may share its memory.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& p, std::int64_t row,
                                                     const Team& team) {
@@ -291,7 +291,7 @@ TESSERA_HOST_DEVICE void cross_entropy_backward_row(const CrossEntropyBackward& 
 /// from the type of x.
 struct Scale {
   const void* x = nullptr;
-  bool x_is_float = false;  ///< whether x is fp32; otherwise x has the type of the result
+  bool x_is_float = false;  ///< whether x is fp32; otherwise x has the type of `out`
   const float* factor = nullptr;
   std::int64_t size = 0;
   void* out = nullptr;
@@ -309,8 +309,8 @@ TESSERA_HOST_DEVICE void scale_elements(const Scale& p, std::int64_t first, std:
   }
 }
 
-/// Whether vectors of 16 bytes are possible: the rows of logits and of the gradient must have equal
-/// offsets from a multiple of 16 bytes.
+/// Whether a cross-entropy kernel can use vectors of 16 bytes: rows of the logits and of the
+/// gradient must have equal offsets from a multiple of 16 bytes.
 inline bool is_aligned(const CrossEntropyBackward& call, Element type) {
   const auto apart = reinterpret_cast<std::uintptr_t>(call.logits.data) -
                      reinterpret_cast<std::uintptr_t>(call.gradient);

@@ -13,21 +13,21 @@ namespace tessera::kernels {
 struct Embedding {
   const void* table = nullptr;
   const std::int64_t* indices = nullptr;
-  std::int64_t count = 0;  ///< number of indices to look up
+  std::int64_t count = 0;  ///< number of indices that are looked up
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
   std::int64_t total_rows = 0;
-  std::int64_t size = 0;  ///< number of elements in a row
-  void* out = nullptr;    ///< (count, size): the rows that were looked up
+  std::int64_t size = 0;  ///< number of elements in a row of the table
+  void* out = nullptr;    ///< (count, size): the rows that were looked up in the table
 };
 
-/// Computes the gradient of the table. The sorted indices are divided into tiles of kTileSlots; a
-/// tile adds the gradients of equal indices in the order of their positions. If a row's indices
-/// continue in the next tile, each tile writes its sum to `partial`, and a second launch adds these
-/// sums. So a frequent row does not occupy one block for long, and equal indices always give the
-/// same bits.
+/// Arguments of the kernel for the gradient of the embedding table. The sorted indices are divided
+/// into tiles of kTileSlots; a tile adds the gradients of equal indices in the order of their
+/// positions. If a row's indices continue in the next tile, each tile writes its sum to `partial`,
+/// and a second launch adds these sums. So a frequent row does not occupy one block for long, and
+/// equal indices always give the same bits.
 struct EmbeddingBackward {
-  const void* grad = nullptr;             ///< (count, size): the gradient of the looked-up rows
+  const void* grad = nullptr;             ///< (count, size): gradient of the looked-up rows
   const std::int64_t* indices = nullptr;  ///< the indices in sorted order
   /// For each sorted index, its position in the list of unsorted indices.
   const std::int64_t* positions = nullptr;
@@ -35,9 +35,9 @@ struct EmbeddingBackward {
   std::int64_t first_row = 0;
   std::int64_t rows = 0;
   std::int64_t size = 0;
-  void* weight_grad = nullptr;  ///< (rows, size): the gradient of the table, initially zeros
-  /// (tiles, 2, size): two sums of each tile: for the row that continues from the previous tile,
-  /// and for a row that begins in this tile and continues in the next tile.
+  void* weight_grad = nullptr;  ///< (rows, size): gradient of the table; zeros before the launch
+  /// (tiles, 2, size): two sums for each tile: for the row that continues from the previous tile,
+  /// and for a row that begins in the tile and continues in the next tile.
   float* partial = nullptr;
 
   TESSERA_HOST_DEVICE bool goes_on_at(std::int64_t slot) const {
@@ -56,8 +56,8 @@ struct EmbeddingBackward {
 struct CheckIndices {
   const std::int64_t* indices = nullptr;
   std::int64_t count = 0;
-  std::int64_t size = 0;     ///< indices must be in [0, size), except `ignored`
-  std::int64_t ignored = 0;  ///< an index value that is not checked
+  std::int64_t size = 0;     ///< each index must be in [0, size), or be `ignored`
+  std::int64_t ignored = 0;  ///< index value that is permitted outside of the range
 
   TESSERA_HOST_DEVICE bool is_right(std::int64_t i) const {
     return (indices[i] >= 0 && indices[i] < size) || indices[i] == ignored;
@@ -70,8 +70,8 @@ inline std::int64_t embedding_tiles(std::int64_t count) {
   return (count + kTileSlots - 1) / kTileSlots;
 }
 
-/// Copies one row of the table without conversion, or writes zeros for another rank's row. A thread
-/// copies vector number `first` and every `step`-th vector after it.
+/// Copies one row of the embedding table without conversion, or writes zeros for another rank's
+/// row. A thread copies vector number `first` and every `step`-th vector after it.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_row(const Embedding& p, std::int64_t position,
                                        std::int64_t first, std::int64_t step) {
@@ -96,7 +96,7 @@ TESSERA_HOST_DEVICE void add(Floats<N>& sum, const Floats<N>& term) {
   }
 }
 
-/// Writes elements i, ..., i + N - 1 of the complete sum of a row.
+/// Writes elements i, ..., i + N - 1 of a row of the table's gradient, the complete sum of the row.
 template <class T, int N>
 TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot, std::int64_t i,
                                    const Floats<N>& sum) {
@@ -105,11 +105,11 @@ TESSERA_HOST_DEVICE void write_row(const EmbeddingBackward& p, std::int64_t slot
   }
 }
 
-/// Sums elements i, ..., i + N - 1 of the gradients of one tile.
+/// Sums elements i, ..., i + N - 1 of the rows' gradients in one tile.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std::int64_t tile,
                                                  std::int64_t i) {
-  constexpr int kAtOnce = 4;  // number of rows that a thread reads before it adds them
+  constexpr int kAtOnce = 4;  // number of gradient rows that a thread reads before it adds them
   const std::int64_t begin = tile * kTileSlots;
   const std::int64_t end = begin + kTileSlots < p.count ? begin + kTileSlots : p.count;
   float* const from_before = p.partial + tile * 2 * p.size + i;
@@ -143,7 +143,7 @@ TESSERA_HOST_DEVICE void embedding_backward_tile(const EmbeddingBackward& p, std
   }
 }
 
-/// If a row begins in this tile and continues in later tiles, adds the partial sums of these tiles.
+/// If a row's indices begin in this tile and continue in later tiles, adds the tiles' partial sums.
 template <class T, int N>
 TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std::int64_t tile,
                                                 std::int64_t i) {
@@ -152,8 +152,8 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   if (!p.goes_on_at(next)) {
     return;
   }
-  // A row may begin in an earlier tile and continue after this tile. Then the earlier tile's thread
-  // adds this tile's sum.
+  // The indices of a row may begin in an earlier tile and continue after this tile. Then the thread
+  // of the earlier tile adds this tile's sum.
   if (p.goes_on_at(begin) && p.indices[begin] == p.indices[next]) {
     return;
   }
@@ -165,7 +165,7 @@ TESSERA_HOST_DEVICE void embedding_backward_row(const EmbeddingBackward& p, std:
   write_row<T>(p, next, i, sum);
 }
 
-/// Whether all rows can be accessed by vectors of 16 bytes.
+/// Whether all rows of the table and the result can be accessed by vectors of 16 bytes.
 inline bool is_aligned(const Embedding& call, Element type) {
   return is_aligned(call.table, /*rows=*/2, call.size, type) &&
          is_aligned(call.out, /*rows=*/2, call.size, type);

@@ -19,11 +19,11 @@ void launch(const CrossEntropy& call, Element type, cudaStream_t stream);
 void launch(const CrossEntropyBackward& call, Element type, cudaStream_t stream);
 void launch(const Scale& call, Element type, cudaStream_t stream);
 void launch(const Embedding& call, Element type, cudaStream_t stream);
-/// Launches two kernels.
+/// Launches the two kernels of the embedding gradient.
 void launch(const EmbeddingBackward& call, Element type, cudaStream_t stream);
 void launch(const CheckIndices& call, cudaStream_t stream);
 void launch(const RmsNorm& call, Element type, cudaStream_t stream);
-/// Launches two kernels if the weight's gradient is needed.
+/// Launches two kernels if the weight's gradient is needed, otherwise one.
 void launch(const RmsNormBackward& call, Element type, cudaStream_t stream);
 void launch(const Rotary& call, Element type, cudaStream_t stream);
 void launch(const SiluMul& call, Element type, cudaStream_t stream);
@@ -37,7 +37,7 @@ void launch(const QuantizeFp8& call, Element type, cudaStream_t stream);
 
 #ifdef __CUDACC__
 
-constexpr int kThreads = 256;  // number of threads in a block
+constexpr int kThreads = 256;  // number of threads in the block
 
 constexpr int kWarp = 32;
 
@@ -70,8 +70,8 @@ class Team {
       x = combine(x, __shfl_xor_sync(~0U, x, lanes));
     }
     if constexpr (kWidth > kWarp) {
-      // Two buffers alternate, because threads may still read the previous result while others
-      // write the next.
+      // Alternates between two buffers, because threads may still read the previous result while
+      // others write the next result.
       __shared__ T of_warps[2][kWidth / kWarp];
       turn_ ^= 1;
       of_warps[turn_][threadIdx.x / kWarp] = x;

@@ -14,11 +14,11 @@ namespace tessera::kernels {
 /// have a fixed size, because a kernel receives the list by value, in at most 4 KiB of arguments.
 template <class Piece, int kMost, std::int64_t kNumel>
 struct Chunked {
-  static constexpr std::int64_t kChunk = kNumel;  ///< maximum number of elements in a chunk; only
-                                                  ///< the last chunk of a piece may have fewer
+  /// Maximum number of elements in a chunk. Only the last chunk of a piece may have fewer elements.
+  static constexpr std::int64_t kChunk = kNumel;
 
-  int count = 0;              ///< number of pieces
-  std::int32_t chunks = 0;    ///< number of chunks of all pieces
+  int count = 0;              ///< number of pieces in the list
+  std::int32_t chunks = 0;    ///< number of chunks of all pieces in the list
   std::int32_t first[kMost];  ///< number of each piece's first chunk
   Piece pieces[kMost];
 
@@ -35,7 +35,7 @@ struct Chunked {
   }
 };
 
-/// The elements [begin, end) of piece number `piece` of a Chunked list.
+/// A chunk: the elements [begin, end) of piece number `piece` of a Chunked list.
 struct Chunk {
   int piece;
   std::int64_t begin;
@@ -56,7 +56,7 @@ TESSERA_HOST_DEVICE Chunk chunk_of(const Chunked<Piece, kMost, kNumel>& list, st
   return {piece, begin, begin + kNumel < numel ? begin + kNumel : numel};
 }
 
-/// Whether `data` is aligned for accesses of 16 bytes.
+/// Whether the address `data` is aligned for accesses of 16 bytes.
 TESSERA_HOST_DEVICE inline bool is_vector(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % kVectorBytes == 0;
 }
@@ -76,10 +76,10 @@ struct PackPiece {
 
 struct Pack {
   Chunked<PackPiece, 64, 16384> list;
-  Element to;  ///< element type of all destinations
+  Element to;  ///< element type of the destinations of the copies
 };
 
-/// Whether all vectors of N elements are aligned, and none of them crosses the end of a row.
+/// Whether all vectors of N elements are aligned, and no vector crosses the end of a row.
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
   const auto rows_fit = [&](std::int64_t stride, std::int64_t bytes) {
@@ -90,7 +90,7 @@ TESSERA_HOST_DEVICE bool has_vectors(const PackPiece& p) {
                           rows_fit(p.to_stride, sizeof(To))));
 }
 
-/// Copies vector number `first` and every `step`-th vector after it, of the elements [begin, end).
+/// Copies vector number `first` and every `step`-th vector after it, of elements [begin, end).
 template <class From, class To, int N>
 TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, std::int64_t end,
                                        std::int64_t first, std::int64_t step) {
@@ -108,7 +108,7 @@ TESSERA_HOST_DEVICE void copy_elements(const PackPiece& p, std::int64_t begin, s
 template <class From, class To>
 TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::int64_t first,
                                     std::int64_t step) {
-  // With vectors of this width the writes of a warp fill whole memory segments.
+  // With vectors of this width a warp writes whole memory segments.
   constexpr int kWide = kVectorBytes / sizeof(To);
   const Chunk chunk = chunk_of(call.list, number);
   const PackPiece& piece = call.list.pieces[chunk.piece];
@@ -119,9 +119,9 @@ TESSERA_HOST_DEVICE void copy_chunk(const Pack& call, std::int32_t number, std::
   }
 }
 
-// The 2-norm: one thread block sums the squares of each chunk, and one more block adds these sums.
-// Sums are computed in fp64, so that no square overflows, and in an order that depends on sizes
-// only.
+// Kernels of the 2-norm: one thread block sums the squares of each chunk, and one more block adds
+// these sums. Sums are computed in fp64, so that no square overflows, and in an order that depends
+// on sizes only.
 
 struct NormPiece {
   const void* data = nullptr;
@@ -139,24 +139,24 @@ struct SquareSums {
 /// tensors that this rank counts, plain tensors, and copies of tensors that another rank counts.
 struct SumKinds {
   const double* sums = nullptr;
-  std::int64_t ends[3] = {};  ///< for each kind, the index after its last sum
-  /// (2): the sum of squares that is added over the ranks, and the sum of squares of the plain
-  /// tensors. The first sum is made non-finite if a plain tensor or a copy has a non-finite value,
-  /// so that all ranks see the failure.
+  std::int64_t ends[3] = {};  ///< for each of the three kinds, the index after the kind's last sum
+  /// Two results: the sum of squares that is added over the ranks, and the sum of squares of the
+  /// plain tensors. The first sum is made non-finite if a plain tensor or a copy has a non-finite
+  /// value, so that all ranks see the failure.
   double* out = nullptr;
 };
 
-/// Computes the norm and the clip factor from sums that were added over the ranks.
+/// Computes the gradient norm and the clip factor from sums that were added over the ranks.
 struct ClipNorm {
   /// The values of SumKinds::out after they were added over the ranks.
   const double* sums = nullptr;
   double max_norm = 0;
-  double* norm_and_factor = nullptr;  ///< (3): the norm, the clip factor, and the factor of a step,
-                                      ///< which is NaN if the norm is not finite
-  float* norm = nullptr;              ///< the norm, rounded to fp32
+  /// (3): norm, clip factor, and factor of a step (NaN if the norm is not finite).
+  double* norm_and_factor = nullptr;
+  float* norm = nullptr;  ///< the gradient norm, rounded to fp32
 };
 
-/// Sums the squares of `n` elements in vector number `first` and every `step`-th vector after it.
+/// Sums squares in vector number `first` and every `step`-th vector after it, of `n` elements.
 template <class T, int N>
 TESSERA_HOST_DEVICE double squares_of_range(const T* data, std::int64_t n, std::int64_t first,
                                             std::int64_t step) {
@@ -182,8 +182,8 @@ TESSERA_HOST_DEVICE double squares_of_chunk(const SquareSums& call, std::int32_t
                          : squares_of_range<T, 1>(data, n, first, step);
 }
 
-/// Adds the sums of the three kinds. Executed by a team of threads; Team::sum() has the same bits
-/// in each thread.
+/// Adds the sums of the three kinds of tensors in SumKinds. Executed by a team of threads;
+/// Team::sum() has the same bits in each thread.
 template <class Team>
 TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   double of_kinds[3];
@@ -198,14 +198,14 @@ TESSERA_HOST_DEVICE void sum_kinds(const SumKinds& call, Team& team) {
   }
   if (team.first() == 0) {
     const double uncounted = of_kinds[1] + of_kinds[2];
-    // The difference uncounted - uncounted is 0 if the number is finite, otherwise NaN.
+    // The difference uncounted - uncounted is 0 if the number `uncounted` is finite, otherwise NaN.
     call.out[0] = of_kinds[0] + (uncounted - uncounted == 0.0 ? 0.0 : uncounted);
     call.out[1] = of_kinds[1];
   }
 }
 
-/// Computes the norm and the clip factor. As in PyTorch, 1e-6 is added to the norm, a NaN norm
-/// gives the clip factor NaN, and an infinite norm gives 0.
+/// Computes the gradient norm and the clip factor. As in PyTorch, 1e-6 is added to the norm, a NaN
+/// norm gives the clip factor NaN, and an infinite norm gives 0.
 TESSERA_HOST_DEVICE inline void clip_norm(const ClipNorm& call) {
   const double norm = std::sqrt(call.sums[0] + call.sums[1]);
   const double factor = call.max_norm / (norm + 1e-6);

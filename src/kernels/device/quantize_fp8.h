@@ -17,11 +17,11 @@ struct QuantizeFp8 {
   const void* x = nullptr;
   const float* factors = nullptr;  ///< (columns): factors of the columns of x, or nullptr
   std::int64_t stride = 0, rows = 0, columns = 0;
-  std::uint8_t* values = nullptr;  ///< (rows, columns), dense: the fp8 values
-  float* scales = nullptr;         ///< (rows): the scale of each row
+  std::uint8_t* values = nullptr;  ///< (rows, columns), dense: the fp8 values of x
+  float* scales = nullptr;         ///< (rows): the scale of each row of x
 };
 
-/// The scale of a row and its inverse. The inverse is NaN if the row has a non-finite element.
+/// The scale of a row, and the inverse scale, which is NaN if the row has a non-finite element.
 struct Fp8Scale {
   float scale, inverse;
 };
@@ -37,8 +37,8 @@ TESSERA_HOST_DEVICE inline Fp8Scale fp8_scale(std::uint32_t maximum) {
           std::bit_cast<float>(finite ? (254U - exponent) << 23U : kNaN)};
 }
 
-/// Returns the fp8 bits of x in the low byte, and those of y in the next byte. GPUs of compute
-/// capability 8.9 have an instruction that gives the same bits.
+/// Returns two fp8 numbers in one integer: the bits of x in the low byte, the bits of y in the next
+/// byte. GPUs of compute capability 8.9 have an instruction that gives the same bits.
 TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   return __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
@@ -47,8 +47,8 @@ TESSERA_HOST_DEVICE inline std::uint32_t fp8_codes(float x, float y) {
 #endif
 }
 
-/// Multiplies N elements by `factor` and stores the first n as fp8. Uses one memory access if the
-/// address is aligned.
+/// Multiplies N elements by `factor` and stores the first n elements as fp8. Uses one memory access
+/// if the address is aligned.
 template <int N>
 TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float factor,
                                    std::int64_t n) {
@@ -65,8 +65,8 @@ TESSERA_HOST_DEVICE void store_fp8(std::uint8_t* to, const Floats<N>& v, float f
   }
 }
 
-/// Quantises a dense row, by one team of threads. The team reads the row a second time, from the
-/// nearest cache.
+/// Quantises a dense row to fp8, by one team of threads. The team reads the row a second time, from
+/// the nearest cache.
 template <class T, int N, class Team>
 TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row, Team& team) {
   const auto elements = [&](std::int64_t i, std::int64_t n) {
@@ -82,7 +82,7 @@ TESSERA_HOST_DEVICE void quantize_fp8_row(const QuantizeFp8& p, std::int64_t row
   std::uint32_t maximum = 0;
   for_vectors<N, 1>(p.columns, team, elements, [&](auto, auto, const Floats<N>& v) {
     for (int k = 0; k < N; ++k) {
-      // The bits of |x|, which are ordered like |x|; the bits of NaN are above all others.
+      // Returns the bits of |x|, which are ordered like |x|; the bits of NaN are above all others.
       const std::uint32_t bits = std::bit_cast<std::uint32_t>(v.at[k]) & 0x7FFFFFFFU;
       maximum = bits > maximum ? bits : maximum;
     }

@@ -12,44 +12,44 @@ namespace tessera::kernels {
 /// Arguments of RMSNorm for dense rows of `size` elements.
 struct RmsNorm {
   const void* x = nullptr;
-  const void* residual = nullptr;  ///< tensor that is added to x first; nullptr: nothing is added
+  const void* residual = nullptr;  ///< tensor that is added to x first; nullptr if there is none
   const void* weight = nullptr;    ///< (size): the weight; nullptr stands for ones
-  bool weight_is_float = false;    ///< whether the weight is fp32; otherwise it has the type of x
+  bool weight_is_float = false;    ///< whether the weight is fp32; otherwise it has x's type
   std::int64_t rows = 0;
   std::int64_t size = 0;
   float eps = 0;
-  /// x + residual, rounded, which is normalised; unused if there is no residual.
+  /// The tensor x + residual, rounded, which is normalised; unused if there is no residual.
   void* sum = nullptr;
   void* out = nullptr;
   float* rstd = nullptr;  ///< (rows): 1 / rms of each row, which backward uses
 };
 
 struct RmsNormBackward {
-  RmsNorm forward;  ///< inputs of the forward, without results; x is the tensor that was normalised
+  RmsNorm forward;  ///< inputs of the forward, without results; x is the normalised tensor
   const void* grad = nullptr;
-  /// Gradient that is added to the rounded gradient of x; nullptr: nothing is added.
+  /// A gradient that is added to the rounded gradient of x; nullptr if nothing is added.
   const void* sum_grad = nullptr;
   void* x_grad = nullptr;
-  void* weight_grad = nullptr;  ///< (size): gradient of the weight, in the weight's type; nullptr
-                                ///< if it is not needed
+  /// (size): gradient of the weight, in the weight's type; nullptr if the gradient is not needed.
+  void* weight_grad = nullptr;
   float* terms = nullptr;  ///< (rms_norm_blocks, size): the weight's gradient, summed in each block
 };
 
-constexpr int kRmsNormThreads = 256;  // number of threads in a block of the forward
-// Number of threads in a block of the backward: fewer than in the forward, because backward reads
-// two tensors, and more rows should be processed at the same time.
+constexpr int kRmsNormThreads = 256;  // number of threads in a block of the RMSNorm forward
+// Number of threads in a block of the RMSNorm backward: fewer than in the forward, because backward
+// reads two tensors, and more rows should be processed at the same time.
 constexpr int kRmsNormBackwardThreads = 128;
-// A row of up to `kShortRow` elements is processed by a warp, a longer row by a block. The limit is
-// lower in backward, where each warp has its own sum of the weight's gradient in the block's small
-// shared memory.
+// In RMSNorm, a warp processes a row of up to `kShortRow` elements, a block processes a longer row.
+// The limit is lower in backward, where each warp has its own sum of the weight's gradient in the
+// block's small shared memory.
 constexpr std::int64_t kShortRow = 2048;
 constexpr std::int64_t kShortBackwardRow = 512;
 constexpr int kBackwardVectors = 2;  // number of vectors that a thread loads at once
 
-/// Returns the number of blocks of the backward. Each block sums the weight's gradient over its
-/// rows. The number of blocks depends only on the sizes, so that the result has the same bits on
-/// every GPU. There are at most eight blocks for each multiprocessor of an H100, so that all blocks
-/// run at the same time, and fewer if a block uses much shared memory.
+/// Returns the number of blocks of the RMSNorm backward. Each block sums the weight's gradient over
+/// its rows. The number of blocks depends only on the sizes, so that the result has the same bits
+/// on every GPU. There are at most eight blocks for each multiprocessor of an H100, so that all
+/// blocks run at the same time, and fewer if a block uses much shared memory.
 inline std::int64_t rms_norm_blocks(std::int64_t rows, std::int64_t size) {
   const std::int64_t rows_at_once = size <= kShortBackwardRow ? kRmsNormBackwardThreads / 32 : 1;
   const std::int64_t most =
@@ -67,8 +67,8 @@ TESSERA_HOST_DEVICE Floats<N> plus(Floats<N> values, const T* other, std::int64_
   return rounded<T>(values);
 }
 
-/// Returns the sum of squares of the elements times `factor`, computed by the threads of a team.
-/// With a residual the elements are those of x + residual, which is written to `sum`.
+/// Returns the sum of the squares of factor * v over a row v, computed by the threads of a team. v
+/// is x, or with a residual x + residual, which is written to `sum`.
 template <class T, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, std::int64_t size,
                                          float factor, Team& team) {
@@ -94,7 +94,7 @@ TESSERA_HOST_DEVICE float sum_of_squares(const T* x, const T* residual, T* sum, 
   return team.sum(squares);
 }
 
-/// Returns the address of element `at` of `rows`; null if `rows` is null.
+/// Returns the address of element number `at` of `rows`; null if `rows` is null.
 template <class T, class Void>
 TESSERA_HOST_DEVICE T* element(Void* rows, std::int64_t at) {
   return rows != nullptr ? static_cast<T*>(rows) + at : nullptr;
@@ -117,7 +117,7 @@ TESSERA_HOST_DEVICE float rstd_of_row(const RmsNorm& p, std::int64_t at, Team& t
   return kShrink / std::sqrt(shrunk / size);
 }
 
-/// Returns N elements of the weight, of which only the first n exist.
+/// Returns N elements of the RMSNorm weight, of which only the first n exist.
 template <class W, int N>
 TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::int64_t n) {
   if (p.weight != nullptr) {
@@ -130,8 +130,8 @@ TESSERA_HOST_DEVICE Floats<N> weight_at(const RmsNorm& p, std::int64_t i, std::i
   return ones;
 }
 
-/// Normalises a row, by one team of threads. T is the element type, W the type of the weight. A
-/// thread loads `kAtOnce` vectors of N elements at once.
+/// Normalises a row (RMSNorm), by one team of threads. T is the element type, W the type of the
+/// weight. A thread loads `kAtOnce` vectors of N elements at once.
 template <class T, class W, int N, int kAtOnce, class Team>
 TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& team) {
   const std::int64_t at = row * p.size;
@@ -141,7 +141,7 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
   if (team.first() == 0) {
     p.rstd[row] = rstd;
   }
-  // Each thread reads the same elements of the row a second time, from the nearest cache.
+  // Each thread reads its elements of the row a second time, from the nearest cache.
   for_vectors<N, kAtOnce>(
       p.size, team, [&](std::int64_t i, std::int64_t n) { return load<N>(x + i, n); },
       [&](std::int64_t i, std::int64_t n, Floats<N> v) {
@@ -153,7 +153,7 @@ TESSERA_HOST_DEVICE void rms_norm_row(const RmsNorm& p, std::int64_t row, Team& 
       });
 }
 
-/// Computes the gradient of a row, by one team of threads. Unless `sums` (`size` elements) is
+/// RMSNorm's gradient of a row, by one team of threads. Unless `sums` (`size` elements) is
 /// nullptr, the team also adds the row's part of the weight's gradient to `sums`. With y = x
 /// * rstd and g the gradient times the weight: dx = rstd * (g - y * mean(g * y)). Each thread adds
 /// to the same elements in every row.
@@ -165,7 +165,7 @@ TESSERA_HOST_DEVICE void rms_norm_backward_row(const RmsNormBackward& p, std::in
   struct Pair {
     Floats<N> v, d;
   };
-  // Computes addresses from offsets, because a pointer for each row would need too many registers.
+  // Computes addresses from offsets: a pointer for each row would need too many registers.
   const auto pair = [&](std::int64_t i, std::int64_t n) {
     return Pair{load<N>(static_cast<const T*>(in.x) + (at + i), n),
                 load<N>(static_cast<const T*>(p.grad) + (at + i), n)};
@@ -212,7 +212,7 @@ TESSERA_HOST_DEVICE inline float sum_of_terms(const float* terms, std::int64_t r
   return sum;
 }
 
-/// Whether all rows can be accessed by vectors of 16 bytes.
+/// Whether all rows of RMSNorm's tensors can be accessed by vectors of 16 bytes.
 inline bool is_aligned(const RmsNorm& call, Element type) {
   const auto rows = [&](const void* data) { return is_aligned(data, call.rows, call.size, type); };
   return rows(call.x) && rows(call.residual) && is_aligned(call.weight, 1, 0, type) &&

@@ -9,14 +9,14 @@
 
 namespace tessera::kernels {
 
-/// Distances, in elements, from one batch entry, one position or one head to the next.
+/// Strides: distances, in elements, from one batch entry, one position or one head to the next.
 struct HeadStrides {
   std::int64_t batch = 0;
   std::int64_t position = 0;
   std::int64_t head = 0;
 };
 
-/// The heads of queries or keys at all positions. A head is 2 * half consecutive elements.
+/// The heads of queries or keys at all positions. A head has 2 * half consecutive elements.
 struct RotaryHeads {
   const void* x = nullptr;
   void* out = nullptr;
@@ -27,8 +27,8 @@ struct RotaryHeads {
 
 constexpr int kMostRotaryParts = 2;
 
-/// Queries and keys, or one of them, for positions (batch, sequence). `cos` and `sin` are dense and
-/// fp32: (sequence, 2 * half). With vectors of N elements, `half` must be a multiple of N.
+/// Queries and keys to rotate, or one of them, at positions (batch, sequence). `cos` and `sin`:
+/// dense, fp32, (sequence, 2 * half). With vectors of N elements, `half` must be a multiple of N.
 struct Rotary {
   RotaryHeads parts[kMostRotaryParts] = {};  ///< queries and keys; an entry without heads is unused
   std::int64_t batch = 0;
@@ -55,14 +55,14 @@ TESSERA_HOST_DEVICE inline float sum_of_products(float a, float b, float c, floa
   return std::fma(a, b, product) + lost;
 }
 
-/// N elements of both halves of the cos and sin tables at a position, with the signs of the
+/// N elements of both halves of the cos and sin tables at one position, with the signs of the
 /// rotation formula.
 template <int N>
 struct RotaryTables {
   Floats<N> cos1, sin1, cos2, sin2;
 };
 
-/// Returns N elements of a table's row from `i` on, times `sign`.
+/// Returns N elements of a row of the cos or sin table, from element i on, times `sign`.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float sign) {
   Floats<N> values = load<N>(row + i, N);
@@ -72,8 +72,8 @@ TESSERA_HOST_DEVICE Floats<N> signed_at(const float* row, std::int64_t i, float 
   return values;
 }
 
-/// Reads the tables at position `place`. For the other half's value, the rotation uses the sine of
-/// the result's half, and the transposed rotation the sine of the value's half.
+/// Reads the cos and sin tables at position `place`. The rotation takes the sine from the half of
+/// the result, and the transposed rotation takes the sine from the half of the input.
 template <int N>
 TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t place, std::int64_t i) {
   const float* cos = p.cos + place * 2 * p.half;
@@ -83,7 +83,7 @@ TESSERA_HOST_DEVICE RotaryTables<N> tables_at(const Rotary& p, std::int64_t plac
           load<N>(cos + p.half + i, N), signed_at<N>(sin, p.transposed ? i : p.half + i, -sign)};
 }
 
-/// Returns N elements of one half of the result: own * cos + other * sin.
+/// Returns N elements of one half of the rotated head: own * cos + other * sin.
 template <int N>
 TESSERA_HOST_DEVICE Floats<N> turned(const Floats<N>& own, const Floats<N>& cos,
                                      const Floats<N>& other, const Floats<N>& sin) {
@@ -103,7 +103,7 @@ struct RotaryShare {
   int head_step = 1;
 };
 
-/// Rotates N elements from `i` on, in both halves of this thread's heads of `part`.
+/// Rotates N elements from i on, in both halves of this thread's heads of `part` (queries or keys).
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, std::int64_t sample,
                                       std::int64_t place, std::int64_t i,
@@ -123,8 +123,8 @@ TESSERA_HOST_DEVICE void rotate_heads(const Rotary& p, const RotaryHeads& part, 
   }
 }
 
-/// Rotates one of the batch * sequence positions. A thread keeps its elements of the tables in
-/// registers for all heads.
+/// Rotates the heads of one of the batch * sequence positions. A thread keeps its elements of the
+/// cos and sin tables in registers for all heads.
 template <class T, int N>
 TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
                                          const RotaryShare& share) {
@@ -133,7 +133,7 @@ TESSERA_HOST_DEVICE void rotate_position(const Rotary& p, std::int64_t position,
   for (std::int64_t i = share.first_vector * N; i < p.half; i += share.vector_step * N) {
     const RotaryTables<N> tables = tables_at<N>(p, place, i);
     for (const RotaryHeads& part : p.parts) {
-      if (part.heads > 0) {  // an unused entry has no addresses
+      if (part.heads > 0) {  // an entry without heads has no addresses
         rotate_heads<T>(p, part, sample, place, i, tables, share);
       }
     }

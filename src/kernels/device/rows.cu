@@ -18,7 +18,7 @@ __device__ std::int64_t thread_of_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-/// The threads of several blocks that process one row together.
+/// A team: the threads of several blocks that process one row together.
 struct BlocksOfRow {
   __device__ static std::int64_t first() { return thread_of_grid(); }
   __device__ static std::int64_t width() {
@@ -28,7 +28,7 @@ struct BlocksOfRow {
 
 }  // namespace
 
-// RMSNorm: a warp processes a short row, a thread block a longer one.
+// RMSNorm kernels: a warp processes a short row, a thread block a longer row.
 
 namespace {
 
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kRmsNormThreads) rms_norm_kernel(RmsNorm call)
   }
 }
 
-/// Sums the weight's gradient over the rows of each team, in shared memory or, if the sums do not
-/// fit there, in `terms`.
+/// Sums the RMSNorm weight's gradient over the rows of each team, in shared memory or, if the sums
+/// do not fit there, in `terms`.
 template <class T, class W, int N, int kWidth>
 __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
     rms_norm_backward_kernel(RmsNormBackward call, bool in_shared) {
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kRmsNormBackwardThreads, 8)
   }
 }
 
-constexpr int kTermRows = 8;  // number of rows of `terms` that a block adds at the same time
+constexpr int kTermRows = 8;  // number of rows of `terms` that a block adds at once
 
-/// Sums the rows of `terms`. A thread adds every eighth row, for one element.
+/// Sums the rows of `terms`. A thread adds every eighth row, for one element of the rows.
 template <class W>
 __global__ void __launch_bounds__(kWarp* kTermRows)
     rms_norm_weight_kernel(W* weight_grad, const float* terms, std::int64_t rows,
@@ -147,7 +147,7 @@ void launch(const RmsNormBackward& call, Element type, cudaStream_t stream) {
       });
 }
 
-// SwiGLU: silu(gate) * up.
+// The SwiGLU kernels: silu(gate) * up, and its gradients.
 
 namespace {
 
@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(kThreads) silu_mul_backward_kernel(SiluMulBack
   }
 }
 
-/// Returns a grid with a thread for each vector of a row. If there are more rows than the grid's
-/// limit, a block processes several rows.
+/// Returns a launch grid with a thread for each vector of a row. If there are more rows than the
+/// grid's limit, a block processes several rows.
 dim3 grid_of_rows(std::int64_t rows, std::int64_t vectors) {
   return {blocks_for(vectors, kThreads), static_cast<unsigned>(std::min(rows, kMostRows))};
 }
@@ -212,11 +212,11 @@ std::int64_t most_heads(const Rotary& call) {
   return heads;
 }
 
-/// A thread uses the elements of the cos and sin tables that it has read for up to this many heads.
+/// The maximum number of heads for which a thread uses the cos and sin elements that it has read.
 constexpr std::int64_t kHeadsOfThread = 8;
 
-/// Returns the block size: (vectors, heads, positions). A block has as many positions as threads
-/// suffice for, but at most 64, CUDA's limit of the third dimension.
+/// Returns the block size of the rotary kernel: (vectors, heads, positions). A block has as many
+/// positions as its threads allow, but at most 64, CUDA's limit of the third dimension.
 dim3 threads_of_positions(std::int64_t vectors, std::int64_t heads) {
   const std::int64_t x = std::min<std::int64_t>(vectors, kThreads);
   const std::int64_t y = std::min(divide_up(heads, kHeadsOfThread), kThreads / x);
@@ -234,7 +234,7 @@ void launch(const Rotary& call, Element type, cudaStream_t stream) {
   });
 }
 
-// Embedding: the look-up of rows of a table, the table's gradient, and a check of indices.
+// Embedding kernels: the look-up of rows of a table, the table's gradient, and a check of indices.
 
 namespace {
 
@@ -243,14 +243,14 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(Embedding call) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.y;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
        i < call.count; i += step) {
-    // An index of another rank's row is valid. An index that no rank has would give zeros on all
-    // ranks, so it is refused.
+    // An index of a row that another rank has is valid. An index that no rank has would give zeros
+    // on all ranks, so the index is refused.
     CUDA_KERNEL_ASSERT(call.indices[i] >= 0 && call.indices[i] < call.total_rows);
     embedding_row<T, N>(call, i, threadIdx.x, blockDim.x);
   }
 }
 
-/// The grid's first dimension has a block for each tile, that is, for kTileSlots sorted indices.
+/// The first grid dimension has a block for each tile, that is, for kTileSlots sorted indices.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads) embedding_backward_kernel(EmbeddingBackward call) {
   const std::int64_t vector = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
@@ -301,7 +301,7 @@ void launch(const CheckIndices& call, cudaStream_t stream) {
   check_indices_kernel<<<blocks, kThreads, 0, stream>>>(call);
 }
 
-// Cross entropy of rows of logits: one thread block for each row.
+// Cross-entropy kernels: one thread block for each row of logits.
 
 namespace {
 
@@ -371,7 +371,7 @@ void launch(const Scale& call, Element type, cudaStream_t stream) {
   });
 }
 
-// Quantises rows to fp8: one thread block for each row.
+// The kernel that quantises rows to fp8: one thread block for each row.
 
 namespace {
 

@@ -1,5 +1,5 @@
-// silu(gate) * up and its gradients. The operation is elementwise, but is computed row by row, so
-// that gate and up may be ranges of columns of one matrix.
+// silu(gate) * up and its gradients. The operation is elementwise, but runs row by row, so that
+// gate and up may be ranges of columns of one matrix.
 #pragma once
 
 #include "device/vectors.h"
@@ -19,22 +19,22 @@ struct SiluMul {
 };
 
 struct SiluMulBackward {
-  SiluMul forward;  ///< inputs of the forward; if its result pointer is not null, the result is
-                    ///< recomputed
-  const void* grad = nullptr;  ///< gradient of the result, dense
+  /// Inputs of the forward. If the pointer to the result is not null, the result is recomputed.
+  SiluMul forward;
+  const void* grad = nullptr;  ///< gradient of the result of silu_mul, dense
   void* gate_grad = nullptr;
   void* up_grad = nullptr;
-  std::int64_t gate_grad_stride = 0;  ///< distance between rows of the gradient, in elements
+  std::int64_t gate_grad_stride = 0;  ///< distance between rows of gate's gradient, in elements
   std::int64_t up_grad_stride = 0;
 };
 
-/// sigmoid(g), and 1 - sigmoid(g) computed without cancellation.
+/// The sigmoid of g, and 1 - sigmoid(g) computed without cancellation.
 struct Sigmoid {
   float value;
   float rest;
 };
 
-/// Uses exp(-|g|), which never overflows. With exp(-g), a large |g| could cause inf * 0 = NaN.
+/// Uses exp(-|g|), which never overflows. With exp(-g), a large -g could cause inf * 0 = NaN.
 TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   const float e = std::exp(-std::fabs(g));
   const float large = divide(1.0F, 1.0F + e);
@@ -42,7 +42,7 @@ TESSERA_HOST_DEVICE inline Sigmoid sigmoid(float g) {
   return g < 0.0F ? Sigmoid{small, large} : Sigmoid{large, small};
 }
 
-/// Computes vector number `first` of a row and every `step`-th vector after it.
+/// Computes silu_mul for vector number `first` of a row and for every `step`-th vector after it.
 template <class T, int N>
 TESSERA_HOST_DEVICE void silu_mul_row(const SiluMul& p, std::int64_t row, std::int64_t first,
                                       std::int64_t step) {
@@ -94,7 +94,7 @@ TESSERA_HOST_DEVICE void silu_mul_backward_row(const SiluMulBackward& p, std::in
   }
 }
 
-/// Whether all rows can be accessed by vectors of 16 bytes.
+/// Whether all rows of silu_mul's tensors can be accessed by vectors of 16 bytes.
 inline bool is_aligned(const SiluMul& call, Element type) {
   return is_aligned(call.gate, call.rows, call.gate_stride, type) &&
          is_aligned(call.up, call.rows, call.up_stride, type) &&

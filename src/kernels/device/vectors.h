@@ -19,14 +19,14 @@ namespace tessera::kernels {
 /// The element types that the kernels support. Kernels compute in fp32 and round once.
 enum class Element { kFloat, kBFloat16, kHalf };
 
-constexpr int kVectorBytes = 16;  // number of bytes of a thread's widest access
+constexpr int kVectorBytes = 16;  // number of bytes that a thread accesses at most at once
 
 template <int N>
 struct Floats {
   float at[N];
 };
 
-/// The data of one memory access.
+/// The data of one memory access of a thread.
 template <int kBytes>
 struct __attribute__((may_alias, aligned(kBytes))) Words {
   std::uint32_t words[kBytes / 4];
@@ -37,12 +37,12 @@ using Vector = Words<kVectorBytes>;
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
-  // Number of accesses; 0 for a single element of 2 bytes.
+  // Number of accesses of a thread; 0 for a single element of 2 bytes.
   static constexpr int kCount = N * sizeof(T) / kBytes;
   using Words = kernels::Words<kBytes>;
 };
 
-/// Writes with a single access, even where nvcc would split an assignment into several accesses.
+/// Writes by one memory access, even where nvcc would split an assignment into several accesses.
 template <int kBytes>
 TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<kBytes>* to) {
 #ifdef __CUDA_ARCH__
@@ -63,8 +63,8 @@ TESSERA_HOST_DEVICE inline void write_global(const Words<kBytes>& value, Words<k
 #endif
 }
 
-/// Loads N elements: the first n from `from`, the others are zeros. Unless N is 1, N elements are
-/// read in units of 16 bytes and must be aligned accordingly.
+/// Loads N elements: the first n elements from `from`, all others are zeros. Unless N is 1, N
+/// elements are read in units of 16 bytes and must be aligned accordingly.
 template <int N, class T>
 TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   T elements[N];
@@ -86,8 +86,8 @@ TESSERA_HOST_DEVICE inline Floats<N> load(const T* from, std::int64_t n) {
   return values;
 }
 
-/// Writes the first n of N values, with the same memory accesses as load(): write(words, to) for
-/// whole vectors, otherwise single elements.
+/// Writes the first n of N values, with the same memory accesses as load(): write(words, to) writes
+/// a whole vector, otherwise single elements are written.
 template <int N, class T, class Write>
 TESSERA_HOST_DEVICE inline void store_by(T* to, const Floats<N>& values, std::int64_t n,
                                          const Write& write) {
@@ -154,7 +154,7 @@ TESSERA_HOST_DEVICE inline void for_vectors_from(std::int64_t i, std::int64_t ap
 }
 
 /// Calls use(i, n, load(i, n)) for a thread's vectors in a row of `size` elements that a team
-/// processes. A vector has N elements from i on, of which the first n exist. A thread loads
+/// processes. A vector has N elements from element i on, of which the first n exist. A thread loads
 /// `kAtOnce` vectors before it uses the first, so that their latencies overlap.
 template <int N, int kAtOnce, class Team, class Load, class Use>
 TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team, const Load& load,
@@ -162,7 +162,7 @@ TESSERA_HOST_DEVICE inline void for_vectors(std::int64_t size, const Team& team,
   for_vectors_from<N, kAtOnce>(team.first() * N, team.width() * N, size, load, use);
 }
 
-/// Calls body.operator()<T>() with T for the element type `type`.
+/// Calls body.operator()<T>() with the C++ type T of the element type `type`.
 template <class Body>
 void with_type(Element type, Body&& body) {
   switch (type) {
