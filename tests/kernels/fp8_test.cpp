@@ -18,8 +18,6 @@
 namespace tessera::kernels {
 namespace {
 
-using testing::normal_values;
-
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
@@ -68,8 +66,8 @@ at::Tensor in_fp64(const Fp8Rows& rows) {
 
 /// Rows of very different scales; elements of a row differ by factors of up to 2^24.
 at::Tensor wide_values(std::int64_t rows, std::int64_t columns) {
-  const at::Tensor exponents = testing::uniform_values({rows, columns}, 3, 12.0) +
-                               testing::uniform_values({rows, 1}, 4, 60.0);
+  const at::Tensor exponents =
+      uniform_values({rows, columns}, 3, 12.0) + uniform_values({rows, 1}, 4, 60.0);
   return normal_values({rows, columns}, 5) * at::exp2(exponents);
 }
 

@@ -26,9 +26,6 @@
 namespace tessera::models {
 namespace {
 
-using testing::Rank;
-using testing::RunRanks;
-
 /// How parameters are split over the data-parallel ranks.
 struct Sharding {
   const char* name;

@@ -93,7 +93,7 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
     outcome.losses.push_back(accumulate(model, shape, part, step));
     if (step == 0) {
       for (const auto& slot : slots) {
-        outcome.gradients.push_back(testing::full_tensor(slot->persistent().grad()).clone());
+        outcome.gradients.push_back(full_tensor(slot->persistent().grad()).clone());
       }
     }
     outcome.norms.push_back(optim::clip_grad_norm_(slots, 0.5).item<double>());
@@ -104,7 +104,7 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
     optimizer.zero_grad();
   }
   for (const auto& slot : slots) {
-    outcome.parameters.push_back(testing::full_tensor(slot->persistent()).clone());
+    outcome.parameters.push_back(full_tensor(slot->persistent()).clone());
   }
   return outcome;
 }

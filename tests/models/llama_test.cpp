@@ -18,9 +18,6 @@
 namespace tessera::models {
 namespace {
 
-using testing::Rank;
-using testing::RunRanks;
-
 constexpr Shape kPacked{
     R"({"vocab_size": 61, "hidden_size": 40, "intermediate_size": 37, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "initializer_range": 0.2,
@@ -236,8 +233,6 @@ TEST_ON_RANKS(SplitSequences, AreRefusedWithACache, 2) {
   EXPECT_ERROR((*model)(at::arange(8).view({1, 8}), &cache), "cache", "context parallelism");
   EXPECT_ERROR((*model)(at::arange(7).view({1, 7})), "14 tokens", "multiple of 4");
 }
-
-using testing::full_tensor;
 
 TEST_ON_MESH(FewKeyValueHeads, HaveTheInitialWeightsOfOneRank, {1, 4}, {"dp", "tp"}) {
   const auto alone = make_llama(kSplitShape);

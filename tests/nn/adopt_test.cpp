@@ -252,7 +252,7 @@ TEST(Adopt, FillsNormsAndStatisticsAsLibtorchDoes) {
       initialised([] { return torch::nn::Sequential(torch::nn::BatchNorm1d(3)).ptr(); });
   EXPECT_EQUAL(value(model, "0.weight"), at::ones({3}));
   EXPECT_EQUAL(value(model, "0.bias"), at::zeros({3}));
-  (*model)(testing::uniform_values({4, 3}, 2));
+  (*model)(uniform_values({4, 3}, 2));
   EXPECT_FALSE(model->named_buffers()["0.running_var"].equal(at::ones({3})));
   init_buffers(*model);  // keeps buffers, which a checkpoint load may have filled
   EXPECT_EQ(model->named_buffers()["0.num_batches_tracked"].item<int>(), 1);

@@ -276,8 +276,6 @@ TEST(PackedKernel, IsFlashWhereCudnnWouldBeTaken) {
             "efficient, key-value heads repeated");
 }
 
-using testing::uniform_values;
-
 constexpr std::int64_t kBatch = 2, kTokens = 5;
 
 at::Tensor input(std::int64_t features) {

@@ -527,7 +527,7 @@ TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
     return tessera::detail::cross_entropy(logits.mul(2), targets).sin();
   };
   const auto split = [&] {
-    const at::Tensor values = testing::uniform_values({5, 7}, 1);
+    const at::Tensor values = uniform_values({5, 7}, 1);
     return distribute_tensor(values, mesh, {Shard{1}}).tensor().detach().requires_grad_();
   };
   const at::Tensor x = split(), y = split();

@@ -158,9 +158,6 @@ TEST(DropoutFunction, APartOfTheBatchIsDrawnAsPartOfTheWhole) {
   EXPECT_EQUAL(dropout(x.slice(0, 6, 8), 0.5, {1, 2}), whole.slice(0, 6, 8));
 }
 
-using testing::full_tensor;
-using testing::normal_values;
-
 DistributedTensor spread(const at::Tensor& tensor, const DeviceMesh& mesh,
                          const Placements& placements) {
   return distribute_tensor(tensor.detach().clone(), mesh, placements);

@@ -36,7 +36,6 @@ using testing::expect_close;
 using testing::expect_equal_bits;
 using testing::leaves_of;
 using testing::libtorchs;
-using testing::normal_values;
 using testing::results_of;
 
 using Tensors = std::vector<at::Tensor>;
@@ -103,7 +102,6 @@ TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
 // linear_products(): several products of one input.
 
 using testing::AddedTerms;
-using testing::full_tensor;
 
 /// Projections to query, key and value of different sizes.
 struct Projections : Module<Projections> {
@@ -532,7 +530,6 @@ INSTANTIATE_TEST_SUITE_P(Placements, AddedDistributedGradient,
                                            // The ranks' terms are summed before they are added.
                                            Spread{Replicate{}, Shard{0}, Shard{0}}));
 
-using testing::uniform_values;
 using Names = std::vector<std::string>;
 
 struct Mlp : Module<Mlp> {

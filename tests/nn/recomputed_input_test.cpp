@@ -17,10 +17,8 @@ namespace {
 using detail::linear_product;
 using testing::expect_close;
 using testing::expect_equal_bits;
-using testing::full_tensor;
 using testing::leaves_of;
 using testing::libtorchs;
-using testing::normal_values;
 using testing::results_of;
 
 using Tensors = std::vector<at::Tensor>;

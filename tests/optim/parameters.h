@@ -43,9 +43,7 @@ inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
 namespace tessera::optim {
 
 // Names that most tests of optimizers use.
-using testing::full_tensor;
 using testing::kSizes;
-using testing::normal_values;
 using testing::set_grad;
 using testing::slot_of;
 using testing::values_of;

@@ -129,7 +129,7 @@ void gather_by_hand(CheckedRank& rank) {
   train(rank, model, 1, [&](int) {
     const c10::AutoGradMode no_grad(false);
     fsdp::start_unshard(*model.blocks[0]).wait();
-    (*model.blocks[0])(testing::uniform_values({2, testing::kDim}, 1));
+    (*model.blocks[0])(uniform_values({2, testing::kDim}, 1));
     fsdp::reshard(*model.blocks[0]);
     const fsdp::UnshardScope unsharded(*model.blocks[1]);
     fsdp::start_unshard(*model.blocks[2]);  // gathered, but not used
@@ -232,7 +232,7 @@ void split_sequences(CheckedRank& rank) {
   rank.watch(model);
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
-    model(testing::uniform_values({6, 8}, step + rank.rank().rank())).square().sum().backward();
+    model(uniform_values({6, 8}, step + rank.rank().rank())).square().sum().backward();
     optim::clip_grad_norm_(optimizer.parameters(), 0.5);
     optimizer.step();
     optimizer.zero_grad();

@@ -38,7 +38,7 @@ Expected of_libtorch(const std::shared_ptr<M>& module, const at::Tensor& x) {
   double seed = 0;
   for (at::Tensor& parameter : module->parameters()) {
     const c10::NoGradGuard no_grad;
-    parameter.copy_(testing::uniform_values(parameter.sizes(), seed++, 0.3));
+    parameter.copy_(uniform_values(parameter.sizes(), seed++, 0.3));
   }
   const at::Tensor loss = module->forward(x).square().mean();
   loss.backward();
@@ -65,7 +65,7 @@ void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows
       const at::Tensor loss =
           (*model)(x.narrow(rows_dim, mesh.local_rank("dp") * rows, rows)).square().mean();
       loss.backward();
-      at::Tensor sum = testing::full_tensor(loss).clone();
+      at::Tensor sum = full_tensor(loss).clone();
       mesh["dp"].group().all_reduce(sum, ReduceOp::kSum)->wait();
       EXPECT_NEAR(sum.item<double>() / static_cast<double>(sizes[0]), expected.loss, 1e-5);
       testing::expect_gradients(*model, expected.gradients);
@@ -74,18 +74,18 @@ void expect_as_libtorch(const Make& make, const at::Tensor& x, std::int64_t rows
 }
 
 TEST(Adopted, TrainsAsItDoesAlone) {
-  const at::Tensor x = testing::uniform_values({6, 5}, 1);
+  const at::Tensor x = uniform_values({6, 5}, 1);
   expect_as_libtorch([] { return std::make_shared<testing::TorchMlp>(); }, x, 0,
                      {{"up", colwise_parallel()}, {"down", rowwise_parallel()}});
   expect_as_libtorch([] { return testing::torch_sequential().ptr(); }, x, 0,
                      {{"0", colwise_parallel()}, {"2", rowwise_parallel()}});
   expect_as_libtorch([] { return std::make_shared<testing::TorchConvNet>(); },
-                     testing::uniform_values({6, 2, 6, 6}, 1), 0,
+                     uniform_values({6, 2, 6, 6}, 1), 0,
                      {{"first", placed({{"weight", Shard{0}}, {"bias", Shard{0}}})},
                       {"second", placed({{"weight", Shard{1}}})},
                       {"head", colwise_parallel()}});
   expect_as_libtorch(
-      [] { return testing::torch_encoder().ptr(); }, testing::uniform_values({3, 6, 8}, 0.4), 1,
+      [] { return testing::torch_encoder().ptr(); }, uniform_values({3, 6, 8}, 0.4), 1,
       {{"layers.*.linear1", colwise_parallel()}, {"layers.*.linear2", rowwise_parallel()}});
   const auto embedding = [] {
     return torch::nn::Sequential(torch::nn::Embedding(11, 5), torch::nn::Linear(5, 3)).ptr();
@@ -120,15 +120,12 @@ TEST(Adopted, AModelBeginsAlikeOnEveryMesh) {
 
 TEST(Adopted, AParameterOfTheClassItselfTrainsIfItsMemberIsNamed) {
   const auto expected =
-      of_libtorch(std::make_shared<testing::TorchScaled>(), testing::uniform_values({6, 5}, 1));
+      of_libtorch(std::make_shared<testing::TorchScaled>(), uniform_values({6, 5}, 1));
   RunRanks(2, [&](Rank& rank) {
     const auto model = nn::adopt<testing::TorchScale>(std::make_shared<testing::TorchScaled>());
     testing::fill(*model);
     fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
-    (*model)(testing::uniform_values({6, 5}, 1).narrow(0, rank.rank() * 3, 3))
-        .square()
-        .mean()
-        .backward();
+    (*model)(uniform_values({6, 5}, 1).narrow(0, rank.rank() * 3, 3)).square().mean().backward();
     testing::expect_gradients(*model, expected.gradients);
   });
 }
@@ -141,12 +138,11 @@ TEST_ON_RANKS(Adopted, TheModuleItselfHasTheShards, 2) {
   fsdp::fully_shard(*model, rank.mesh({2}, {"dp"}));
   EXPECT_TRUE(tessera::is_distributed(module->up->weight));
   EXPECT_TRUE(tessera::is_distributed(module->named_parameters()["up.weight"]));
-  EXPECT_ERROR(module->forward(testing::uniform_values({2, 5}, 1)), "'up.", "(*m)(x)");
+  EXPECT_ERROR(module->forward(uniform_values({2, 5}, 1)), "'up.", "(*m)(x)");
 }
 
 }  // namespace adopted
 
-using testing::uniform_values;
 using HookedLinear = nn::Hooked<torch::nn::Linear>;
 using HookedEmbedding = nn::Hooked<torch::nn::Embedding>;
 using HookedNorm = nn::Hooked<torch::nn::LayerNorm>;
@@ -158,8 +154,7 @@ TEST_ON_RANKS(StockModules, HaveTheirBiasAddedOnce, 3) {
   linear.held().weight.detach().zero_();
   linear.held().bias.detach().fill_(0.1);
   parallelize_module(linear, rank.mesh({3}, {"tp"}), {{"", rowwise_parallel()}});
-  EXPECT_TRUE(
-      testing::full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1F)));
+  EXPECT_TRUE(full_tensor(linear(uniform_values({4, 6}, 1))).equal(at::full({4, 2}, 0.1F)));
   EXPECT_TRUE(linear.held().bias.defined());
   EXPECT_THROWN(std::exception, linear(uniform_values({4, 3}, 1)), "6 input features");
   EXPECT_TRUE(linear.held().bias.defined());
@@ -252,13 +247,13 @@ ParallelizePlan plan() {
 }
 
 void expect_as_alone(Encoder& model) {
-  const at::Tensor patches = testing::uniform_values({kPatches, kDim}, 0.5);
+  const at::Tensor patches = uniform_values({kPatches, kDim}, 0.5);
   Encoder alone;
   const at::Tensor expected = alone(patches);
   expected.backward();
   const at::Tensor loss = model(patches);
   loss.backward();
-  EXPECT_TRUE(testing::full_tensor(loss).allclose(expected, 1e-5, 1e-6));
+  EXPECT_TRUE(full_tensor(loss).allclose(expected, 1e-5, 1e-6));
   testing::expect_gradients(model, testing::gradients_of(alone));
 }
 
@@ -307,8 +302,7 @@ TEST_ON_MESH(UnnamedParameters, StayPlainIfTheyDifferByRank, {2}, {"tp"}) {
 
 TEST(PlainTensors, GetPlainAndWholeGradients) {
   Encoder alone;
-  const at::Tensor expected =
-      testing::uniform_values({kPatches, kDim}, 0.5).clone().requires_grad_();
+  const at::Tensor expected = uniform_values({kPatches, kDim}, 0.5).clone().requires_grad_();
   alone(expected).backward();
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     Encoder model;
@@ -333,7 +327,7 @@ TEST(PlainTensors, MadeOutsideTheForwardAreNotMixedWithItsResult) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     testing::Filled<Linear> model;
     parallelize_module(model, mesh, {{"q", colwise_parallel()}});
-    const at::Tensor x = testing::uniform_values({5, 8}, 0.5);
+    const at::Tensor x = uniform_values({5, 8}, 0.5);
     EXPECT_ERROR(model(x) - x, "plain", "use_local_output = true");
   });
 }

@@ -19,8 +19,6 @@
 namespace tessera::tensor_parallel::requests {
 namespace {
 
-using testing::full_tensor;
-using testing::uniform_values;
 using torch::autograd::variable_list;
 
 /// 5 tokens and 7 features, which 2 ranks don't divide.

@@ -31,7 +31,7 @@ std::vector<at::Tensor> results_of_block(Rank& rank, bool regather,
   testing::Filled<testing::LlamaBlock> block(config);
   block.to(type);
   parallelize_module(block, mesh, testing::plan_of_block(regather));
-  const at::Tensor x = split_leaf(testing::uniform_values({10, config.dim}, 0.2).to(type), mesh);
+  const at::Tensor x = split_leaf(uniform_values({10, config.dim}, 0.2).to(type), mesh);
   const StrictScope strict;
   at::Tensor y;
   for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -75,7 +75,7 @@ TEST(GatheredInput, SavesAtMostItsShard) {
     const auto kept_bytes = [&](bool regather) {
       testing::Filled<testing::LlamaBlock> block(config);
       parallelize_module(block, mesh, testing::plan_of_block(regather));
-      const at::Tensor x = split_leaf(testing::uniform_values({kTokens, config.dim}, 0.2), mesh);
+      const at::Tensor x = split_leaf(uniform_values({kTokens, config.dim}, 0.2), mesh);
       block(x);  // allocates what later calls reuse
       const testing::MemoryScope memory;
       const at::Tensor y = block(x);
@@ -101,7 +101,7 @@ TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients
   RunOnMesh({2}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
     testing::Filled<testing::Mixer> mixer(testing::SmallLlamaConfig{.together = GetParam()});
     parallelize_mixer(mixer, mesh);
-    const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
+    const at::Tensor x = split_leaf(uniform_values({5, 8}, 0.2), mesh);
     const at::Tensor y = mixer(x);
     const comm::TrafficTable start = rank.world()->traffic().table();
     const auto calls = [&](const std::string& collective) {
@@ -132,7 +132,7 @@ TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpoint
         nn::apply_activation_checkpointing(
             mixer, [](const std::string& name, const auto&) { return name.empty(); });
       }
-      const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
+      const at::Tensor x = split_leaf(uniform_values({5, 8}, 0.2), mesh);
       const at::Tensor y = mixer(x);
       const comm::TrafficTable start = rank.world()->traffic().table();
       const auto calls = [&](const std::string& collective) {
@@ -163,7 +163,7 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     mixer.q->slot("weight")->get().set_requires_grad(false);
     mixer.k->slot("bias")->get().set_requires_grad(false);
     parallelize_mixer(mixer, mesh);
-    const at::Tensor x = split_leaf(testing::uniform_values({5, 8}, 0.2), mesh);
+    const at::Tensor x = split_leaf(uniform_values({5, 8}, 0.2), mesh);
     const at::Tensor loss = mixer(x).square().sum();
     loss.backward({}, /*retain_graph=*/true);
     const at::Tensor of_x = local_tensor(x.grad()).clone();
@@ -190,7 +190,7 @@ TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
   RunOnMesh({2}, {"tp"}, [](const DeviceMesh& mesh) {
     testing::Filled<testing::LlamaBlock> block(testing::SmallLlamaConfig{});
     parallelize_module(block, mesh, testing::plan_of_block(/*regather=*/true));
-    const at::Tensor x = split_leaf(testing::uniform_values({10, 8}, 0.2), mesh);
+    const at::Tensor x = split_leaf(uniform_values({10, 8}, 0.2), mesh);
     const testing::AddedTerms counted;
     DistributedTensor(block(x)).to_local().square().sum().backward();
   });
@@ -201,7 +201,7 @@ TEST(GatheredInput, TakesTheTermsOfSeveralProductsAsTheyAreComputed) {
 TEST_ON_MESH(GatheredInput, RefusesASecondDerivative, {2}, {"tp"}) {
   testing::Filled<nn::Linear> linear(4, 6, {.bias = false});
   parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
-  const at::Tensor x = split_leaf(testing::uniform_values({4, 4}, 0.2), mesh);
+  const at::Tensor x = split_leaf(uniform_values({4, 4}, 0.2), mesh);
   const at::Tensor loss = linear(x).square().sum();
   EXPECT_ERROR(torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true), "create_graph",
                ".regather = false");
@@ -211,9 +211,9 @@ TEST_ON_MESH(GatheredInput, MayBeAVector, {2}, {"tp"}) {
   testing::Filled<nn::Linear> linear(5, 6, {.bias = false});
   const at::Tensor weight = linear.weight->detach().clone();
   parallelize_module(linear, mesh, {{"", colwise_parallel({.input_layouts = Shard{0}})}});
-  const at::Tensor x = split_leaf(testing::uniform_values({5}, 0.2), mesh);
+  const at::Tensor x = split_leaf(uniform_values({5}, 0.2), mesh);
   linear(x).sum().backward();
-  EXPECT_TRUE(testing::full_tensor(x.grad()).allclose(weight.sum(0)));
+  EXPECT_TRUE(full_tensor(x.grad()).allclose(weight.sum(0)));
 }
 
 TEST(GatheredInput, LetsItsProductBeWrittenTo) {
@@ -223,7 +223,7 @@ TEST(GatheredInput, LetsItsProductBeWrittenTo) {
       parallelize_module(
           linear, mesh,
           {{"", colwise_parallel({.input_layouts = Shard{0}, .use_local_output = local})}});
-      const at::Tensor x = split_leaf(testing::uniform_values({2, 3, 4}, 0.2), mesh);
+      const at::Tensor x = split_leaf(uniform_values({2, 3, 4}, 0.2), mesh);
       linear(x).mul_(3).sum().backward();
       EXPECT_TRUE(local_tensor(linear.bias->grad()).equal(at::full({3}, 18.0)));
     });
@@ -253,7 +253,7 @@ Tensors step(testing::LlamaBlock& block, const at::Tensor& x, Forward&& whole) {
 }
 
 at::Tensor input() {
-  return testing::uniform_values({12, kConfig.dim}, 0.2);
+  return uniform_values({12, kConfig.dim}, 0.2);
 }
 
 Tensors step_alone() {
@@ -278,7 +278,7 @@ TEST(Fp8UnderTensorParallelism, HasTheResultsOfOneRank) {
         const Tensors found =
             step(block, x, [](const at::Tensor& y) { return DistributedTensor(y).full_tensor(); });
         for (std::size_t i = 0; i < expected.size(); ++i) {
-          EXPECT_LE(relative_error(testing::full_tensor(found[i]), expected[i]), 5e-3) << i;
+          EXPECT_LE(relative_error(full_tensor(found[i]), expected[i]), 5e-3) << i;
         }
       });
     }
@@ -296,7 +296,7 @@ TEST(Fp8UnderTensorParallelism, IsInEightBits) {
 
 /// Each of the two heads is computed on two of four ranks.
 TEST(Fp8UnderTensorParallelism, ComputesReplicatedHeads) {
-  const at::Tensor x = testing::uniform_values({6, 16}, 0.2);
+  const at::Tensor x = uniform_values({6, 16}, 0.2);
   RunOnMesh({4}, {"tp"}, [&](const DeviceMesh& mesh) {
     testing::Filled<nn::Linear> linear(16, 32, nn::LinearOptions{.bias = false});
     nn::convert_to_fp8(linear);

@@ -62,7 +62,7 @@ TEST(LossParallel, ComparesTargetsInDebugMode) {
 constexpr std::int64_t kMeshTokens = 7, kMeshVocabulary = 11;
 
 at::Tensor mesh_logits() {
-  return testing::uniform_values({kMeshTokens, kMeshVocabulary}, 3).to(at::kDouble).mul(4);
+  return uniform_values({kMeshTokens, kMeshVocabulary}, 3).to(at::kDouble).mul(4);
 }
 
 at::Tensor mesh_targets() {
@@ -177,16 +177,14 @@ TEST_ON_MESH(LossOnMeshes, RefusesLayoutsThatHaveNoLoss, {2}, {"tp"}) {
   EXPECT_ERROR(cross_entropy(columns, targets), "full_tensor()");
 }
 
-using testing::full_tensor;
-
 constexpr std::int64_t kHeadTokens = 10, kHeadFeatures = 6, kHeadVocabulary = 13;
 
 at::Tensor head_hidden() {
-  return testing::uniform_values({kHeadTokens, kHeadFeatures}, 3).to(at::kDouble);
+  return uniform_values({kHeadTokens, kHeadFeatures}, 3).to(at::kDouble);
 }
 
 at::Tensor head_weight() {
-  return testing::uniform_values({kHeadVocabulary, kHeadFeatures}, 5).to(at::kDouble);
+  return uniform_values({kHeadVocabulary, kHeadFeatures}, 5).to(at::kDouble);
 }
 
 at::Tensor head_targets() {

@@ -16,8 +16,6 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-using testing::uniform_values;
-
 class DeclaringMlp : public nn::Module<DeclaringMlp>, public DeclaresPlan {
  public:
   DeclaringMlp() {
@@ -69,7 +67,7 @@ TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
   const at::Tensor x = uniform_values({7, 4}, 0.1);
   const at::Tensor expected = alone(x);
   expected.square().sum().backward();
-  RunRanks(3, [&](testing::Rank& rank) {
+  RunRanks(3, [&](Rank& rank) {
     testing::Filled<nn::RMSNorm> norm(4);
     parallelize_module(norm, rank.mesh({3}, {"tp"}),
                        {{"", prepare_module_input_output({.input_layouts = {Shard{0}},
@@ -82,12 +80,9 @@ TEST(PrepareModuleInputOutput, GathersForAModuleAndSplitsItsResult) {
     EXPECT_EQ(DistributedTensor(y).placements(), Placements{Shard{0}});
     EXPECT_TRUE(DistributedTensor(y).full_tensor().allclose(expected.detach(), 1e-5, 1e-6));
     y.square().sum().backward();
-    EXPECT_TRUE(
-        testing::full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
+    EXPECT_TRUE(full_tensor(norm.weight->grad()).allclose(alone.weight->grad(), 1e-5, 1e-5));
   });
 }
-
-using testing::full_tensor;
 
 constexpr std::int64_t kHidden = 12, kSequences = 2, kPositions = 6;
 
@@ -133,8 +128,7 @@ ParallelizePlan plan_of(const BlockCase& c) {
 }
 
 at::Tensor input_of(const BlockCase& c) {
-  const at::Tensor x =
-      testing::uniform_values({kSequences, kPositions, kHidden}, 0.3).to(at::kDouble);
+  const at::Tensor x = uniform_values({kSequences, kPositions, kHidden}, 0.3).to(at::kDouble);
   return c.folded ? x.flatten(0, 1) : x;
 }
 
@@ -201,9 +195,6 @@ TEST_ON_MESH(BlockPlan, RefusesHeadsThatRanksDoNotDivide, {3}, {"tp"}) {
   }
   EXPECT_ERROR(attention_plan("attn", {.hidden = 12, .heads = 5}), "5 heads");
 }
-
-using testing::full_tensor;
-using testing::uniform_values;
 
 constexpr std::int64_t kLoraRows = 8;
 const nn::LoraOptions kAdapters{

@@ -18,8 +18,6 @@ using testing::DebugChecks;
 using testing::ErrorsOfRanks;
 using testing::fill;
 using testing::Filled;
-using testing::full_tensor;
-using testing::uniform_values;
 
 /// As in QK-norm of attention: 4 heads of 2 features, each with its own norm, all with one weight.
 class NormedHeads : public nn::Module<NormedHeads> {
@@ -267,7 +265,7 @@ namespace split_origins {
 constexpr auto kDifferent = "parts of different tensors";
 
 at::Tensor call(nn::Linear& linear) {
-  return linear(testing::uniform_values({3, 4}, 1));
+  return linear(uniform_values({3, 4}, 1));
 }
 
 void split(nn::Linear& linear, const DeviceMesh& mesh) {

@@ -14,8 +14,6 @@ namespace tessera::tensor_parallel {
 namespace {
 
 using testing::Filled;
-using testing::full_tensor;
-using testing::uniform_values;
 
 std::int64_t calls(const comm::TrafficTable& traffic, const std::string& collective) {
   const auto found = traffic.find({"tp", collective});

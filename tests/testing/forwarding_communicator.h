@@ -73,10 +73,6 @@ class ForwardingCommunicator : public comm::Communicator {
   comm::CommunicatorPtr inner_;
 };
 
-}  // namespace tessera::testing
-
-namespace tessera::testing {
-
 /// A rank's world in which a test replaces groups by wrapped ones. Meshes can be made on it. Used
 /// by one thread at a time.
 class WrappedWorld final : public comm::World {

@@ -34,10 +34,6 @@ class AllocationScope {
   Carried carried_;
 };
 
-}  // namespace tessera::testing
-
-namespace tessera::testing {
-
 /// Counts the host memory of tensors that this thread and its backwards allocate from construction
 /// on, until any thread frees it. One scope per thread at a time.
 class MemoryScope {
@@ -55,10 +51,6 @@ class MemoryScope {
   std::shared_ptr<Counter> counter_;
   AllocationScope scope_;
 };
-
-}  // namespace tessera::testing
-
-namespace tessera::testing {
 
 /// Counts the bytes that this thread's tensors allocate and free on the CPU while it exists, as
 /// libtorch's profiler does. Also counts raw scratch memory of kernels.

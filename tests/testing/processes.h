@@ -34,10 +34,6 @@ std::vector<Ended> RunProcesses(int size, const std::string& body,
 /// A TCP port of 127.0.0.1 that was free a moment ago.
 int free_port();
 
-}  // namespace tessera::testing
-
-namespace tessera::testing {
-
 /// Runs `work` in a separate process, made by fork(), which exits with the number that it
 /// returns. The process's status, as waitpid() has it.
 template <class Work>

@@ -84,9 +84,11 @@ inline at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, con
   return part;
 }
 
-}  // namespace tessera::testing
-
-namespace tessera::testing {
+/// A leaf of autograd that has these values and is distributed in this way.
+inline at::Tensor leaf_on(const DeviceMesh& mesh, const at::Tensor& values,
+                          const Placements& placements) {
+  return distribute_tensor(values, mesh, placements).tensor().detach().requires_grad_();
+}
 
 /// Whether two tensors have equal values. Collective if one is distributed: whole values are
 /// compared.
@@ -109,8 +111,33 @@ inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tenso
   return ::testing::AssertionFailure() << a << "\nexpected\n" << b << "\n";
 }
 
+/// Compares two lists of tensors, element by element, as Equal() or, with tolerances, as Close().
+template <class... Tolerances>
+::testing::AssertionResult EachPair(const std::vector<at::Tensor>& found,
+                                    const std::vector<at::Tensor>& expected,
+                                    Tolerances... tolerances) {
+  if (found.size() != expected.size()) {
+    return ::testing::AssertionFailure() << found.size() << " tensors, not " << expected.size();
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const auto outcome = sizeof...(tolerances) == 0 ? Equal(found[i], expected[i])
+                                                    : Close(found[i], expected[i], tolerances...);
+    if (!outcome) {
+      return ::testing::AssertionFailure() << "tensor " << i << ": " << outcome.message();
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
 }  // namespace tessera::testing
+
+namespace tessera {
+using testing::full_tensor;
+using testing::normal_values;
+using testing::uniform_values;
+}  // namespace tessera
 
 // A message may be streamed into these.
 #define EXPECT_EQUAL(...) EXPECT_TRUE(::tessera::testing::Equal(__VA_ARGS__))
 #define EXPECT_CLOSE(...) EXPECT_TRUE(::tessera::testing::Close(__VA_ARGS__))
+#define EXPECT_EACH(...) EXPECT_TRUE(::tessera::testing::EachPair(__VA_ARGS__))

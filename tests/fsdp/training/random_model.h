@@ -176,14 +176,14 @@ inline Result train(Rank& rank, const RandomMesh& how, const Draws& draws, const
     const double scale = static_cast<double>(ranks) / static_cast<double>(rows[step]);
     const at::Tensor loss = model(tokens).square().sum().mul(scale);
     loss.backward();
-    const at::Tensor sum = testing::full_tensor(loss).clone();
+    const at::Tensor sum = full_tensor(loss).clone();
     if (ranks > 1) {
       mesh.group("dp").all_reduce(sum, ReduceOp::kSum)->wait();
     }
     result.loss += sum.item<double>() / static_cast<double>(ranks);
   }
   for (const auto& [name, slot] : model.named_slots()) {
-    result.gradients.push_back(testing::full_tensor(slot->persistent().grad()).clone());
+    result.gradients.push_back(full_tensor(slot->persistent().grad()).clone());
   }
   return result;
 }

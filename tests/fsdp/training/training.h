@@ -377,7 +377,6 @@ using testing::expect_all_sharded;
 using testing::expect_gradients;
 using testing::Filled;
 using testing::full_grad;
-using testing::full_tensor;
 using testing::gradients_alone;
 using testing::gradients_of;
 using testing::kClasses;
@@ -398,6 +397,5 @@ using testing::ShardedModel;
 using testing::SmallModel;
 using testing::take_gradients;
 using testing::traffic_of;
-using testing::uniform_values;
 
 }  // namespace tessera::fsdp
