@@ -8,7 +8,6 @@
 
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
-#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"
@@ -70,7 +69,7 @@ TEST(AccumulatedGradients, AreReducedForAParameterFrozenSince) {
 
 TEST_SHARDED(LastBackward, LeavesTheReductionsOfEarlierBackwardsPending, 2) {
   const std::vector<at::Tensor> expected = gradients_alone({}, {0, 1});
-  const auto streams = testing::record(model);
+  const auto streams = record(model);
   set_is_last_backward(model, false);
   local_loss(model, rank, 0).backward();
   // Nobody has waited for the reduction of the root, which is the last one.
@@ -242,7 +241,7 @@ constexpr int kWeights = 7;  // three blocks of two, and the head
 
 /// The input has three dimensions, so that every matrix is a weight or a weight's gradient.
 at::Tensor loss_of_rows(SmallModel& model, const Rank& rank, int step) {
-  const std::int64_t rows = testing::kRows / rank.size();
+  const std::int64_t rows = kRows / rank.size();
   const at::Tensor x = batch(kDim, step).narrow(0, rank.rank() * rows, rows);
   return model(x.unsqueeze(0)).square().mean();
 }
@@ -310,13 +309,13 @@ TEST(AddedProductsOfTensorParallelWeights, AreAddedToLocalParts) {
     parallelize_module(model, mesh["tp"],
                        {{"block*.up", colwise_parallel()}, {"block*.down", rowwise_parallel()}});
     shard(model, mesh["dp"]);
-    const std::int64_t rows = testing::kRows / 2;
+    const std::int64_t rows = kRows / 2;
     const std::int64_t first = mesh.local_rank("dp") * rows;
     {
       const AddedTerms counted;
       for (int i = 0; i < 3; ++i) {
         set_requires_gradient_sync(model, i == 2);
-        testing::loss_of(model, batch(kDim, i), first, rows).backward();
+        fsdp::loss_of(model, batch(kDim, i), first, rows).backward();
       }
     }
     expect_gradients(model, expected);

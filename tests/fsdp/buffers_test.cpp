@@ -11,7 +11,6 @@
 namespace tessera::fsdp::buffers {
 
 using comm::Lane;
-using testing::RecordingStreams;
 using Log = std::vector<std::string>;
 
 FlatBufferLayout layout_of(const std::vector<ShardShape>& shapes,

@@ -1,6 +1,5 @@
 // Activation checkpointing inside, around and across FSDP units, over tensor parallelism.
 #include "tessera/nn/detail/records.h"
-#include "tessera/nn/module.h"
 
 #include "fsdp/training/training.h"
 #include "tessera/tensor_parallel/loss_parallel.h"

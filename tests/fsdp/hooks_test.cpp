@@ -103,14 +103,14 @@ std::vector<std::unique_ptr<optim::Sgd>> step_in_backward(SmallModel& model, int
 TESSERA_ARRANGED(OptimizerInBackward, "OneRank", "Zero3", "Zero2", "Hsdp", "Offloaded");
 
 TEST_P(OptimizerInBackward, StepsAsAfterBackward) {
-  const testing::Training expected = testing::train_alone({}, 3);
+  const Training expected = fsdp::train_alone({}, 3);
   RunArranged(GetParam(), [&](Rank& rank, ShardedModel& model) {
     int calls = 0;
     const auto optimizers = step_in_backward(model, calls);
     for (int step = 0; step < 3; ++step) {
       local_loss(model, rank, step).backward();
     }
-    testing::expect_parameters(model, expected.parameters);
+    expect_parameters(model, expected.parameters);
     for (const at::Tensor& parameter : parameters_of(model)) {
       EXPECT_FALSE(parameter.grad().defined());
     }

@@ -2,7 +2,6 @@
 // of them; penalties on sharded parameters; and gradients that are not finite.
 
 #include <limits>
-#include <string_view>
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/initialization.h"
@@ -150,7 +149,7 @@ TEST(LossOfUnevenRows, IsTheMeanOfAllWithAWeight) {
 // Even rows, a gradient divide factor or a weight of the loss cause no warning.
 TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const testing::Warnings warnings("differently many rows");
+    const Warnings warnings("differently many rows");
     const UnevenRows rows(rank);
     LossHead even(mesh), divided(mesh), head(mesh);
     set_gradient_divide_factor(divided, 16);
@@ -167,7 +166,7 @@ TEST(LossOfUnevenRows, CausesOneWarningIfNothingWeighsIt) {
   });
   // In new threads: a rank that has called mean_weight() is never warned.
   RunOnMesh({3}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const testing::Warnings warnings("differently many rows");
+    const Warnings warnings("differently many rows");
     const UnevenRows rows(rank);
     LossHead weighed(mesh);
     for (int step = 0; step < 2; ++step) {
@@ -189,7 +188,7 @@ at::Tensor penalty_of(const SmallModel& model) {
 
 TEST(Penalty, OnWholeParametersHasTheGradientsOfOneRank) {
   Filled<SmallModel> alone(kDim, 5, 3);
-  const at::Tensor loss_alone = testing::loss_of(alone, batch(kDim, 0), 0, testing::kRows);
+  const at::Tensor loss_alone = fsdp::loss_of(alone, batch(kDim, 0), 0, kRows);
   const at::Tensor penalty_alone = penalty_of(alone);
   (loss_alone + 0.5 * penalty_alone + loss_alone * penalty_alone).backward();
   for (const int ranks : {1, 2, 3}) {

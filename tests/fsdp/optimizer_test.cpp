@@ -43,7 +43,7 @@ std::vector<at::Tensor> train(SmallModel& model, optim::Optimizer& optimizer, st
                               std::int64_t parts) {
   for (int step = 0; step < 3; ++step) {
     const std::int64_t rows = kFewRows / parts;
-    testing::loss_of(model, uniform_values({kFewRows, 6}, 50 + step), part * rows, rows).backward();
+    fsdp::loss_of(model, uniform_values({kFewRows, 6}, 50 + step), part * rows, rows).backward();
     optim::clip_grad_norm_(optimizer.parameters(), 0.5);
     optimizer.step();
     optimizer.zero_grad();
@@ -95,7 +95,7 @@ TEST_ON_RANKS(FullyShard, LaysOutTheTensorsOfAUnitAsOneRun, 2) {
   Filled<SmallModel> model(32, 64, 32, 2);
   optim::Sgd optimizer(model, {.momentum = 0.9});
   shard(model, rank.mesh({2}, {"dp"}));
-  testing::loss_of(model, uniform_values({kFewRows, 32}, 1), 0, kFewRows).backward();
+  fsdp::loss_of(model, uniform_values({kFewRows, 32}, 1), 0, kFewRows).backward();
   std::vector<at::Tensor> parameters, gradients, states;
   for (const optim::StateTensor& state : optimizer.state()) {
     parameters.push_back(local_tensor(state.slot->persistent()));
@@ -115,7 +115,7 @@ TEST(StockOptimizerMadeFirst, IsRefusedAfterItsParametersWereReplaced) {
     torch::optim::AdamW adamw(model.parameters(), torch::optim::AdamWOptions(0.1));
     torch::optim::SGD sgd(model.parameters(), options), cleared(model.parameters(), options);
     shard(model, rank.mesh({2}, {"dp"}));
-    testing::loss_of(model, uniform_values({kFewRows, 6}, 1), 0, kFewRows).backward();
+    fsdp::loss_of(model, uniform_values({kFewRows, 6}, 1), 0, kFewRows).backward();
     EXPECT_ERROR(cleared.zero_grad(), "fully_shard or replicate has replaced");
     EXPECT_ERROR(adamw.step(), "fully_shard or replicate has replaced");
     EXPECT_ERROR(sgd.step(), "fully_shard or replicate has replaced");

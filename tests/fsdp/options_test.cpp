@@ -6,7 +6,6 @@
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"

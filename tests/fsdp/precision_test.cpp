@@ -1,8 +1,6 @@
 // The types of computation and of reduction, the divisor of gradients, averages of the
 // reduce-scatter, and models that are converted after they were sharded.
 
-#include <ATen/ops/equal.h>
-
 #include <cmath>
 
 #include "fsdp/training/training.h"
@@ -15,7 +13,7 @@ namespace tessera::fsdp::precision {
 std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
   Filled<SmallModel> compute(5, 7, 3);
   compute.to(at::kBFloat16);
-  testing::loss_of(compute, batch.to(at::kBFloat16), 0, testing::kRows).backward();
+  fsdp::loss_of(compute, batch.to(at::kBFloat16), 0, kRows).backward();
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& gradient : gradients_of(compute)) {
     gradients.push_back(gradient.to(at::kFloat));
@@ -24,7 +22,7 @@ std::vector<at::Tensor> reference_gradients(const at::Tensor& batch) {
 }
 
 TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
-  const at::Tensor batch = uniform_values({testing::kRows, 5}, 3);
+  const at::Tensor batch = uniform_values({kRows, 5}, 3);
   const std::vector<at::Tensor> expected = reference_gradients(batch);
   for (const int ranks : {1, 2, 3}) {
     RunArranged({"",
@@ -32,8 +30,8 @@ TEST(MixedPrecision, ComputesInBfloat16AndKeepsMastersInFp32) {
                  {"dp"},
                  {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}}},
                 {5, 7, 3}, [&](Rank& rank, ShardedModel& model) {
-                  const std::int64_t rows = testing::kRows / rank.size();
-                  const at::Tensor loss = testing::loss_of(model, batch, rank.rank() * rows, rows);
+                  const std::int64_t rows = kRows / rank.size();
+                  const at::Tensor loss = fsdp::loss_of(model, batch, rank.rank() * rows, rows);
                   EXPECT_EQ(loss.scalar_type(), at::kBFloat16);
                   loss.backward();
                   std::size_t i = 0;
@@ -232,7 +230,7 @@ TEST(Conversion, AppliesToTheNextForward) {
   const at::Tensor batch_in_double = batch(kDim, 0).to(at::kDouble);
   Filled<SmallModel> alone(kDim, kHidden, kClasses);
   alone.to(at::kDouble);
-  testing::loss_of(alone, batch_in_double, 0, testing::kRows).backward();
+  fsdp::loss_of(alone, batch_in_double, 0, kRows).backward();
   const std::vector<at::Tensor> expected = gradients_of(alone);
   for (const int ranks : {1, 3}) {
     for (const bool trains_before : {false, true}) {
@@ -242,8 +240,8 @@ TEST(Conversion, AppliesToTheNextForward) {
           drop_gradients(model);
         }
         model.to(at::kDouble);
-        const std::int64_t rows = testing::kRows / rank.size();
-        testing::loss_of(model, batch_in_double, rank.rank() * rows, rows).backward();
+        const std::int64_t rows = kRows / rank.size();
+        fsdp::loss_of(model, batch_in_double, rank.rank() * rows, rows).backward();
         EXPECT_EQ(model.head->slot("weight")->persistent().grad().scalar_type(), at::kDouble);
         expect_gradients(model, expected, 1, 1e-10, 1e-12);
       });

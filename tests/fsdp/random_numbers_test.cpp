@@ -2,15 +2,11 @@
 // methods than forward(), and operators that are refused.
 
 #include <stdexcept>
-#include <string_view>
 
 #include "fsdp/training/random_model.h"
 #include "fsdp/training/training.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
 
 namespace tessera::fsdp::random_numbers {

@@ -8,7 +8,7 @@
 #include "fsdp/unit.h"
 #include "tessera/comm/detail/streams.h"
 
-namespace tessera::testing {
+namespace tessera::fsdp {
 
 /// Streams that only record the calls, in order. A lane is one stream, such as "compute":
 ///   "all_gather unit 'a'"          a note
@@ -70,9 +70,8 @@ class RecordingStreams final : public comm::Streams {
 /// Records the streams of `root`'s unit and of the units that its first forward finds below it.
 inline std::shared_ptr<RecordingStreams> record(const nn::ModuleBase& root) {
   auto streams = std::make_shared<RecordingStreams>();
-  root.attached<fsdp::Unit>()->set_comm_context(
-      std::make_shared<fsdp::CommContext>(streams, at::kCPU));
+  root.attached<Unit>()->set_comm_context(std::make_shared<CommContext>(streams, at::kCPU));
   return streams;
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::fsdp

@@ -5,11 +5,9 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <cmath>
-#include <string_view>
 
 #include "fsdp/training/training.h"
 #include "tessera/nn/hooked.h"
-#include "tessera/nn/module.h"
 
 namespace tessera::fsdp::refusals {
 
@@ -189,7 +187,7 @@ TEST(BatchNorm, OfARanksOwnRowsCausesOneWarning) {
   const Way replicate_all = [](Normed& model, const DeviceMesh& mesh) { replicate(model, mesh); };
   const Way itself = [](Normed& model, const DeviceMesh& mesh) { fully_shard(*model.norm, mesh); };
   const auto warnings_of = [](const Way& way, const DeviceMesh& mesh, bool training = true) {
-    const testing::Warnings warnings("BatchNorm");
+    const Warnings warnings("BatchNorm");
     Normed model;
     model.norm->train(training);
     way(model, mesh);

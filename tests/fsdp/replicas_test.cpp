@@ -1,8 +1,6 @@
 // Replicas of shards (HSDP), of whole parameters (replicate) and their buckets, and the mesh of a
 // world.
 
-#include <ATen/ops/tanh.h>
-
 #include "fsdp/training/training.h"
 
 namespace tessera::fsdp::replicas {
@@ -62,9 +60,8 @@ TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
   });
 }
 
-constexpr std::int64_t kBlock =
-    testing::packed_numel({kHidden * kDim, kHidden, kDim* kHidden, kDim});
-constexpr std::int64_t kHead = testing::packed_numel({kClasses * kDim, kClasses});
+constexpr std::int64_t kBlock = packed_numel({kHidden * kDim, kHidden, kDim* kHidden, kDim});
+constexpr std::int64_t kHead = packed_numel({kClasses * kDim, kClasses});
 
 void replicate_all(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
   for (const auto& block : model.blocks) {
@@ -74,12 +71,12 @@ void replicate_all(SmallModel& model, const DeviceMesh& mesh, const Options& opt
 }
 
 TEST(Replicate, TrainsAsOneRankDoesWithOneAllReduceAUnit) {
-  const testing::Training expected = testing::train_alone({}, 3);
+  const Training expected = fsdp::train_alone({}, 3);
   for (const int ranks : {1, 3, 4}) {
     RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
       Filled<SmallModel> model(kDim, kHidden, kClasses);
       replicate_all(model, mesh);
-      testing::expect_training(model, rank, expected);
+      expect_training(model, rank, expected);
       EXPECT_EQ(DistributedTensor(model.head->slot("weight")->persistent()).placements(),
                 Placements{Replicate{}});
       const Sent sent(rank);

@@ -7,8 +7,6 @@
 #include "fsdp/state.h"
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/optimizer.h"
 
@@ -307,7 +305,6 @@ TEST(Frozen, MayChangeBetweenSteps) {
         local_loss(model, rank).backward();
         EXPECT_EQ(model.blocks[0]->up->slot("weight")->persistent().grad().defined(), !frozen);
         // The shards on two ranks: 5 of 10 rows, 4 of 7 rows, 2 of 3 rows.
-        using testing::packed_numel;
         const std::int64_t block = packed_numel({frozen ? 0 : 5 * 7, 5, 4 * 10, 4});
         const std::int64_t head = packed_numel({2 * 7, 2});
         EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 2 * 4 * (3 * block + head));

@@ -10,8 +10,6 @@
 
 namespace tessera::fsdp::streams {
 
-using testing::record;
-using testing::RecordingStreams;
 using Log = std::vector<std::string>;
 
 /// "compute: record 7" -> "7"
@@ -151,7 +149,7 @@ TEST(ExplicitGather, WaitsForTheComputeLane) {
 // While a unit computes, forward gathers the next unit in the order of the last forward.
 
 /// The log of a forward.
-Log log_of_forward(SmallModel& model, const Rank& rank, testing::RecordingStreams& streams) {
+Log log_of_forward(SmallModel& model, const Rank& rank, RecordingStreams& streams) {
   streams.clear();
   const at::Tensor loss = local_loss(model, rank);
   Log log = streams.log();

@@ -25,15 +25,15 @@ std::int64_t head_shard(std::int64_t ranks) {
 std::int64_t packed_units(std::int64_t ranks) {
   const std::int64_t up = padded(kHidden, ranks), down = padded(kDim, ranks);
   const std::int64_t head = padded(kClasses, ranks);
-  return kDepth * testing::packed_numel({up * kDim, up, down * kHidden, down}) +
-         testing::packed_numel({head * kDim, head});
+  return kDepth * packed_numel({up * kDim, up, down * kHidden, down}) +
+         packed_numel({head * kDim, head});
 }
 
 comm::TrafficTable traffic_of_step(Rank& rank, const Options& options = {}) {
   Filled<SmallModel> model(kDim, kHidden, kClasses, kDepth);
   shard(model, rank.mesh({rank.size()}, {"dp"}), options);
   const Sent sent(rank);
-  testing::loss_of(model, uniform_values({4, kDim}, 1), 0, 4).backward();
+  fsdp::loss_of(model, uniform_values({4, kDim}, 1), 0, 4).backward();
   return sent.table();
 }
 
@@ -137,7 +137,7 @@ TEST_P(TrafficFormula, GivesTheBytesThatARankSends) {
       if (formula.before) {
         formula.before(model, i + 1 == formula.micro_batches);
       }
-      testing::loss_of(model, uniform_values({4, 32}, i), 0, 4).backward();
+      fsdp::loss_of(model, uniform_values({4, 32}, i), 0, 4).backward();
     }
     EXPECT_DOUBLE_EQ(bytes_sent(sent.table()) / numel, formula.bytes);
   });

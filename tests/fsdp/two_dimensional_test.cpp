@@ -3,8 +3,6 @@
 #include <array>
 
 #include "fsdp/training/training.h"
-#include "tessera/fsdp/fully_shard.h"
-#include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/small_llama.h"

@@ -3,9 +3,7 @@
 
 #include "fsdp/training/training.h"
 #include "fsdp/unit.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/layers.h"
 
 namespace tessera::fsdp::units {
 
@@ -122,7 +120,7 @@ TEST_ON_MESH(ListUnit, WarnsOnceOfAModuleThatNeverRunsAndIsFreedAfterForward, {2
   Filled<OptionalLayer> model;
   fully_shard({&*model.base, &*model.extra}, mesh);
   fully_shard(model, mesh);
-  const testing::Warnings warnings("did not run");
+  const Warnings warnings("did not run");
   for (int step = 0; step < 2; ++step) {
     const at::Tensor loss = model(uniform_values({4, 3}, 9), false).sum();
     EXPECT_FALSE(model.base->attached<Unit>()->unsharded());

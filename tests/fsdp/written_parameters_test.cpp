@@ -9,7 +9,7 @@
 namespace tessera::fsdp::written {
 
 /// Sizes without empty shards, in which a write would not show.
-constexpr testing::Sizes kSizes{.classes = 7};
+constexpr Sizes kSizes{.classes = 7};
 constexpr auto kModified = "modified by an inplace operation";
 
 TESSERA_ARRANGED(WrittenParameters, "OneRank", "Zero3", "Zero2", "Hpz", "Hsdp", "Offloaded");
@@ -195,7 +195,7 @@ TEST(WrittenParameter, IsRefusedOnSeveralRanksAfterUnshard) {
 TEST_ON_MESH(WrittenParameter, CausesAWarningAtTheEndOfAScope, {2}, {"dp"}) {
   Filled<nn::Linear> linear(3, 3);
   fully_shard(linear, mesh);
-  const testing::Warnings warnings;
+  const Warnings warnings;
   { const UnshardScope scope(linear); }
   EXPECT_TRUE(warnings.messages().empty());
   {

@@ -2,18 +2,13 @@
 
 #include "tessera/kernels/detail/fused.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <vector>
 
 #include "kernels/host_kernels.h"
 #include "tessera/kernels/fake_mode.h"
-#include "testing/errors.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::kernels {
 namespace {

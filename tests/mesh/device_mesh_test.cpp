@@ -1,10 +1,5 @@
-#include <ATen/ops/full.h>
-#include <gtest/gtest.h>
-
-#include "tessera/core/error.h"
 #include "tessera/mesh/device_mesh.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
+#include "testing/distributed.h"
 
 namespace tessera {
 namespace {

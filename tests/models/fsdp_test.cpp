@@ -1,27 +1,20 @@
-// Tests parallelize(): a Llama under FSDP (values, memory, late ranks), and another model.
-
-#include <ATen/ops/arange.h>
+// Tests parallelize(): the memory of a Llama under FSDP, a Llama whose ranks are late, and the
+// gradients of another model.
 
 #include <chrono>
-#include <memory>
 #include <optional>
 #include <set>
-#include <string>
 #include <thread>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "models/llama_run.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/tessera.hpp"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/memory.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::models {
 namespace {
@@ -34,87 +27,6 @@ struct Sharding {
   std::int64_t post_forward_mesh_size = 1;
 };
 
-/// Further options that a Sharding is combined with.
-struct Extra {
-  const char* name;
-  std::int64_t tp = 1;
-  std::int64_t accumulate = 1;
-  ActivationMemory activations = ActivationMemory::kAll;
-  bool offload = false;
-};
-
-using Case = std::tuple<Sharding, Extra>;
-
-std::string name_of(const ::testing::TestParamInfo<Case>& info) {
-  return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).name;
-}
-
-DeviceMesh mesh_of(Rank& rank, const Sharding& sharding, const Extra& extra) {
-  if (sharding.replicas == 1) {
-    return rank.mesh({sharding.dp, extra.tp}, {"dp", "tp"});
-  }
-  return rank.mesh({sharding.replicas, sharding.dp, extra.tp}, {"dp_replicate", "dp", "tp"});
-}
-
-ParallelOptions options_of(const Sharding& sharding, const Extra& extra) {
-  ParallelOptions options{.fsdp = {.reshard_after_forward = sharding.reshard_after_forward,
-                                   .post_forward_mesh_size = sharding.post_forward_mesh_size},
-                          .activations = extra.activations};
-  if (extra.offload) {
-    options.fsdp.offload_policy.emplace();
-  }
-  return options;
-}
-
-class FsdpParity : public ::testing::TestWithParam<Case> {};
-
-TEST_P(FsdpParity, TrainsAsOneRankDoes) {
-  const Sharding sharding = std::get<0>(GetParam());
-  const Extra extra = std::get<1>(GetParam());
-  const Outcome expected = train_alone(kOddShape);
-  const std::int64_t parts = sharding.replicas * sharding.dp;
-  RunRanks(static_cast<int>(parts * extra.tp), [&](Rank& rank) {
-    const DeviceMesh mesh = mesh_of(rank, sharding, extra);
-    const auto model = make_llama(kOddShape);
-    parallelize(*model, mesh, options_of(sharding, extra));
-    const DeviceMesh data = data_mesh(mesh).flatten();
-    const StrictScope strict;
-    const Outcome outcome = train(*model, kOddShape,
-                                  {.part = data.local_rank(),
-                                   .parts = parts,
-                                   .accumulate = extra.accumulate,
-                                   .reduce_each = sharding.reshard_after_forward});
-    expect_near(outcome, expected, data);
-  });
-}
-
-// The 4 or 3 data-parallel ranks divide neither 61 rows (vocabulary) nor 37 (MLP).
-constexpr Sharding kZero2{"Zero2", 1, 4, false};
-constexpr Sharding kZero3{"Zero3", 1, 4};
-constexpr Sharding kNeighbours{"Hpz", 1, 4, true, 2};
-constexpr Sharding kHybrid{"Hsdp", 2, 3};
-constexpr Sharding kHybridZero2{"HsdpZero2", 2, 3, false};
-
-constexpr Extra kExtras[] = {
-    {.name = "plain"},
-    {.name = "tp", .tp = 2},
-    {.name = "ac", .activations = ActivationMemory::kInputs},
-    {.name = "offload", .offload = true},
-    {.name = "accumulation", .accumulate = 2},
-    {.name = "tp_ac", .tp = 2, .activations = ActivationMemory::kInputs},
-    {.name = "all",
-     .tp = 2,
-     .accumulate = 2,
-     .activations = ActivationMemory::kMatmuls,
-     .offload = true},
-};
-
-INSTANTIATE_TEST_SUITE_P(All, FsdpParity,
-                         ::testing::Combine(::testing::Values(kZero2, kZero3, kNeighbours, kHybrid,
-                                                              kHybridZero2),
-                                            ::testing::ValuesIn(kExtras)),
-                         name_of);
-
 std::int64_t local_bytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(local_tensor(tensor).nbytes());
 }
@@ -123,7 +35,7 @@ std::int64_t local_bytes(const at::Tensor& tensor) {
 std::int64_t bytes_of_step(Llama& model, const Part& part) {
   const std::vector<nn::SlotPtr> slots = optim::slots_of(model);
   optim::AdamW optimizer(slots, {});
-  accumulate(model, kOddShape, part, 0);
+  run_backward(model, kOddShape, part, 0);
   std::int64_t bytes = 0;
   for (const auto& slot : slots) {
     bytes += local_bytes(slot->persistent().grad());
@@ -172,9 +84,9 @@ std::int64_t peak_of_step(Rank& rank, bool with_units) {
     fsdp::fully_shard(*model, mesh["dp"]);
   }
   const Part part{.part = rank.rank(), .parts = rank.size()};
-  accumulate(*model, kWideShape, part, 0);  // the first step differs from later ones
+  run_backward(*model, kWideShape, part, 0);  // the first step differs from later ones
   const testing::MemoryScope memory;
-  accumulate(*model, kWideShape, part, 1);
+  run_backward(*model, kWideShape, part, 1);
   return memory.peak();
 }
 
@@ -398,10 +310,11 @@ at::Tensor loss_of(Stack& model, std::int64_t first, std::int64_t last) {
                                         (3 * row).remainder(kVocabulary));
 }
 
-/// Sizes of the mesh ("dp", "tp"), and what is kept for backward.
+/// Sizes of the mesh ("dp_replicate", "dp", "tp"), and how parallelize() is called.
 struct StackMesh {
-  std::int64_t dp, tp;
+  std::int64_t replicas, dp, tp;
   ActivationMemory activations;
+  fsdp::Options fsdp{};
 };
 
 class ParallelizedStack : public ::testing::TestWithParam<StackMesh> {};
@@ -410,20 +323,31 @@ TEST_P(ParallelizedStack, HasTheGradientsOfOneRank) {
   const StackMesh& c = GetParam();
   const auto alone = make_stack();
   loss_of(*alone, 0, kRows).backward();
-  RunRanks(static_cast<int>(c.dp * c.tp), [&](Rank& rank) {
-    const DeviceMesh mesh = rank.mesh({c.dp, c.tp}, {"dp", "tp"});
+  RunRanks(static_cast<int>(c.replicas * c.dp * c.tp), [&](Rank& rank) {
+    const DeviceMesh mesh = rank.mesh({c.replicas, c.dp, c.tp}, {"dp_replicate", "dp", "tp"});
     const auto model = make_stack();
-    parallelize(*model, mesh, {.activations = c.activations});
-    const std::int64_t rows = kRows / c.dp, first = mesh.local_rank("dp") * rows;
+    parallelize(*model, mesh, {.fsdp = c.fsdp, .activations = c.activations});
+    const DeviceMesh data = data_mesh(mesh).flatten();
+    const std::int64_t rows = kRows / data.size(), first = data.local_rank() * rows;
     loss_of(*model, first, first + rows).backward();
     testing::expect_gradients(*model, testing::gradients_of(*alone), 1, 1e-10, 1e-10);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, ParallelizedStack,
-                         ::testing::Values(StackMesh{1, 3, ActivationMemory::kAll},
-                                           StackMesh{2, 2, ActivationMemory::kInputs},
-                                           StackMesh{3, 1, ActivationMemory::kMatmuls}));
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, ParallelizedStack,
+    ::testing::Values(
+        StackMesh{1, 1, 3, ActivationMemory::kAll}, StackMesh{1, 2, 2, ActivationMemory::kInputs},
+        StackMesh{1, 3, 1, ActivationMemory::kMatmuls},
+        StackMesh{1, 4, 1, ActivationMemory::kAll, {.reshard_after_forward = false}},
+        StackMesh{1,
+                  4,
+                  2,
+                  ActivationMemory::kInputs,
+                  {.reshard_after_forward = true, .post_forward_mesh_size = 2}},
+        StackMesh{2, 3, 1, ActivationMemory::kInputs},
+        StackMesh{2, 3, 1, ActivationMemory::kAll, {.reshard_after_forward = false}},
+        StackMesh{2, 2, 2, ActivationMemory::kMatmuls, {.offload_policy = fsdp::OffloadPolicy{}}}));
 
 /// The modules whose parameters a rank holds between forward and backward.
 std::set<std::string> gathered_between(const DeviceMesh& mesh, bool reshard_last) {

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <ATen/ops/full.h>
-
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,9 +34,7 @@ struct Outcome {
 };
 
 struct Part {
-  std::int64_t part = 0, parts = 1;  ///< of the batch
-  std::int64_t accumulate = 1;
-  bool reduce_each = true;  ///< reduce the gradients of each micro-batch, not only their sum's
+  std::int64_t part = 0, parts = 1;     ///< of the batch
   std::function<void()> before_step{};  ///< called before each of the optimizer's steps
 };
 
@@ -58,25 +53,14 @@ inline at::Tensor tokens_of(const Shape& shape, std::int64_t vocabulary, std::in
   return (index * index * 7 + index * 3).remainder(vocabulary).view({-1, width});
 }
 
-/// Runs forward and backward of one step's part of the batch; returns the mean loss.
-inline double accumulate(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
-  const std::int64_t rows = shape.batch / (part.parts * part.accumulate);
-  double loss_of_part = 0;
-  for (std::int64_t i = 0; i < part.accumulate; ++i) {
-    if (!part.reduce_each) {
-      fsdp::set_reshard_after_backward(model, i + 1 == part.accumulate);
-      fsdp::set_requires_gradient_sync(model, i + 1 == part.accumulate);
-    }
-    const std::int64_t first = (part.part * part.accumulate + i) * rows;
-    const at::Tensor tokens =
-        tokens_of(shape, model.config().vocab_size, step, first, first + rows);
-    const at::Tensor logits = model(tokens.slice(1, 0, -1));
-    const at::Tensor loss =
-        tensor_parallel::cross_entropy(logits, tokens.slice(1, 1).flatten()) / part.accumulate;
-    loss.backward();
-    loss_of_part += loss.item<double>();
-  }
-  return loss_of_part;
+/// Runs forward and backward of this rank's rows of a step; returns their mean loss.
+inline double run_backward(Llama& model, const Shape& shape, const Part& part, std::int64_t step) {
+  const std::int64_t rows = shape.batch / part.parts, first = part.part * rows;
+  const at::Tensor tokens = tokens_of(shape, model.config().vocab_size, step, first, first + rows);
+  const at::Tensor loss =
+      tensor_parallel::cross_entropy(model(tokens.slice(1, 0, -1)), tokens.slice(1, 1).flatten());
+  loss.backward();
+  return loss.item<double>();
 }
 
 inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
@@ -90,7 +74,7 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
   // zero are a matter of rounding.
   optim::AdamW optimizer(slots, {.lr = 0.01, .eps = 1e-3});
   for (int step = 0; step < shape.steps; ++step) {
-    outcome.losses.push_back(accumulate(model, shape, part, step));
+    outcome.losses.push_back(run_backward(model, shape, part, step));
     if (step == 0) {
       for (const auto& slot : slots) {
         outcome.gradients.push_back(full_tensor(slot->persistent().grad()).clone());
@@ -107,34 +91,6 @@ inline Outcome train(Llama& model, const Shape& shape, const Part& part = {}) {
     outcome.parameters.push_back(full_tensor(slot->persistent()).clone());
   }
   return outcome;
-}
-
-/// The expected outcome: one rank with the whole batch, without FSDP and tensor parallelism.
-inline const Outcome& train_alone(const Shape& shape) {
-  static std::map<std::string, Outcome> outcomes;
-  const auto [entry, missing] = outcomes.try_emplace(shape.config);
-  if (missing) {
-    entry->second = train(*make_llama(shape), shape);
-  }
-  return entry->second;
-}
-
-/// Compares this rank's `outcome`. The ranks of `data` trained on different parts of the batch.
-inline void expect_near(const Outcome& outcome, const Outcome& expected, const DeviceMesh& data) {
-  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
-    at::Tensor loss = at::full({1}, outcome.losses[step], c10::kDouble);
-    if (data.size() > 1) {
-      data.group().all_reduce(loss, ReduceOp::kAvg)->wait();
-    }
-    EXPECT_NEAR(loss.item<double>(), expected.losses[step], 2e-5) << "step " << step;
-    EXPECT_NEAR(outcome.norms[step], expected.norms[step], 1e-4 * expected.norms[step])
-        << "step " << step;
-  }
-  for (std::size_t i = 0; i < expected.parameters.size(); ++i) {
-    EXPECT_CLOSE(outcome.gradients[i], expected.gradients[i], 1e-4, 1e-6)
-        << "gradient of " << expected.names[i];
-    EXPECT_CLOSE(outcome.parameters[i], expected.parameters[i], 1e-4, 1e-5) << expected.names[i];
-  }
 }
 
 }  // namespace tessera::models

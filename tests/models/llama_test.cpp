@@ -1,19 +1,14 @@
 // Compares a Llama with one rank's: with documents, split sequences, few key-value heads, and in
 // generation.
 
-#include <ATen/ops/randint.h>
-#include <ATen/ops/stack.h>
-
+#include "tessera/models/llama.h"
 #include "models/llama_run.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/models/llama.h"
 #include "tessera/models/llama_config.h"
 #include "tessera/models/parallelize.h"
 #include "tessera/nn/initialization.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::models {
 namespace {

@@ -8,11 +8,8 @@
 #include <cmath>
 
 #include "nn/graphs.h"
-#include "tessera/nn/module.h"
-#include "testing/errors.h"
 #include "testing/models.h"
 #include "testing/module_values.h"
-#include "testing/values.h"
 
 namespace tessera::nn {
 namespace {

@@ -1,10 +1,6 @@
 // Attention: the choice of a kernel, causal attention, attention blocks, and sequences that are
 // split over ranks, compared with attention of one rank in fp64.
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/erf.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/outer.h>
 #include <c10/core/InferenceMode.h>
 
 #include <array>

@@ -9,16 +9,11 @@
 
 #include "nn/graphs.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/error.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/nn/checkpoint.h"
-#include "tessera/nn/detail/records.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
-#include "testing/distributed.h"
 #include "testing/memory.h"
 #include "testing/module_values.h"
 

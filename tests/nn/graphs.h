@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/records.h"
 #include "tessera/nn/module.h"

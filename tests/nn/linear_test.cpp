@@ -2,31 +2,22 @@
 // LoRA adapters.
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/tanh.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <thread>
 
 #include "nn/graphs.h"
 #include "tessera/kernels/detail/fused.h"
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/detail/lora.h"
-#include "tessera/nn/detail/records.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
 #include "testing/added_terms.h"
-#include "testing/distributed.h"
-#include "testing/errors.h"
 #include "testing/memory.h"
 #include "testing/module_values.h"
-#include "testing/values.h"
 
 namespace tessera::nn {
 namespace {

@@ -1,17 +1,12 @@
 // Modules: slots, names, hooks, walks over modules and over tensors, patterns of names, and the
 // modules of tessera::nn with parameters.
 
-#include <ATen/ATen.h>
-
 #include <chrono>
 #include <stdexcept>
 
 #include "nn/graphs.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
 #include "tessera/nn/visit_tensors.h"
-#include "testing/distributed.h"
-#include "testing/errors.h"
 #include "testing/models.h"
 
 namespace tessera::nn {

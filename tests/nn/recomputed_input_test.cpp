@@ -5,10 +5,8 @@
 
 #include "nn/graphs.h"
 #include "tessera/dtensor/operator_mode.h"
-#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/linear_product.h"
 #include "tessera/nn/functional.h"
-#include "testing/distributed.h"
 #include "testing/memory.h"
 
 namespace tessera::nn {

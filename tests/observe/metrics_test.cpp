@@ -1,17 +1,12 @@
 // Tests the metrics of a step, device and memory readings, and the record of a run.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <future>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/nn/initialization.h"
@@ -23,9 +18,7 @@
 #include "tessera/observe/run_record.h"
 #include "tessera/observe/tensorboard.h"
 #include "testing/distributed.h"
-#include "testing/errors.h"
 #include "testing/files.h"
-#include "testing/ranks.h"
 
 namespace tessera::observe {
 namespace {

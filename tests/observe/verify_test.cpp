@@ -2,17 +2,8 @@
 // of users, which it finds and names.
 #include "tessera/observe/verify.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
-
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"

@@ -3,7 +3,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <functional>
 #include <tuple>
 
 #include "optim/local_shards.h"

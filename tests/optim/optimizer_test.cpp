@@ -1,14 +1,11 @@
 // Behaviour of all optimizers, OptimizerList, Ema, Sgd, and learning rate schedules.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
 #include <limits>
 #include <map>
-#include <utility>
 
 #include "optim/parameters.h"
 #include "parameters.h"
@@ -20,7 +17,6 @@
 #include "tessera/optim/muon.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/slot_optimizer.h"
-#include "testing/errors.h"
 
 namespace tessera::optim {
 namespace {

@@ -3,35 +3,21 @@
 #include "tessera/planning/plan.h"
 #include "tessera/observe/detail/memory.h"
 
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/hypot.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <fstream>
 #include <map>
-#include <string>
-#include <utility>
 
 #include "planning/net.h"
 #include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/trace.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/observe/metrics.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/planning/report.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/files.h"
 #include "testing/models.h"
 #include "testing/module_values.h"
 #include "testing/processes.h"
-#include "testing/ranks.h"
 
 namespace tessera {
 namespace {

@@ -1,25 +1,15 @@
-#include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <any>
-#include <functional>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <utility>
 
 #include "fsdp/training/training.h"
 #include "race/checked_world.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/functional.h"
-#include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/grad_scaler.h"
@@ -27,10 +17,7 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/errors.h"
-#include "testing/module_values.h"
 #include "testing/small_llama.h"
-#include "testing/values.h"
 
 namespace tessera::race {
 namespace {
@@ -60,8 +47,8 @@ struct Findings {
 };
 
 using fsdp::Options;
-using testing::ShardedModel;
-using testing::SmallModel;
+using fsdp::ShardedModel;
+using fsdp::SmallModel;
 
 std::optional<Placement> last_dim(const std::string&, const at::Tensor& tensor) {
   return Shard{tensor.dim() - 1};
@@ -82,7 +69,7 @@ void train(CheckedRank& rank, SmallModel& model, int micro_batches = 1,
       if (between) {
         between(part);
       }
-      testing::local_loss(model, rank.rank(), step + part).backward();
+      fsdp::local_loss(model, rank.rank(), step + part).backward();
     }
     update(optimizer);
   }
@@ -93,7 +80,7 @@ std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
                                            const Options& options = {},
                                            const std::function<void(SmallModel&)>& prepare = {},
                                            int micro_batches = 1,
-                                           const testing::Sizes& model_sizes = {}) {
+                                           const fsdp::Sizes& model_sizes = {}) {
   return [=](CheckedRank& rank) {
     std::vector<std::string> names{"dp"};
     if (sizes.size() == 2) {
@@ -129,7 +116,7 @@ void gather_by_hand(CheckedRank& rank) {
   train(rank, model, 1, [&](int) {
     const c10::AutoGradMode no_grad(false);
     fsdp::start_unshard(*model.blocks[0]).wait();
-    (*model.blocks[0])(uniform_values({2, testing::kDim}, 1));
+    (*model.blocks[0])(uniform_values({2, fsdp::kDim}, 1));
     fsdp::reshard(*model.blocks[0]);
     const fsdp::UnshardScope unsharded(*model.blocks[1]);
     fsdp::start_unshard(*model.blocks[2]);  // gathered, but not used
@@ -142,7 +129,7 @@ void follow_an_event(CheckedRank& rank) {
   rank.watch(model);
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
-    testing::local_loss(model, rank.rank(), step).backward();
+    fsdp::local_loss(model, rank.rank(), step).backward();
     // The optimizer runs on another lane than forward and backward.
     rank.streams().order(comm::Lane::kCompute, comm::Lane::kReduceScatter);
     {

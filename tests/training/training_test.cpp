@@ -2,14 +2,11 @@
 // evaluation, the meter, recordings, and what a Checkpointer refuses. Runs of programs test the
 // Checkpointer's other properties, stops and the metrics file (tests/examples/checkpoint).
 
-#include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <stdexcept>
-#include <utility>
 
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
@@ -24,11 +21,9 @@
 #include "tessera/training/checkpointer.h"
 #include "tessera/training/recording.h"
 #include "tessera/training/step.h"
-#include "testing/errors.h"
+#include "testing/distributed.h"
 #include "testing/files.h"
 #include "testing/module_values.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
 
 namespace tessera::testing {
 

@@ -71,7 +71,7 @@ void prefetch_next_block(SmallModel& model) {
 
 /// Uses several streams (lanes), as on CUDA: another stream's memory is reused after an event.
 void with_lanes(SmallModel& model) {
-  testing::record(model);
+  record(model);
 }
 
 // In the second step's forward and backward the optimizer's state, 2 s, is allocated already.
@@ -81,7 +81,7 @@ TEST(Memory, Zero3StaysWithinItsBound) {
     Options options;
     void (*prepare)(SmallModel&);
   };
-  const Options columns{.shard_placement = testing::by_columns};
+  const Options columns{.shard_placement = by_columns};
   for (const Case& c : {Case{"plain", {}, nullptr}, Case{"packed groups", columns, nullptr},
                         Case{"prefetch", {}, prefetch_next_block}, Case{"lanes", {}, with_lanes},
                         Case{"packed groups with lanes", columns, with_lanes}}) {
@@ -193,8 +193,8 @@ TEST_ON_RANKS(Offload, AddsNothingOfABackwardThatFailed, 2) {
   local_loss(model, rank, 0).backward();
   const at::Tensor x = batch(4, 1).requires_grad_();
   x.register_hook([](const at::Tensor&) -> at::Tensor { throw Error("planted"); });
-  const std::int64_t rows = testing::kRows / rank.size();
-  const at::Tensor loss = testing::loss_of(model, x, rank.rank() * rows, rows);
+  const std::int64_t rows = kRows / rank.size();
+  const at::Tensor loss = fsdp::loss_of(model, x, rank.rank() * rows, rows);
   EXPECT_ERROR(loss.backward(), "planted");
   drop_gradients(model);
   const std::vector<at::Tensor> found = step();

@@ -2,14 +2,6 @@
 
 // A model that draws random numbers at chosen places, and its training on a mesh and on one rank.
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "tessera/dtensor/random.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/functional.h"
@@ -17,8 +9,7 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
 namespace tessera::fsdp::drawing {
 

@@ -5,13 +5,10 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/layers.h"
@@ -19,7 +16,13 @@
 #include "testing/distributed.h"
 #include "testing/module_values.h"
 
-namespace tessera::testing {
+namespace tessera::fsdp {
+
+using testing::ErrorsOfRanks;
+using testing::expect_gradients;
+using testing::Filled;
+using testing::gradients_of;
+using testing::name_of_case;
 
 /// The number of elements of a flat fp32 buffer that has these shards, each at a multiple of 64
 /// bytes.
@@ -117,28 +120,28 @@ inline at::Tensor local_loss(SmallModel& model, const Rank& rank, int step = 0) 
 
 /// Makes each module a unit, in this order.
 inline void shard_units(const std::vector<nn::ModuleBase*>& units, const DeviceMesh& mesh,
-                        const fsdp::Options& options = {}) {
+                        const Options& options = {}) {
   for (nn::ModuleBase* unit : units) {
-    fsdp::fully_shard(*unit, mesh, options);
+    fully_shard(*unit, mesh, options);
   }
 }
 
 /// Makes the blocks units, then the root. The root's parameters stay gathered after forward.
-inline void shard(SmallModel& model, const DeviceMesh& mesh, const fsdp::Options& options = {}) {
+inline void shard(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
   for (const auto& block : model.blocks) {
-    fsdp::fully_shard(*block, mesh, options);
+    fully_shard(*block, mesh, options);
   }
-  fsdp::Options root = options;
+  Options root = options;
   root.post_forward_mesh_size = 1;
-  fsdp::fully_shard(model, mesh, root);
+  fully_shard(model, mesh, root);
 }
 
 /// A filled model, sharded over `mesh`.
 struct ShardedModel : SmallModel {
-  explicit ShardedModel(const DeviceMesh& mesh, const fsdp::Options& options = {},
+  explicit ShardedModel(const DeviceMesh& mesh, const Options& options = {},
                         const Sizes& sizes = {})
       : SmallModel(sizes.dim, sizes.hidden, sizes.classes) {
-    fill(*this);
+    testing::fill(*this);
     shard(*this, mesh, options);
   }
 };
@@ -148,7 +151,7 @@ struct Arrangement {
   const char* name;
   std::vector<std::int64_t> sizes;
   std::vector<std::string> names;
-  fsdp::Options options{};
+  Options options{};
 };
 
 /// Splits each parameter along its last dimension: gathers and reductions are packed.
@@ -169,7 +172,7 @@ inline std::vector<Arrangement> arrangements(const std::vector<std::string>& nam
       {"Columns", {3}, {"dp"}, {.shard_placement = by_columns}},
       {"Bf16", {4}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
       {"Bf16OnOneRank", {1}, {"dp"}, {.mp_policy = {.param_dtype = at::kBFloat16}}},
-      {"Offloaded", {2}, {"dp"}, {.offload_policy = fsdp::OffloadPolicy{}}}};
+      {"Offloaded", {2}, {"dp"}, {.offload_policy = OffloadPolicy{}}}};
   std::vector<Arrangement> chosen;
   for (const std::string& name : names) {
     chosen.push_back(*std::ranges::find(all, name, [](const Arrangement& a) { return a.name; }));
@@ -191,19 +194,19 @@ inline void RunArranged(const Arrangement& arrangement, const ShardedBody& body)
   RunArranged(arrangement, Sizes{}, body);
 }
 
-inline void RunSharded(int ranks, const fsdp::Options& options, const ShardedBody& body) {
+inline void RunSharded(int ranks, const Options& options, const ShardedBody& body) {
   RunArranged({"", {ranks}, {"dp"}, options}, body);
 }
 inline void RunSharded(int ranks, const ShardedBody& body) {
-  RunSharded(ranks, fsdp::Options{}, body);
+  RunSharded(ranks, Options{}, body);
 }
 
 /// Runs `body` on four ranks, with a model in two replicas of two shards.
-inline void RunHybrid(const fsdp::Options& options, const ShardedBody& body) {
+inline void RunHybrid(const Options& options, const ShardedBody& body) {
   RunArranged({"", {2, 2}, {"replicate", "shard"}, options}, body);
 }
 inline void RunHybrid(const ShardedBody& body) {
-  RunHybrid(fsdp::Options{}, body);
+  RunHybrid(Options{}, body);
 }
 
 struct Training {
@@ -343,59 +346,23 @@ class Warnings final : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_{this};
 };
 
-}  // namespace tessera::testing
+}  // namespace tessera::fsdp
 
 /// Declares a parametrized suite and instantiates it with the arrangements of the names that
 /// follow.
-#define TESSERA_ARRANGED(suite, ...)                                                             \
-  class suite : public ::testing::TestWithParam<::tessera::testing::Arrangement> {};             \
-  INSTANTIATE_TEST_SUITE_P(Meshes, suite,                                                        \
-                           ::testing::ValuesIn(::tessera::testing::arrangements({__VA_ARGS__})), \
-                           ::tessera::testing::name_of_case<::tessera::testing::Arrangement>)
+#define TESSERA_ARRANGED(suite, ...)                                                          \
+  class suite : public ::testing::TestWithParam<::tessera::fsdp::Arrangement> {};             \
+  INSTANTIATE_TEST_SUITE_P(Meshes, suite,                                                     \
+                           ::testing::ValuesIn(::tessera::fsdp::arrangements({__VA_ARGS__})), \
+                           ::tessera::testing::name_of_case<::tessera::fsdp::Arrangement>)
 
 /// A test whose body runs with a sharded model on every rank, with the arguments of RunSharded():
 /// TEST_SHARDED(Suite, Name, 2) { ... rank, model ... }.
 #define TEST_SHARDED(suite, name, ...)                                                  \
   static void suite##_##name##_sharded(::tessera::testing::Rank& rank,                  \
-                                       ::tessera::testing::ShardedModel& model);        \
+                                       ::tessera::fsdp::ShardedModel& model);           \
   TEST(suite, name) {                                                                   \
-    ::tessera::testing::RunSharded(__VA_ARGS__, &suite##_##name##_sharded);             \
+    ::tessera::fsdp::RunSharded(__VA_ARGS__, &suite##_##name##_sharded);                \
   }                                                                                     \
   static void suite##_##name##_sharded([[maybe_unused]] ::tessera::testing::Rank& rank, \
-                                       [[maybe_unused]] ::tessera::testing::ShardedModel& model)
-
-namespace tessera::fsdp {
-
-// The names that most tests of FSDP use.
-using testing::Arrangement;
-using testing::arrangements;
-using testing::batch;
-using testing::Block;
-using testing::drop_gradients;
-using testing::ErrorsOfRanks;
-using testing::expect_all_sharded;
-using testing::expect_gradients;
-using testing::Filled;
-using testing::full_grad;
-using testing::gradients_alone;
-using testing::gradients_of;
-using testing::kClasses;
-using testing::kDim;
-using testing::kHidden;
-using testing::local_loss;
-using testing::name_of_case;
-using testing::OptionalLayer;
-using testing::parameters_of;
-using testing::rows_of_rank;
-using testing::RunArranged;
-using testing::RunHybrid;
-using testing::RunSharded;
-using testing::Sent;
-using testing::shard;
-using testing::shard_units;
-using testing::ShardedModel;
-using testing::SmallModel;
-using testing::take_gradients;
-using testing::traffic_of;
-
-}  // namespace tessera::fsdp
+                                       [[maybe_unused]] ::tessera::fsdp::ShardedModel& model)
