@@ -42,8 +42,8 @@ void check_first_order() {
                 "without create_graph, or set .regather = false in the styles");
 }
 
-/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient counts as replicated,
-/// because it is the same on all ranks.
+/// Returns `gradient` as a distributed tensor on `mesh`. A plain gradient is treated as replicated,
+/// because the gradient is the same on all ranks.
 DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient) {
   return tessera::is_distributed(gradient)
              ? DistributedTensor(gradient)
@@ -51,7 +51,7 @@ DistributedTensor gradient_on(const DeviceMesh& mesh, const at::Tensor& gradient
 }
 
 /// The functions that compute the matrix products of a Linear. Each implementation (aten::linear,
-/// fp8) has one such object. `bias` may be undefined.
+/// fp8) has one Products object. `bias` may be undefined.
 struct Products {
   at::Tensor (*of_output)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
   nn::detail::SharedInputNode::AddTerm add_of_input;
@@ -74,16 +74,16 @@ constexpr Products kFp8Products{
       return tessera::detail::fp8_linear_weight_grad(gradient, x);
     }};
 
-/// The input x of column-wise Linears, which one all-gather has made. Stores the shard between
-/// forward and backward, and the gathered tensor while backward computes the gradients of the
-/// weights. In activation checkpointing the gathered tensor is saved instead: the recomputation of
-/// the block makes that tensor anyway, so a second gather would only add traffic.
+/// The input x of column-wise Linears, which one all-gather has made. GatheredInput stores the
+/// shard between forward and backward, and the gathered tensor while backward computes the weights'
+/// gradients. In activation checkpointing the gathered tensor is saved instead: the recomputation
+/// of the block makes that tensor anyway, so a second gather would only add traffic.
 class GatheredInput {
  public:
   GatheredInput(const DistributedTensor& shard, const at::Tensor& whole)
       : saved_(tessera::detail::hooks_keep_tensors() ? whole : shard.tensor()) {}
 
-  /// Starts the all-gather at the first use, if x was saved as a shard. end_use() ends each use.
+  /// Starts the all-gather at the first use, if x was saved as a shard. end_use() ends a use.
   void expect_use() {
     if (waiting_++ == 0) {
       const c10::NoGradGuard no_grad;
@@ -137,8 +137,7 @@ struct GatherBackward final : Node {
   std::shared_ptr<GatheredInput> input;
   DeviceMesh mesh;
   Placements shards;
-  std::uint64_t late_number;  ///< the sequence number of the WeightBackward nodes; low, so that
-                              ///< autograd runs these nodes late
+  std::uint64_t late_number;  ///< low sequence number of the WeightBackward nodes, which run late
 };
 
 /// The node that computes the gradient of the weight: (gradient of y)^T x.
@@ -201,7 +200,7 @@ bool is_split_as(const at::Tensor& bias, const at::Tensor& weight) {
          of_bias.layout->digits(0) == of_weight.layout->digits(0);
 }
 
-/// Returns the node of the gather that made x; nullptr if no gather made x and x must be saved.
+/// Returns the autograd node of the gather that made x; nullptr if no gather made x.
 tessera::detail::NodePtr<GatherBackward> gather_of(const at::Tensor& x, const at::Tensor& weight,
                                                    const at::Tensor& bias) {
   if (!c10::GradMode::is_enabled() || !x.requires_grad() || x.dim() < 2 ||
@@ -223,7 +222,7 @@ at::Tensor local_product(const at::Tensor& x, const at::Tensor& weight, const at
   dims.back() = spec.layout->digits(0);
   std::vector<std::int64_t> sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  // The matrix product adds the bias, as in aten::linear: a later addition would round a second
+  // The matrix product adds the bias, as in aten::linear. A separate addition would round a second
   // time.
   const at::Tensor local = products.of_output(local_tensor(x), local_tensor(weight),
                                               bias.defined() ? local_tensor(bias) : at::Tensor());
@@ -253,7 +252,7 @@ at::Tensor regathered(const at::Tensor& x, const at::Tensor& weight, const at::T
 }
 
 /// RegatheredProducts computes matrix products with one gathered input x. If x was not gathered,
-/// `others` computes the products, or each is computed separately if `others` is nullptr.
+/// `others` computes the products; if `others` is nullptr, each product is computed separately.
 class RegatheredProducts final : public nn::detail::LinearProducts {
  public:
   explicit RegatheredProducts(const Products& products,
@@ -300,8 +299,8 @@ at::Tensor gather_again_in_backward(const DistributedTensor& shard) {
     whole = shard.redistribute(everywhere).tensor();
   }
   const std::uint64_t late_number = tessera::detail::take_sequence_number();
-  // `whole` has no gradient node yet. Otherwise the node of the gather would own itself through
-  // `whole`.
+  // GatheredInput gets `whole` before `whole` has a gradient node. Otherwise the node of the gather
+  // would own itself through `whole`.
   const auto node = tessera::detail::make_node<GatherBackward>(
       std::make_shared<GatheredInput>(shard, whole), shard, late_number);
   tessera::detail::set_inputs(*node, shard.tensor());

@@ -1,4 +1,4 @@
-// What the sources of tensor parallelism share: the comparison of replicas
+// Declarations that the sources of tensor parallelism share: the comparison of replicas
 // (replica_check.cpp) and gathered inputs (gathered_input.cpp).
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace tessera::tensor_parallel {
 
-/// The FQN in quotes, for messages: "'layers.0.q_proj'". For "" the text "the root module".
+/// Returns the FQN in quotes, for messages: "'layers.0.q_proj'". Returns "the root module" for "".
 std::string quoted(const std::string& fqn);
 
 /// Whether the parameter has different values on each rank of `mesh`
@@ -37,9 +37,9 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
  public:
   ReplicaCheck(nn::ModuleBase& root, DeviceMesh mesh);
 
-  /// Adds a module with a style. The first call of any such module starts the comparison, since a
-  /// program may call a module without calling the root. Returns false if the module was already
-  /// added.
+  /// Adds a module with a parallel style. The first call of any added module starts the comparison,
+  /// since a program may call a module without calling the root. Returns false if the module was
+  /// already added.
   bool add(nn::ModuleBase& module, const std::string& fqn);
   /// Adds the hooks that compare the inputs of the root. These hooks run after the hooks of the
   /// root's styles, because an input that a style interprets as a shard may differ between ranks.
@@ -48,14 +48,14 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
   /// With TESSERA_DEBUG=1, compares `tensor`, a plain input of `module`. Throws Error, on all
   /// ranks, if the values differ between ranks. Collective with TESSERA_DEBUG=1.
   void check_input(const nn::ModuleBase& module, const at::Tensor& tensor) const;
-  /// The module's FQN for messages: "'layers.0.o_proj'".
+  /// Returns the module's FQN for messages: "'layers.0.o_proj'".
   std::string name_of(const nn::ModuleBase& module) const;
 
  private:
   bool is_replicated(const nn::ParameterSlot& slot) const;
   std::vector<tessera::detail::Replica> replicas(bool gradients) const;
-  /// Compares the parameters, and `inputs`: the arguments of the root, or an empty list if another
-  /// module is called.
+  /// Compares the parameters and `inputs`. `inputs`: the arguments of the root, or an empty list if
+  /// another module is called.
   void compare_before_forward(nn::TensorList inputs);
   void compare_origins() const;
   void compare(const std::vector<tessera::detail::Replica>& replicas,
@@ -64,7 +64,7 @@ class ReplicaCheck : public std::enable_shared_from_this<ReplicaCheck> {
 
   DeviceMesh mesh_;
   bool debug_;
-  nn::NamedSlots parameters_;  ///< all parameters below the root
+  nn::NamedSlots parameters_;  ///< all parameters of the root and its submodules
   std::unordered_map<const nn::ModuleBase*, std::string> names_;
   bool compared_ = false;         ///< whether the parameters have been compared
   bool compared_inputs_ = false;  ///< whether the root's inputs have been compared

@@ -3,7 +3,7 @@
 // in chunks of tokens.
 //
 // linear_cross_entropy computes the gradients of the sum of all losses in forward. Backward
-// multiplies these gradients by the gradient of the sum, which is one number. So nothing is
+// multiplies these gradients by the gradient of the sum, which is one number. So no logits are
 // computed twice, and values that are rounded to fp16 or bf16 have the magnitude of probabilities.
 
 #include <ATen/ops/_assert_async.h>
@@ -69,8 +69,7 @@ at::Tensor count_of(const at::Tensor& targets, std::int64_t ignore_index) {
   return whole(targets.ne(ignore_index).sum());
 }
 
-/// Returns the mean over `mesh` of the ranks' counts of targets: one fp64 number above 0.
-/// Collective.
+/// Returns the mean of `count` over the ranks of `mesh`: one fp64 number above 0. Collective.
 at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   nn::note_weighing();
   const at::Tensor sum = count.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
@@ -82,7 +81,7 @@ at::Tensor mean_count(const at::Tensor& count, const DeviceMesh& mesh) {
   return sum.clamp_min(1).div_(flat.size());
 }
 
-/// Returns the options for the loss of a single token.
+/// Returns the part of the options that defines the loss of a single token.
 tessera::detail::RowLossOptions row_options(const CrossEntropyOptions& options) {
   return {options.ignore_index, options.label_smoothing, options.z_loss};
 }
@@ -100,7 +99,7 @@ void check_options(const CrossEntropyOptions& options) {
                 options.tokens.sizes());
 }
 
-/// The sharding of the rows of `tensor`; dimension 0 of `tensor` is the tokens.
+/// Returns the sharding of the tokens; dimension 0 of `tensor` is the tokens.
 TokenSharding token_sharding(const at::Tensor& tensor) {
   if (!tessera::is_distributed(tensor)) {
     return std::nullopt;
@@ -146,13 +145,13 @@ void compare_targets(const at::Tensor& own_targets, const at::Tensor& sharded, i
   }
 }
 
-/// Returns the losses of all tokens, for reduction None: plain if every rank has all tokens.
+/// Returns the losses of all tokens for reduction None: a plain tensor if each rank has all tokens.
 at::Tensor losses_of_rows(const at::Tensor& losses) {
   return are_split(token_sharding(losses)) ? losses : whole(losses);
 }
 
-/// The loss for reduction Sum or Mean, one plain number. `sum`: the sum of the losses, plain or
-/// Partial. Differentiable.
+/// Returns the loss for reduction Sum or Mean, one plain number. `sum`: the sum of the losses,
+/// plain or Partial. Differentiable.
 at::Tensor reduced_loss(const at::Tensor& sum, const at::Tensor& targets,
                         const CrossEntropyOptions& options) {
   at::Tensor all = whole(sum);
@@ -191,7 +190,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 /// The inputs of linear_cross_entropy on one rank, as plain tensors: the hidden states of the
-/// rank's tokens, and its part of the vocabulary.
+/// rank's tokens, and the rank's part of the head's weight.
 struct HeadProblem {
   at::Tensor hidden, weight, targets;
   VocabularyShard shard;
@@ -202,8 +201,7 @@ struct HeadProblem {
 struct HeadResults {
   at::Tensor losses;           ///< the loss of each row: (tokens)
   at::Tensor hidden_gradient;  ///< the gradient of the sum of the losses; undefined if not needed
-  at::Tensor weight_gradient;  ///< the gradient of the weight, in the type of the losses; undefined
-                               ///< if not needed
+  at::Tensor weight_gradient;  ///< the gradient of the weight; undefined if not needed
 };
 
 /// Computes sum = left^T right, or if `adds`, sum += left^T right. For fp16 and bf16 matrices the
@@ -305,14 +303,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-/// The placements of the hidden states and of the weight on the mesh; empty for plain tensors.
+/// Placements of the hidden states and of both gradients on the mesh; empty for plain tensors.
 struct HeadPlacements {
   Placements hidden, hidden_gradient, weight_gradient;
 };
 
-/// Returns the placements of `hidden`, and of both gradients. On each mesh dimension at most one of
-/// the two tensors is split. If the weight is split, the gradient of the hidden states is Partial.
-/// If the tokens are split, the gradient of the weight is Partial.
+/// Returns the placements of `hidden` and of the gradients of `hidden` and `weight`. On each mesh
+/// dimension only the tokens or the weight may be split. If the weight is split, the gradient of
+/// the hidden states is Partial. If the tokens are split, the gradient of the weight is Partial.
 HeadPlacements head_placements(const DistributedTensor& hidden, const DistributedTensor& weight) {
   HeadPlacements result{hidden.placements(), hidden.placements(), weight.placements()};
   const Placements of_weight = weight.placements();
@@ -375,8 +373,8 @@ at::Tensor partial_sum(const at::Tensor& sum, const TokenSharding& rows) {
   return DistributedTensor::from_local(sum, rows->mesh, terms).tensor();
 }
 
-/// Returns the number of tokens in a chunk. The number depends on global sizes only, so that all
-/// ranks with the same tokens use the same number, even if the vocabulary is split unevenly.
+/// Returns the number of tokens in a chunk. The number depends only on global sizes, so that all
+/// ranks with the same tokens use equal chunks, even if the vocabulary is split unevenly.
 std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shard,
                            const LinearCrossEntropyOptions& options) {
   const std::int64_t tokens = hidden.size(0);
@@ -387,7 +385,7 @@ std::int64_t rows_of_chunk(const at::Tensor& hidden, const VocabularyShard& shar
   const std::int64_t columns = std::max<std::int64_t>(1, detail::ceil_div(shard.vocabulary, ranks));
   const auto bytes = columns * static_cast<std::int64_t>(hidden.element_size());
   const std::int64_t most = std::max<std::int64_t>(1, options.chunk_bytes / bytes);
-  // Rounds down to a multiple of the tile size of GPU matrix products.
+  // Rounds the number down to a multiple of the tile size of GPU matrix products.
   for (const std::int64_t tiles : {1024, 128}) {
     if (most >= tiles) {
       return most / tiles * tiles;

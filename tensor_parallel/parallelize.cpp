@@ -37,8 +37,8 @@ bool is_distinct_on(const nn::ParameterSlot& slot, const DeviceMesh& mesh) {
 
 namespace {
 
-// The functions below check a plan before anything is changed: which modules its patterns match,
-// whether the styles are applicable to these modules, and which placement each parameter gets.
+// check_plan() checks a plan before a module is changed: which modules the patterns match, whether
+// the styles are applicable to these modules, and which placement each parameter gets.
 
 /// A module, and its FQN relative to the module to which the plan is applied ("" for that module).
 struct NamedModule {
@@ -50,8 +50,7 @@ struct NamedModule {
 struct Application {
   NamedModule target;
   StylePtr style;
-  /// The placements that the style chooses, without parameters that the entry of an inner module
-  /// places.
+  /// The style's placements, without parameters that the plan entry of an inner module places.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
 };
 
@@ -61,12 +60,12 @@ struct CheckedPlan {
   /// The placement of each parameter that the plan names, in the order of the plan. Each parameter
   /// occurs once.
   std::vector<std::pair<nn::SlotPtr, Placement>> parameters;
-  /// Parameters that no entry names and that become replicated. Excludes parameters that are
-  /// already distributed or that differ on each rank.
+  /// Parameters that no plan entry names, and that therefore become replicated. Excludes parameters
+  /// that are already distributed or that differ on each rank.
   nn::NamedSlots unnamed;
 };
 
-// A pattern may match libtorch modules without hooks too, because error messages name such modules.
+// A Match may be a libtorch module without hooks, so that error messages can name such modules.
 
 struct Match {
   std::string fqn;
@@ -100,13 +99,13 @@ std::string without_last_segment(const std::string& pattern) {
   return dot == std::string::npos ? "" : pattern.substr(0, dot);
 }
 
-/// Throws the error for a pattern without a match. Shortens the pattern from the end until it
-/// matches a module; the message lists the children of that module.
+/// Throws the error for a pattern without a match. Shortens the pattern from the end until the
+/// pattern matches a module. The message lists the children of that module.
 [[noreturn]] void fail_unmatched(nn::ModuleBase& root, const std::string& pattern) {
   std::string reached = pattern;
   std::vector<Match> parents;
   std::string segment;
-  while (parents.empty()) {  // ends at the root at the latest, because "" matches the root
+  while (parents.empty()) {  // the loop ends at the root, because "" matches the root
     const std::string shorter = without_last_segment(reached);
     segment = reached.substr(shorter.empty() ? 0 : shorter.size() + 1);
     reached = shorter;
@@ -128,9 +127,9 @@ std::type_index class_of(const Match& place) {
   return typeid(module);
 }
 
-/// Throws Error if some modules that match `prefix` have a match of `pattern` below them, while
-/// others of the same class have none. `prefix`: the beginning of `pattern`; `places`: the matches
-/// of `prefix`; `matches`: the matches of `pattern`.
+/// Throws Error if some modules that match `prefix` contain a match of `pattern`, while other
+/// modules of the same class do not. `prefix`: the beginning of `pattern`; `places`: the matches of
+/// `prefix`; `matches`: the matches of `pattern`.
 void check_all_match(const std::string& pattern, const std::string& prefix,
                      const std::vector<Match>& places, const std::vector<Match>& matches) {
   const auto has_match = [&matches](const Match& place) {
@@ -161,7 +160,7 @@ void check_all_match(const std::string& pattern, const std::string& prefix,
        below, "' for every match");
 }
 
-/// Whether the segment has wildcards. "**" does not count, because it may match nothing.
+/// Whether the segment has wildcards. "**" does not count, because "**" may match no segment.
 bool is_wildcard(std::string_view segment) {
   return segment != "**" && segment.find_first_of("*?[") != std::string_view::npos;
 }
@@ -189,8 +188,8 @@ NamedModule with_hooks(const Match& match) {
   return {match.fqn, module};
 }
 
-/// Returns the modules whose FQN matches `pattern` (nn::matches_fqn), each once, in order of
-/// registration. "" matches `root`.
+/// Returns the modules whose FQN matches `pattern` (nn::matches_fqn): each module once, in order of
+/// registration. The pattern "" matches `root`.
 std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& pattern) {
   const std::vector<Match> matches = find_places(root, pattern);
   if (matches.empty()) {
@@ -204,7 +203,7 @@ std::vector<NamedModule> match_modules(nn::ModuleBase& root, const std::string& 
   return modules;
 }
 
-/// Throws Error for a style with hooks on a module inside an nn::Hooked, whose hooks never run.
+/// Throws Error for a style with hooks on a module inside an nn::Hooked: the hooks never run.
 void check_is_called(const NamedModule& target, const ParallelStyle& style) {
   TESSERA_CHECK(
       !style.adds_hooks() || dynamic_cast<const nn::AdoptedModule*>(target.module) == nullptr,
@@ -271,8 +270,8 @@ class PlacementTable {
 
   void add(const Application& application) {
     const auto& placements = application.parameters;
-    // Skips an entry without placements: a module may have several styles, but at most one style
-    // that places parameters.
+    // A style without placements is skipped: a module may have several styles, but at most one
+    // style that places parameters.
     if (placements.empty()) {
       return;
     }
@@ -285,7 +284,7 @@ class PlacementTable {
     }
   }
 
-  /// The placements in the order of the plan, which is equal on every rank.
+  /// Returns the placements in the order of the plan, which is equal on every rank.
   std::vector<std::pair<nn::SlotPtr, Placement>> take() { return std::move(placed_); }
 
  private:
@@ -345,7 +344,7 @@ nn::NamedSlots unnamed_parameters(const nn::ModuleBase& module, const DeviceMesh
   return unnamed;
 }
 
-/// Checks the plan without changes and without communication. Throws the Errors of
+/// Checks the plan without changing the module and without communication. Throws the Errors of
 /// parallelize_module().
 CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
                        const ParallelizePlan& plan) {
@@ -403,8 +402,8 @@ void distribute_parameters(const CheckedPlan& plan, const DeviceMesh& mesh) {
 /// Declares that plain tensors are the same on every rank of `mesh`, in the forward of `module` and
 /// in its other hooked methods.
 void add_parallel_forward(nn::ModuleBase& module, const DeviceMesh& mesh) {
-  // The scopes of calls in progress form a stack, since the module may call itself. An entry is
-  // nullptr for a call within the forward of another parallel module.
+  // The scopes of the module's running calls form a stack, since the module may call itself. For a
+  // call within the forward of another parallel module the scope is nullptr.
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<RandomRegionScope>>>();
   module.add_forward_pre_hook(
       [scopes, mesh](auto&, nn::TensorList) {
@@ -437,12 +436,12 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh,
   const auto replicas = std::make_shared<ReplicaCheck>(module, mesh);
   for (const Application& application : checked.applications) {
     nn::ModuleBase& target = *application.target.module;
-    // A module with a style also starts the comparison, because it may be called directly instead
-    // of through the root.
+    // A module with a style also starts the comparison of ReplicaCheck, because a program may call
+    // the module directly instead of the root.
     if (replicas->add(target, application.target.fqn) && &target != &module) {
       add_parallel_forward(target, mesh);
     }
-    // A module inside an nn::Hooked is skipped, because it runs no hooks.
+    // A module inside an nn::Hooked is skipped, because such a module runs no hooks.
     if (dynamic_cast<const nn::AdoptedModule*>(&target) == nullptr) {
       application.style->apply(target, mesh);
     }
@@ -479,9 +478,9 @@ void parallelize_module(nn::ModuleBase& module, const DeviceMesh& mesh) {
 
 namespace {
 
-/// Returns the plan entry that makes a block's input distributed, once for all projections. The
-/// projections then share one gather (with sequence parallelism), or the all-reduce of the input's
-/// gradient (without).
+/// Returns the plan entry that makes a block's input distributed, once for all projections. With
+/// sequence parallelism, the projections then share one gather; without, they share one all-reduce
+/// of the input's gradient.
 std::pair<std::string, StylePtr> shared_input(const std::string& fqn,
                                               const BlockPlanOptions& options) {
   return {fqn, prepare_module_input({.input_layouts = {Replicate{}},

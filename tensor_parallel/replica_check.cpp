@@ -1,4 +1,4 @@
-// Checks that ranks have equal data where tensor parallelism requires equal data. One rank alone
+// Checks that ranks have equal data where tensor parallelism requires equal data. A rank alone
 // cannot find a difference, and the loss of a run with different data may look right.
 
 #include "internal.h"
@@ -40,7 +40,7 @@ constexpr const char* kSameInput =
     "pass "
     "the part of each rank by DistributedTensor::from_local or prepare_module_input";
 
-/// Returns the parameters of all modules below `root`, each once. named_slots() is not used,
+/// Returns the parameters of `root` and all its submodules, each once. named_slots() is not used,
 /// because it throws for parameters without an nn::ParameterSlot.
 nn::NamedSlots parameters_below(const nn::ModuleBase& root) {
   nn::NamedSlots found;
@@ -83,7 +83,7 @@ bool is_replicated_over(const DeviceMesh& mesh, const at::Tensor& tensor) {
   return std::ranges::all_of(mesh.ranks(), [&](int rank) { return has_same_shard(spec, rank); });
 }
 
-/// The gradient of a parameter; undefined if FSDP has not reduced the gradient yet.
+/// Returns the gradient of a parameter; undefined if FSDP has not reduced the gradient yet.
 at::Tensor gradient_of(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   return gradient.defined() && nn::placeholder(gradient) == nullptr ? gradient : at::Tensor();
@@ -103,10 +103,10 @@ std::vector<Replica> plain_inputs(nn::TensorList inputs) {
   return replicas;
 }
 
-/// Registers the module's name for error messages of operators in its forward.
+/// Adds hooks that put the module's name into error messages of operators in the module's forward.
 void name_calls(nn::ModuleBase& module, const std::string& fqn) {
-  // The number of running calls of the module. The number is 0 in the hook after a call if an
-  // earlier hook threw.
+  // The number of running calls of the module. If an earlier hook threw, the number is 0 when the
+  // hook after a call runs.
   const auto begun = std::make_shared<int>(0);
   module.add_forward_pre_hook([fqn, begun](auto&, nn::TensorList) {
     ++*begun;

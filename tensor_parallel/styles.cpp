@@ -18,7 +18,7 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-// Conversions of tensors at a module's boundary, which the hooks of all styles share.
+// The hooks of all styles share the functions that convert tensors at a module's boundary.
 
 at::Tensor redistribute_to(const DistributedTensor& tensor, const Placement& desired,
                            bool regather = false) {
@@ -73,7 +73,7 @@ bool is_linear(const nn::ModuleBase& module) {
          wraps<torch::nn::LinearImpl>(module);
 }
 
-/// Like is_linear(), for an nn::Embedding. Such a module has a `weight`.
+/// Whether a module is an nn::Embedding, or a libtorch Embedding wrapped as in is_linear().
 bool is_embedding(const nn::ModuleBase& module) {
   return dynamic_cast<const nn::Embedding*>(&module) != nullptr ||
          wraps<torch::nn::EmbeddingImpl>(module);
@@ -81,8 +81,8 @@ bool is_embedding(const nn::ModuleBase& module) {
 
 using SlotPlacements = std::vector<std::pair<nn::SlotPtr, Placement>>;
 
-/// The placement `all` for each parameter of `module`. If `module` is a Linear with a LoRA adapter
-/// (nn::apply_lora), also `a` and `b` for the two matrices of the adapter.
+/// Returns the placement `all` for each parameter of `module`. For a Linear with a LoRA adapter
+/// (nn::apply_lora), adds the placements `a` and `b` of the adapter's two matrices.
 SlotPlacements placements_of(const nn::ModuleBase& module, const Placement& all, const Placement& a,
                              const Placement& b) {
   SlotPlacements placements;
@@ -125,15 +125,15 @@ void require_tensor(const nn::ModuleBase& module, nn::TensorList tensors, const 
                 ", but its style converts the first one; remove the module from the plan");
 }
 
-// Column-wise style: each rank computes a part of the output features from the whole input. The
-// gradient of the input is a sum over the ranks.
+// In the column-wise style each rank computes a part of the output features from the whole input.
+// The gradient of the input is a sum over the ranks.
 
 class Colwise final : public ParallelStyle {
  public:
   explicit Colwise(ColwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "colwise_parallel"; }
-  /// The default options need no hooks, because the operator itself makes the same redistributions.
+  /// With default options the style needs no hooks: the operator itself makes the redistributions.
   bool adds_hooks() const override {
     return !is_replicate(options_.input_layouts) || !is_shard(options_.output_layouts, -1) ||
            options_.use_local_output;
@@ -162,8 +162,8 @@ class Colwise final : public ParallelStyle {
     set_regathered_product(module, options_.regather);
     add_gathering_hook(module, mesh, options_.input_layouts, options_.regather);
     module.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
-      // A plain output is left unchanged: the module has computed another value from the features,
-      // for example a loss.
+      // A plain output stays unchanged: the module has computed another value from the output
+      // features, for example a loss.
       if (tessera::is_distributed(*outputs[0])) {
         *outputs[0] = prepare_output(*outputs[0], options.output_layouts, options.use_local_output);
       }
@@ -204,7 +204,7 @@ class FusedColwise final : public ParallelStyle {
   }
 
  private:
-  /// The placement of a tensor whose dimension `dim` is the output features. If
+  /// Returns the placement of a tensor whose dimension `dim` is the output features. If
   /// FusedLinear::groups() > 1, the weight is split contiguously.
   Placement placement_of(const nn::ModuleBase& module, std::int64_t dim) const {
     const std::int64_t parts = parts_of(module);
@@ -309,11 +309,11 @@ class ReplicatedHeads final : public ParallelStyle {
   ReplicatedHeadsOptions options_;
 };
 
-// Row-wise style: each rank computes a partial sum of the output from its part of the input
-// features or of the vocabulary. The redistribution to output_layouts adds the partial sums: by an
-// all-reduce, or with sequence parallelism by a reduce-scatter.
+// In the row-wise style each rank computes a partial sum of the output from the rank's part of the
+// input features or of the vocabulary. The redistribution to output_layouts adds the partial sums:
+// by an all-reduce, or with sequence parallelism by a reduce-scatter.
 
-/// The placement that a plain input is assumed to have.
+/// Returns the placement that a plain input is assumed to have.
 Placement placement_of_plain(const RowwiseOptions& options) {
   return options.input_layouts.value_or(Replicate{});
 }
@@ -350,7 +350,7 @@ class Rowwise final : public ParallelStyle {
   explicit Rowwise(RowwiseOptions options) : options_(options) {}
 
   std::string name() const override { return "rowwise_parallel"; }
-  /// The default options need no hooks, because the next operator sums the ranks' results.
+  /// With default options the style needs no hooks: the next operator sums the ranks' results.
   bool adds_hooks() const override {
     return options_.input_layouts || !is_replicate(options_.output_layouts) ||
            options_.use_local_output;
@@ -409,8 +409,8 @@ class Rowwise final : public ParallelStyle {
     });
   }
 
-  /// Makes each rank look up indices in its shard of the table, with result 0 for all other
-  /// indices.
+  /// Makes each rank look up the indices of its shard of the embedding table. The result is 0 for
+  /// all other indices.
   void apply_to_embedding(nn::ModuleBase& embedding, const DeviceMesh& mesh) const {
     add_gathering_hook(embedding, mesh, placement_of_plain(options_), /*regather=*/false);
     embedding.add_forward_hook([options = options_](auto&, nn::TensorList outputs) {
@@ -433,7 +433,7 @@ class ReplicatedParameters final : public ParallelStyle {
 
   SlotPlacements parameters(const nn::ModuleBase& module) const override {
     SlotPlacements placements;
-    // The parameters of modules below are included, so that one plan entry may name a container of
+    // The submodules' parameters are included, so that one plan entry may name a container of
     // norms.
     for (const auto& [name, slot] : module.named_slots()) {
       placements.emplace_back(slot, Replicate{});
@@ -473,7 +473,7 @@ class PlaceParameters final : public ParallelStyle {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
                   " has no parameters of its own; name the modules below it that have some");
     for (const auto& [parameter, placement] : placements_) {
-      module.slot(parameter);  // throws for an unknown name
+      module.slot(parameter);  // throws if no parameter has this name
     }
     SlotPlacements placements;
     for (const auto& [parameter, slot] : module.slots()) {
@@ -542,7 +542,7 @@ class Prepare final : public ParallelStyle {
   }
 
  private:
-  /// Converts one tensor for each placement. Tensors beyond the last placement stay unchanged.
+  /// Converts one tensor for each placement in `layouts_`. All further tensors stay unchanged.
   void convert(const nn::ModuleBase& module, nn::TensorList tensors, const DeviceMesh& mesh) const {
     TESSERA_CHECK(tensors.size() >= layouts_.size(), name(), " has placements for ",
                   layouts_.size(), " tensors, but the call has ", tensors.size(),

@@ -32,7 +32,7 @@ class Warnings final : public c10::WarningHandler {
 
 struct Arguments {
   std::string path;
-  std::string other;  ///< the second step of `diff`
+  std::string other;  ///< the second checkpoint of the command `diff`
 };
 
 int info(const Arguments& arguments) {

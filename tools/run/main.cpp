@@ -39,8 +39,8 @@ constexpr auto kTermTime = 1000ms;  ///< time from SIGTERM to SIGKILL after a fa
 /// How often tessera-run checks whether a rank has a handler for a pending signal.
 constexpr auto kSignalPoll = 100ms;
 constexpr auto kNever = Clock::time_point::max();
-constexpr std::size_t kLongestLine = 64 << 10;  ///< limit of a line's bytes; longer lines are split
-constexpr std::size_t kFull = 1 << 20;  ///< most bytes buffered for a slow reader; then ranks wait
+constexpr std::size_t kLongestLine = 64 << 10;  ///< maximum bytes of a line; a longer line is split
+constexpr std::size_t kFull = 1 << 20;          ///< maximum bytes buffered for a slow reader
 constexpr auto kHelp =
     R"(Usage: tessera-run --nproc N [OPTIONS] [--] PROGRAM ARGS...
        tessera-run --explain DIR
@@ -57,7 +57,7 @@ void check_errno(bool ok, const std::string& what) {
   TESSERA_CHECK(ok, what, ": ", strerror(errno));
 }
 
-/// stdout or stderr of tessera-run. `pending`: text that has not been written yet.
+/// The output to stdout or stderr of tessera-run. `pending` is text that is not written yet.
 struct Sink {
   int fd;
   std::string pending = {};
@@ -79,12 +79,12 @@ struct Sink {
   }
 };
 
-/// A pipe with the output of a rank. The output's lines get a prefix and are written to `sink`.
+/// A pipe with the output of a rank. Each line gets a prefix and is written to `sink`.
 struct Source {
   int fd = -1;
   Sink* sink = nullptr;
   std::string prefix = {};
-  std::string line = {};  ///< incomplete line: the part after the last newline
+  std::string line = {};  ///< an incomplete line: the text after the last newline
 
   void read_available(std::size_t full = kFull) {
     for (char buffer[16 << 10]; fd >= 0 && sink->pending.size() < full;) {
@@ -116,8 +116,7 @@ struct Rank {
   int number = 0;
   pid_t pid = -1;
   Source out, err;
-  std::vector<int> signals = {};   ///< signals not yet delivered, because the rank does not handle
-                                   ///< them yet
+  std::vector<int> signals = {};   ///< signals for which the rank has no handler yet
   std::optional<int> status = {};  ///< the rank's exit status from waitpid()
 
   bool stopped() const { return status && *status == W_EXITCODE(kStoppedExitCode, 0); }
@@ -183,7 +182,7 @@ class Job {
  private:
   void take_over_signals() {
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGCHLD, SIG_DFL);  // with SIGCHLD ignored, the kernel would drop exit codes
+    signal(SIGCHLD, SIG_DFL);  // if SIGCHLD is ignored, the kernel drops exit codes
     sigset_t set;
     sigemptyset(&set);
     for (const int number : {SIGCHLD, SIGUSR1, SIGUSR2, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
@@ -227,9 +226,9 @@ class Job {
     close(store);
   }
 
-  /// Runs in the child after fork(). Allocating memory is safe: tessera-run has only one thread.
+  /// Runs in the child process after fork(). May allocate, because tessera-run has one thread.
   [[noreturn]] void become(int rank, int store, int port, int out, int err) {
-    setpgid(0, 0);  // the rank and its child processes are one process group
+    setpgid(0, 0);  // a rank and its child processes form a process group
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const auto set = [](const char* name, const auto& value) {
       setenv(name, detail::concat(value).c_str(), 1);
@@ -255,14 +254,14 @@ class Job {
     } else {
       dup2(out, STDOUT_FILENO);
     }
-    if (rank != 0 || isatty(STDIN_FILENO)) {  // a background process cannot read a terminal
+    if (rank != 0 || isatty(STDIN_FILENO)) {  // background processes cannot read a terminal
       dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
     }
     dup2(err, STDERR_FILENO);
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
     execvp(program_[0], program_);
-    const int code = errno == ENOENT ? 127 : 126;  // the exit codes of a shell
+    const int code = errno == ENOENT ? 127 : 126;  // a shell returns the same exit codes
     dprintf(STDERR_FILENO, "%s cannot be run: %s%s\n", program_[0], strerror(errno),
             strchr(program_[0], '/') == nullptr ? " in PATH (write ./NAME for one in this folder)"
                                                 : "");
@@ -316,14 +315,13 @@ class Job {
       return;
     }
     rank.status = status;
-    kill(-rank.pid, SIGKILL);  // kills processes that the rank left behind, which would keep the
-                               // process group's id in use
+    kill(-rank.pid, SIGKILL);  // ends processes that the rank left behind
     if (rank.failed() && !is_ending_) {
       failed_.push_back(&rank);
     }
   }
 
-  /// Sends `signal` to all ranks, and SIGKILL after `time`.
+  /// Sends `signal` to all ranks, and SIGKILL to ranks that still run after `time`.
   void end_ranks(int signal, Clock::duration time = {}) {
     signal_ranks(signal);
     is_ending_ = true;
@@ -335,8 +333,8 @@ class Job {
       say("killing the ranks that have not ended");
       end_ranks(SIGKILL);
     } else if (!failed_.empty() && !is_ending_) {
-      // Of ranks that have failed since the last check, one that was killed by a signal is reported
-      // as the cause.
+      // If several ranks have failed since the last check, a rank that a signal has killed is
+      // reported as the cause.
       std::ranges::stable_partition(failed_, &Rank::killed);
       Rank& cause = *failed_.front();
       cause.err.read_rest();
@@ -355,7 +353,7 @@ class Job {
     for (Sink* sink : {&out_, &err_}) {
       for (const int before = stop_signal_; !sink->pending.empty() && stop_signal_ == before;) {
         wait_for_events();
-        take_signals();  // a signal ends the wait for a slow reader
+        take_signals();  // a signal such as SIGTERM ends the wait for a slow reader
         sink->flush();
       }
     }
@@ -364,8 +362,7 @@ class Job {
     return any_stopped && !any_failed               ? kStoppedExitCode
            : stop_signal_ != 0                      ? 128 + stop_signal_
            : !failed_.empty()                       ? failed_.front()->exit_code()
-           : out_.error != 0 && out_.error != EPIPE ? 1  // writing failed, for example because of
-                                                         // a full disk
+           : out_.error != 0 && out_.error != EPIPE ? 1  // a write to stdout failed (full disk)
                                                     : 0;
   }
 
@@ -384,13 +381,13 @@ class Job {
   const int nproc_;
   const std::chrono::milliseconds grace_;
   std::string folder_;  ///< folder of the flight records
-  bool is_temporary_;   ///< whether the folder is removed at the end
+  bool is_temporary_;   ///< whether folder_ is removed at the end
   char** const program_;
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
   std::deque<Rank> ranks_;     ///< a deque, so that pointers to ranks stay valid
-  std::vector<Rank*> failed_;  ///< ranks that failed before end_ranks() was called, in order
+  std::vector<Rank*> failed_;  ///< the ranks that failed before end_ranks() was called
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;
 };
@@ -430,7 +427,7 @@ int run(int argc, char** argv) {
                   given[name], " is not a number from ", least, " to ", most);
     return value;
   };
-  number("--timeout", 0.001, 1e6);  // only checked here; the ranks read TESSERA_TIMEOUT
+  number("--timeout", 0.001, 1e6);  // checks the value; the ranks read TESSERA_TIMEOUT
   number("--watchdog", 0, 1e6);
   for (const auto& [name, variable] :
        {std::pair("--timeout", "TESSERA_TIMEOUT"), std::pair("--watchdog", "TESSERA_WATCHDOG"),
