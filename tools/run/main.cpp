@@ -335,7 +335,8 @@ class Job {
     } else if (!failed_.empty() && !is_ending_) {
       // If several ranks have failed since the last check, a rank that a signal has killed is
       // reported as the cause.
-      std::ranges::stable_partition(failed_, &Rank::killed);
+      std::stable_partition(failed_.begin(), failed_.end(),
+                            [](const Rank* rank) { return rank->killed(); });
       Rank& cause = *failed_.front();
       cause.err.read_rest();
       say(detail::concat("rank ", cause.number, " (pid ", cause.pid, ") ", cause.end(),

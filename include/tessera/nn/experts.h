@@ -1,0 +1,193 @@
+// Mixtures of experts: MixtureOfExperts, its experts and its auxiliary losses, expert parallelism,
+// and the all-to-all of different numbers of rows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/export.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/blocks.h"
+#include "tessera/nn/layers.h"
+#include "tessera/nn/module.h"
+
+TESSERA_API_BEGIN
+namespace tessera::nn {
+
+/// The rows that a rank exchanges with each rank of a group.
+struct RowCounts {
+  std::vector<std::int64_t> sent;      ///< number of rows for each rank
+  std::vector<std::int64_t> received;  ///< number of rows from each rank
+};
+
+/// Sends sent[r] rows of x to rank r of the 1-D `mesh`, and returns the rows that the ranks sent to
+/// this rank, in rank order: (sum of sent, ...) -> (sum of received, ...). The ranks exchange the
+/// counts first; a count may be 0. The gradient is exchanged in the other direction; differentiable
+/// once. Collective: two all-to-alls. Throws Error unless the counts sum to the rows of x.
+std::pair<at::Tensor, RowCounts> all_to_all_uneven(const at::Tensor& x,
+                                                   const std::vector<std::int64_t>& sent,
+                                                   const DeviceMesh& mesh);
+/// The same with known counts, for example for the way back. Collective: one all-to-all.
+at::Tensor all_to_all_uneven(const at::Tensor& x, const RowCounts& counts, const DeviceMesh& mesh);
+
+/// Several Linears without bias, one for each expert, with stacked weights. weight: (experts, out,
+/// in). Weight files store the weight of expert e as "experts.<e>.<name>.weight", (out, in).
+class GroupedLinear : public Module<GroupedLinear> {
+ public:
+  GroupedLinear(std::int64_t experts, std::int64_t in_features, std::int64_t out_features);
+  /// Multiplies the rows of each expert: (rows, in) -> (rows, out). counts[e] is the number of rows
+  /// of this rank's expert e; the rows of the first expert come first. `rows_are_split`: whether
+  /// the ranks of the other dimensions of the weight's mesh have other rows, so that the gradient
+  /// of the weight is a sum over these ranks. Communicates nothing.
+  at::Tensor forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
+                     bool rows_are_split = false);
+  void reset_parameters(const InitContext& init) override;
+
+  /// The number of experts of all ranks.
+  std::int64_t experts() const { return weight->size(0); }
+
+  Parameter weight;
+};
+
+/// How a router turns its logits into scores.
+enum class RouterScores {
+  kSoftmax,  ///< Mixtral, Qwen 3 MoE, OLMoE
+  kSigmoid,  ///< DeepSeek-V3
+};
+
+/// Names of the modules of a MixtureOfExperts. The defaults are those of Qwen 3 MoE and OLMoE.
+struct ExpertNames {
+  std::string router = "gate", experts = "experts", shared = "shared_experts";
+  MlpNames mlp{};  ///< names of the Linears of each expert
+};
+
+/// Options of a MixtureOfExperts. The comments name the settings of Hugging Face's config.json.
+struct ExpertsOptions {
+  std::int64_t hidden = 0;   ///< number of features of the input and of the result
+  std::int64_t inner = 0;    ///< number of features within an expert (moe_intermediate_size)
+  std::int64_t experts = 0;  ///< number of experts (num_local_experts, num_experts)
+  std::int64_t top_k = 2;    ///< number of experts of each token (num_experts_per_tok)
+  RouterScores scores = RouterScores::kSoftmax;
+  bool normalize = true;  ///< whether a token's weights are divided by their sum (norm_topk_prob)
+  double scaling = 1;     ///< factor of the weights (routed_scaling_factor)
+  /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
+  /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
+  bool selection_bias = false;
+  /// Number of features within an expert that computes every token; 0: there is no such expert.
+  std::int64_t shared_inner = 0;
+  /// Weights are initialised from normal(0, init_std), the weights of `down` from normal(0,
+  /// output_init_std); if output_init_std is 0, init_std applies to `down` too.
+  double init_std = 0.02, output_init_std = 0;
+  ExpertNames names{};
+};
+
+namespace detail {
+
+/// What a forward of a MixtureOfExperts records for the auxiliary losses. All sums are over this
+/// rank's tokens.
+struct RouterRecord {
+  at::Tensor probabilities;  ///< sum of the router's probabilities, (experts)
+  at::Tensor z;              ///< sum of the squared log-sum-exp of the logits, ()
+  at::Tensor choices;        ///< number of tokens that chose each expert, (experts) int64
+  std::int64_t tokens = 0;
+  DeviceMesh token_mesh;  ///< the tensor-parallel ranks that share the tokens, or undefined
+};
+
+/// A MixtureOfExperts' record of its last forward, and the tokens of each expert since the last
+/// update of the selection bias.
+struct RouterState {
+  RouterRecord record;
+  at::Tensor load;  ///< tokens of all ranks that chose each expert, (experts) int64
+};
+
+class Experts;
+
+}  // namespace detail
+
+/// A mixture of SwiGLU experts (Shazeer et al. 2017; Fedus et al. 2022): a router chooses top_k
+/// experts for each token, and the result is the weighted sum of the results of these experts, in
+/// the order of their weights, plus the result of the shared expert. No token is dropped. (...,
+/// hidden) -> (..., hidden).
+///
+/// With expert parallelism (apply_expert_parallel), a rank has the weights of some experts and
+/// sends each token's features to the ranks of the token's experts. forward is then collective over
+/// the ranks of the mesh: one exchange of counts and two all-to-alls of features; backward two
+/// all-to-alls. A rank without tokens or experts takes part. On a GPU the CPU waits for the counts.
+/// The results of a token do not depend on the other tokens.
+///
+/// Child modules: gate (a Linear), experts.gate_proj, experts.up_proj and experts.down_proj
+/// (GroupedLinear), and shared_experts (a SwiGlu). A distributed input (tensor parallelism) is
+/// split by tokens, and the result has the layout of the input.
+class MixtureOfExperts : public Module<MixtureOfExperts> {
+ public:
+  /// Throws Error for sizes below 1, and for a top_k above the number of experts.
+  explicit MixtureOfExperts(const ExpertsOptions& options);
+  at::Tensor forward(const at::Tensor& x);
+
+  const ExpertsOptions& options() const { return options_; }
+  /// Distributes the weights of the experts over the first dimension of `mesh`, as torch.chunk
+  /// divides them, and replicates them over other dimensions, whose ranks have other tokens. Throws
+  /// Error if the weights are already distributed. Not collective.
+  void set_expert_parallel(const DeviceMesh& mesh);
+  /// For plans, which have no values: the tokens of expert 0 divided by the mean over the experts.
+  /// With the default, 1, all experts have equal numbers of tokens.
+  void set_planned_load(double largest_over_mean) { planned_load_ = largest_over_mean; }
+
+  /// For take_router_losses() and update_selection_bias().
+  detail::RouterState& router_state() { return router_state_; }
+
+  Parameter selection_bias;  ///< buffer (experts), fp32; undefined without the option
+
+ private:
+  struct Routing;
+  Routing route(const at::Tensor& logits);
+  at::Tensor choose(const at::Tensor& scores) const;
+  at::Tensor mix(const at::Tensor& x, const Routing& routing, bool rows_are_split);
+  void record(const at::Tensor& logits, const Routing& routing, const DeviceMesh& token_mesh);
+  void reset_parameters(const InitContext& init) override;
+
+  ExpertsOptions options_;
+  std::shared_ptr<Linear> gate_;
+  std::shared_ptr<detail::Experts> experts_;
+  std::shared_ptr<SwiGlu> shared_;
+  DeviceMesh ep_;  ///< the ranks over which experts are split; undefined: each rank has all
+  double planned_load_ = 1;
+  detail::RouterState router_state_;
+};
+
+/// Splits the experts of every MixtureOfExperts below `module` over the first dimension of `mesh`
+/// (MixtureOfExperts::set_expert_parallel). Call after parallelize_module, and before fully_shard,
+/// with Options::parameter_mesh for the experts (docs/modules/experts.md). Returns the number of
+/// mixtures. Not collective.
+std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
+
+/// Auxiliary losses of the mixtures of a model, and how evenly the experts are loaded.
+struct RouterLosses {
+  /// Load-balancing loss (Fedus et al. 2022), as `transformers` computes it: experts * sum over
+  /// experts of (share of the tokens that chose the expert) * (mean probability of the expert),
+  /// over the tokens of all layers together. top_k if the load is even.
+  at::Tensor load_balancing;
+  at::Tensor z;  ///< mean of the squared log-sum-exp of the logits (Zoph et al. 2022)
+  /// For each mixture, the tokens of the expert with most tokens divided by the mean.
+  std::vector<double> largest_over_mean;
+};
+/// Returns the auxiliary losses of the last forwards, in training, of the mixtures below `module`,
+/// and removes their records. Add the losses, times a coefficient, to the loss before backward.
+/// `mesh`: the ranks that have different rows of the batch. The mean of each loss over these ranks
+/// is the loss of the whole batch, so that FSDP's mean of gradients is right. Collective: one
+/// all-reduce of the numbers of tokens over `mesh`. Throws Error if there is no record.
+RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
+
+/// For mixtures with ExpertsOptions::selection_bias: adds `rate` to the bias of each expert that
+/// had fewer tokens than the mean since the last call, and subtracts `rate` for more tokens (Wang
+/// et al. 2024). Call after each optimizer step; take_router_losses() counts the tokens. Every rank
+/// computes the same bias, without communication.
+void update_selection_bias(ModuleBase& module, double rate = 1e-3);
+
+}  // namespace tessera::nn
+TESSERA_API_END

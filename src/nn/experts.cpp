@@ -1,0 +1,427 @@
+// Mixtures of experts, in this order: the exchange of rows, the experts, the router and the module,
+// expert parallelism, and auxiliary losses.
+
+#include "tessera/nn/experts.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "tessera/core/error.h"
+#include "tessera/dtensor/detail/experts.h"
+#include "tessera/dtensor/detail/transfers.h"
+#include "tessera/dtensor/distributed_tensor.h"
+#include "tessera/kernels/detail/fake_state.h"
+#include "tessera/nn/detail/records.h"
+#include "tessera/nn/functional.h"
+#include "tessera/nn/initialization.h"
+
+namespace tessera::nn {
+
+namespace {
+
+using Counts = std::vector<std::int64_t>;
+
+/// Sums each of `parts` equal ranges of the counts.
+Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
+  Counts sums;
+  const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
+  for (auto at = counts.begin(); std::ssize(sums) < parts; at += size) {
+    sums.push_back(std::accumulate(at, at + size, std::int64_t{0}));
+  }
+  return sums;
+}
+
+/// Numbers of rows for each expert of each rank, (ranks * experts of a rank).
+struct ExchangedCounts {
+  Counts sent, received;
+};
+
+/// Exchanges `counts`, (ranks * n), of which rank r gets the r-th n. On a GPU the CPU waits once.
+ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
+  const at::Tensor received = at::empty_like(counts);
+  const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
+  flush_pending_transfers(mesh.group()).all_to_all(received, counts, each, each)->wait();
+  const at::Tensor both = at::cat({counts, received}).cpu();
+  const std::int64_t* values = both.const_data_ptr<std::int64_t>();
+  return {{values, values + counts.numel()}, {values + counts.numel(), values + both.numel()}};
+}
+
+Counts to_vector(const at::Tensor& counts) {
+  const at::Tensor values = counts.cpu();
+  return {values.const_data_ptr<std::int64_t>(),
+          values.const_data_ptr<std::int64_t>() + values.numel()};
+}
+
+}  // namespace
+
+std::pair<at::Tensor, RowCounts> all_to_all_uneven(const at::Tensor& x,
+                                                   const std::vector<std::int64_t>& sent,
+                                                   const DeviceMesh& mesh) {
+  TESSERA_CHECK(std::ssize(sent) == mesh.size(), "all_to_all_uneven: ", sent.size(),
+                " counts for a mesh of ", mesh.size(), " ranks; pass one count for each rank");
+  const at::Tensor counts = at::tensor(sent, at::kLong).to(x.device());
+  auto [own, received] = exchange_counts(counts, mesh);
+  RowCounts rows{std::move(own), std::move(received)};
+  at::Tensor result = all_to_all_uneven(x, rows, mesh);
+  return {std::move(result), std::move(rows)};
+}
+
+at::Tensor all_to_all_uneven(const at::Tensor& x, const RowCounts& counts, const DeviceMesh& mesh) {
+  return tessera::detail::all_to_all_uneven(x, counts.received, counts.sent, mesh.group());
+}
+
+GroupedLinear::GroupedLinear(std::int64_t experts, std::int64_t in_features,
+                             std::int64_t out_features) {
+  weight = register_slot("weight", {experts, out_features, in_features});
+}
+
+at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::int64_t>& counts,
+                                  bool rows_are_split) {
+  at::Tensor own = weight;
+  if (tessera::is_distributed(own)) {
+    const DistributedTensor distributed(own);
+    Placements gradient = distributed.placements();
+    for (Placement& placement : gradient) {
+      if (rows_are_split && std::holds_alternative<Replicate>(placement)) {
+        placement = Partial{};
+      }
+    }
+    own = distributed.to_local(gradient);
+  }
+  return tessera::detail::grouped_linear(x, own, counts);
+}
+
+/// Each expert is initialised like a Linear.
+void GroupedLinear::reset_parameters(const InitContext& init) {
+  const double bound = 1 / std::sqrt(static_cast<double>(weight->size(2)));
+  init.fill(weight, init::uniform(-bound, bound));
+}
+
+/// The SwiGLU experts of a mixture.
+class detail::Experts : public Module<detail::Experts> {
+ public:
+  explicit Experts(const ExpertsOptions& options) {
+    const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out) {
+      return register_module(name, std::make_shared<GroupedLinear>(options.experts, in, out));
+    };
+    gate = linear(options.names.mlp.gate, options.hidden, options.inner);
+    up = linear(options.names.mlp.up, options.hidden, options.inner);
+    down = linear(options.names.mlp.down, options.inner, options.hidden);
+  }
+
+  /// The functions forward() are called, not operator(), because a hook that compares results
+  /// between ranks would compare different rows.
+  at::Tensor forward(const at::Tensor& x, const Counts& counts, bool rows_are_split) {
+    const at::Tensor inner =
+        silu_mul(gate->forward(x, counts, rows_are_split), up->forward(x, counts, rows_are_split));
+    return down->forward(inner, counts, rows_are_split);
+  }
+
+  std::shared_ptr<GroupedLinear> gate, up, down;
+};
+
+/// The choice of experts for the tokens, (tokens) each.
+struct MixtureOfExperts::Routing {
+  at::Tensor scores;   ///< (tokens, experts)
+  at::Tensor experts;  ///< the chosen experts, (tokens, top_k) int64
+  at::Tensor weights;  ///< the weights of the chosen experts, (tokens, top_k)
+  at::Tensor counts;   ///< number of tokens that chose each expert, (experts) int64
+};
+
+MixtureOfExperts::MixtureOfExperts(const ExpertsOptions& options) : options_(options) {
+  const ExpertsOptions& o = options;
+  TESSERA_CHECK(o.hidden > 0 && o.inner > 0 && o.experts > 0, "a mixture of ", o.experts,
+                " experts with ", o.hidden, " features and ", o.inner,
+                " within was asked for; each must be 1 or more");
+  TESSERA_CHECK(o.top_k > 0 && o.top_k <= o.experts, "a mixture with top_k ", o.top_k, " of ",
+                o.experts, " experts was asked for; take 1 to ", o.experts);
+  gate_ = register_module(
+      o.names.router, std::make_shared<Linear>(o.hidden, o.experts, LinearOptions{.bias = false}));
+  experts_ = register_module(o.names.experts, std::make_shared<detail::Experts>(o));
+  if (o.shared_inner > 0) {
+    const MlpOptions shared{.hidden = o.hidden,
+                            .inner = o.shared_inner,
+                            .init_std = o.init_std,
+                            .output_init_std = o.output_init_std};
+    shared_ = register_module(o.names.shared, std::make_shared<SwiGlu>(shared));
+  }
+  if (o.selection_bias) {
+    selection_bias = register_buffer_slot("selection_bias", {o.experts});
+  }
+}
+
+at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
+  check_called();
+  const bool distributed = tessera::is_distributed(input);
+  at::Tensor rows = input.dim() == 2 ? input : input.flatten(0, -2);
+  if (distributed) {
+    rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});
+  }
+  const auto local = [](const at::Tensor& tensor) {
+    return tessera::is_distributed(tensor) ? DistributedTensor(tensor).to_local() : tensor;
+  };
+  const at::Tensor logits = local((*gate_)(rows)), x = local(rows);
+  const Routing routing = route(logits);
+  record(logits, routing, distributed ? sharding_spec(rows).mesh : DeviceMesh());
+  at::Tensor result = mix(x, routing, distributed);
+  if (distributed) {
+    const DistributedTensor split(rows);
+    result =
+        DistributedTensor::from_local(result, split.spec(), rows.sizes().vec())
+            .redistribute(sharding_spec(input.dim() == 2 ? input : input.flatten(0, -2)).layout);
+  }
+  result = input.dim() == 2 ? result : result.view_as(input);
+  return shared_ == nullptr ? result : result + (*shared_)(input);
+}
+
+namespace {
+
+/// The experts of each token in a plan, (tokens, top_k), because a plan has no scores: experts take
+/// turns. With a load other than 1, expert 0 has `load` times the mean, from the first tokens.
+at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
+  const std::int64_t k = options.top_k, experts = options.experts;
+  const bool even = load == 1 || k == experts;
+  const double mean = static_cast<double>(tokens * k) / static_cast<double>(experts);
+  const std::int64_t of_first =
+      even ? 0 : std::min<std::int64_t>(tokens, std::llround(load * mean));
+  Counts chosen;
+  for (std::int64_t token = 0, next = 0; token < tokens; ++token) {
+    if (token < of_first) {
+      chosen.push_back(0);
+    }
+    for (; std::ssize(chosen) < (token + 1) * k; ++next) {
+      chosen.push_back(even ? next % experts : 1 + next % (experts - 1));
+    }
+  }
+  return at::tensor(chosen, at::kLong).view({tokens, k});
+}
+
+}  // namespace
+
+/// Returns the chosen experts of each token, (tokens, top_k).
+at::Tensor MixtureOfExperts::choose(const at::Tensor& scores) const {
+  if (kernels::in_fake_mode()) {
+    return planned_choice(options_, scores.size(0), planned_load_);
+  }
+  const at::Tensor biased = selection_bias.defined() ? scores + *selection_bias : scores;
+  return std::get<1>(at::topk(biased.detach(), options_.top_k, 1));
+}
+
+MixtureOfExperts::Routing MixtureOfExperts::route(const at::Tensor& logits) {
+  Routing routing;
+  const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+  const bool softmax = options_.scores == RouterScores::kSoftmax;
+  routing.scores = softmax ? at::softmax(wide, 1) : at::sigmoid(wide);
+  routing.experts = choose(routing.scores);
+  routing.weights = routing.scores.gather(1, routing.experts);
+  if (options_.normalize) {
+    const at::Tensor sum = routing.weights.sum(1, /*keepdim=*/true);
+    routing.weights = routing.weights / (softmax ? sum : sum + 1e-20);
+  }
+  if (options_.scaling != 1) {
+    routing.weights = routing.weights * options_.scaling;
+  }
+  routing.counts = at::bincount(routing.experts.flatten(), {}, options_.experts);
+  return routing;
+}
+
+namespace {
+
+struct Order {
+  at::Tensor order, inverse;
+};
+
+/// The order that sorts the rows by `keys`, and keeps the order of rows with equal keys.
+Order sorting(const at::Tensor& keys) {
+  const at::Tensor order = at::argsort(keys, /*stable=*/true);
+  const at::Tensor inverse = at::empty_like(order);
+  inverse.scatter_(0, order, at::arange(order.numel(), order.options()));
+  return {order, inverse};
+}
+
+/// The order of rows that come from each rank by expert, (ranks, experts), which sorts the rows by
+/// expert and then by rank.
+Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& like) {
+  const auto options = like.options().dtype(at::kLong);
+  const std::int64_t ranks = std::ssize(received) / std::max<std::int64_t>(experts, 1);
+  const at::Tensor keys = at::arange(experts, options).repeat({ranks});
+  const at::Tensor counts = at::tensor(received, at::kLong).to(like.device());
+  return sorting(at::repeat_interleave(keys, counts, 0, like.size(0)));
+}
+
+}  // namespace
+
+/// Sorts the tokens' features by expert, sends them to the ranks of the experts, computes them, and
+/// returns the results the same way. `rows_are_split`: see GroupedLinear::forward().
+at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bool rows_are_split) {
+  const std::int64_t k = options_.top_k;
+  const auto [order, inverse] = sorting(routing.experts.flatten());
+  at::Tensor rows = tessera::detail::permute_rows(x, order, inverse, k);
+  if (!ep_) {
+    rows = experts_->forward(rows, to_vector(routing.counts), rows_are_split);
+  } else {
+    // Every rank has the same number of experts or fewer, so the counts are padded to this number.
+    const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
+    const at::Tensor padded =
+        at::constant_pad_nd(routing.counts, {0, ranks * most - options_.experts});
+    const ExchangedCounts counts = exchange_counts(padded, ep_);
+    const RowCounts there{sums_of_parts(counts.sent, ranks), sums_of_parts(counts.received, ranks)};
+    const at::Tensor received = all_to_all_uneven(rows, there, ep_);
+    const auto [sorted, unsorted] = by_expert(counts.received, most, received);
+    // This rank's last experts, if it has fewer than others, have no rows.
+    Counts own(static_cast<std::size_t>(most));
+    for (std::size_t i = 0; i < counts.received.size(); ++i) {
+      own[i % own.size()] += counts.received[i];
+    }
+    own.resize(static_cast<std::size_t>(
+        std::clamp<std::int64_t>(options_.experts - ep_.local_rank() * most, 0, most)));
+    const at::Tensor results = experts_->forward(
+        tessera::detail::permute_rows(received, sorted, unsorted), own, rows_are_split);
+    rows = all_to_all_uneven(tessera::detail::permute_rows(results, unsorted, sorted),
+                             {there.received, there.sent}, ep_);
+  }
+  const at::Tensor of_tokens =
+      tessera::detail::permute_rows(rows, inverse, order).unflatten(0, {-1, k});
+  return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
+}
+
+/// Records what the auxiliary losses need, unless the forward is a recomputation for backward.
+void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
+                              const DeviceMesh& token_mesh) {
+  if (!is_training() || !c10::GradMode::is_enabled() || is_recomputing()) {
+    return;
+  }
+  at::Tensor probabilities = routing.scores;
+  if (options_.scores == RouterScores::kSigmoid) {
+    probabilities = probabilities / (probabilities.sum(1, /*keepdim=*/true) + 1e-20);
+  }
+  const at::Tensor wide = logits.to(routing.scores.scalar_type());
+  router_state_.record = {.probabilities = probabilities.sum(0),
+                          .z = at::logsumexp(wide, 1).square().sum(),
+                          .choices = routing.counts,
+                          .tokens = logits.size(0),
+                          .token_mesh = token_mesh};
+}
+
+void MixtureOfExperts::reset_parameters(const InitContext& init) {
+  const double out = options_.output_init_std > 0 ? options_.output_init_std : options_.init_std;
+  init.fill(gate_->weight, init::normal(0, options_.init_std));
+  init.fill(experts_->gate->weight, init::normal(0, options_.init_std));
+  init.fill(experts_->up->weight, init::normal(0, options_.init_std));
+  init.fill(experts_->down->weight, init::normal(0, out));
+  if (selection_bias.defined()) {
+    init.set_buffer(selection_bias, at::zeros({options_.experts}));
+  }
+}
+
+void MixtureOfExperts::set_expert_parallel(const DeviceMesh& mesh) {
+  Placements placements(static_cast<std::size_t>(mesh.ndim()), Replicate{});
+  placements[0] = Shard{0};
+  for (const auto& linear : {experts_->gate, experts_->up, experts_->down}) {
+    distribute_parameter(*linear->weight.slot(), mesh, placements, "apply_expert_parallel");
+  }
+  const DeviceMesh ep = mesh.ndim() == 1 ? mesh : mesh[mesh.shape().names().front()];
+  ep_ = ep.size() > 1 ? ep : DeviceMesh();
+}
+
+namespace {
+
+std::vector<MixtureOfExperts*> mixtures_of(ModuleBase& module) {
+  std::vector<MixtureOfExperts*> mixtures;
+  visit_modules(module, [&](const std::string&, ModuleBase& each) {
+    if (auto* mixture = dynamic_cast<MixtureOfExperts*>(&each)) {
+      mixtures.push_back(mixture);
+    }
+  });
+  return mixtures;
+}
+
+/// Sums the integers of `counts` over all ranks of `mesh`, in place.
+void sum_over(const at::Tensor& counts, const DeviceMesh& mesh) {
+  if (mesh && mesh.size() > 1) {
+    flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(counts, ReduceOp::kSum)->wait();
+  }
+}
+
+/// The sum over the ranks of `mesh`, as a plain tensor. Differentiable.
+at::Tensor summed(const at::Tensor& term, const DeviceMesh& mesh) {
+  return mesh ? DistributedTensor::from_local(term, mesh, {Partial{}}).full_tensor() : term;
+}
+
+}  // namespace
+
+std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh) {
+  const std::vector<MixtureOfExperts*> mixtures = mixtures_of(module);
+  for (MixtureOfExperts* mixture : mixtures) {
+    mixture->set_expert_parallel(mesh);
+  }
+  return std::ssize(mixtures);
+}
+
+RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh) {
+  std::vector<at::Tensor> choices;
+  at::Tensor probabilities, z;
+  std::int64_t tokens = 0, mixtures = 0;
+  DeviceMesh token_mesh;
+  const std::vector<MixtureOfExperts*> all = mixtures_of(module);
+  for (MixtureOfExperts* mixture : all) {
+    const detail::RouterRecord record = std::exchange(mixture->router_state().record, {});
+    TESSERA_CHECK(record.choices.defined(), "take_router_losses: a mixture of ", module.name(),
+                  " has no forward since the last call; call it once after each forward of the "
+                  "model, in training and with gradients");
+    TESSERA_CHECK(choices.empty() || choices.front().numel() == record.choices.numel(),
+                  "take_router_losses: mixtures of ", choices.front().numel(), " and of ",
+                  record.choices.numel(), " experts; pass modules with equal mixtures, one by one");
+    probabilities = mixtures == 0 ? record.probabilities : probabilities + record.probabilities;
+    z = mixtures == 0 ? record.z : z + record.z;
+    choices.push_back(record.choices);
+    tokens += record.tokens;
+    token_mesh = record.token_mesh;
+    ++mixtures;
+  }
+  TESSERA_CHECK(mixtures > 0, "take_router_losses: ", module.name(),
+                " has no MixtureOfExperts; call it only for models with experts");
+  const auto options = choices.front().options();
+  const std::int64_t experts = choices.front().numel();
+  choices.push_back(at::full({1}, tokens, options));
+  const at::Tensor counts = at::cat(choices);
+  sum_over(counts, mesh);
+  sum_over(counts, token_mesh);
+  const at::Tensor load = counts.narrow(0, 0, mixtures * experts).view({mixtures, experts});
+  for (std::int64_t i = 0; i < mixtures; ++i) {
+    at::Tensor& sum = all[static_cast<std::size_t>(i)]->router_state().load;
+    sum = sum.defined() ? sum + load[i] : load[i];
+  }
+  // `tokens` counts a token once for each mixture.
+  const at::Tensor all_tokens = counts.narrow(0, mixtures * experts, 1).to(probabilities.options());
+  const at::Tensor own_tokens = all_tokens / (mesh ? mesh.size() : 1);
+  const at::Tensor share = load.sum(0).to(probabilities.options()) / all_tokens;
+  RouterLosses losses;
+  losses.load_balancing = (share * summed(probabilities, token_mesh) / own_tokens).sum() * experts;
+  losses.z = (summed(z, token_mesh) / own_tokens).squeeze(0);
+  const at::Tensor numbers = load.to(at::kDouble).cpu();
+  for (std::int64_t i = 0; i < mixtures; ++i) {
+    losses.largest_over_mean.push_back(
+        (numbers[i].max() / numbers[i].mean().clamp_min(1e-9)).item<double>());
+  }
+  return losses;
+}
+
+void update_selection_bias(ModuleBase& module, double rate) {
+  for (MixtureOfExperts* mixture : mixtures_of(module)) {
+    at::Tensor& load = mixture->router_state().load;
+    if (mixture->selection_bias.defined() && load.defined()) {
+      const at::Tensor counts = load.to(at::kDouble);
+      const at::Tensor bias = *mixture->selection_bias;
+      bias.add_((counts.mean() - counts).sign().to(bias.options()), rate);
+    }
+    load.reset();
+  }
+}
+
+}  // namespace tessera::nn
