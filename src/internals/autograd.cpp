@@ -65,7 +65,7 @@ bool is_in_backward(const Node* node) {
   if (nodes == nullptr || !nodes->contains(key)) {
     return false;
   }
-  // Which nodes this backward executes; empty if it executes all nodes of the graph.
+  // The nodes that this backward executes; empty if it executes all nodes of the graph.
   const auto* executed = torch::autograd::get_current_graph_task_exec_info();
   if (executed == nullptr || executed->empty()) {
     return true;
@@ -97,7 +97,7 @@ void queue_end_of_backward(std::function<void()> callback) {
 
 namespace {
 
-/// A class derived from libtorch's Node, only to access the protected mutex of nodes.
+/// A class derived from libtorch's Node, for access to the protected mutex of nodes.
 struct Opened : Node {
   static std::mutex& mutex_of(Node& node) { return node.*(&Opened::mutex_); }
 };
@@ -129,8 +129,8 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using CppHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// The hooks that this library registers on tensors. A class, so that they can be distinguished
-/// from the program's hooks by their type.
+/// A class for the hooks that this library registers on tensors. Their type distinguishes these
+/// hooks from the program's hooks.
 struct Tagged {
   OwnHook what;
   std::function<at::Tensor(const at::Tensor&)> hook;
@@ -253,7 +253,7 @@ using torch::autograd::Engine;
 std::atomic<const EngineAnswers*> answers_of_process = nullptr;
 
 Engine& answering_engine() {
-  // This object is never destroyed, because autograd's threads run until the process ends.
+  // The engine is never destroyed, because autograd's threads run until the process ends.
   static AnsweringEngine engine;
   return engine;
 }

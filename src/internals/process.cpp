@@ -37,8 +37,8 @@ void set_autocast_state(const AutocastState& state) {
 }
 
 bool autocasts(c10::DeviceType device) {
-  // The device is checked first, because libtorch throws for a device without autocast, such as
-  // meta.
+  // The autocast device is checked first, because libtorch throws for a device without autocast,
+  // such as meta.
   return std::ranges::find(kCastDevices, device) != kCastDevices.end() &&
          at::autocast::is_autocast_enabled(device);
 }

@@ -17,7 +17,7 @@
 namespace tessera::detail {
 namespace {
 
-/// A tensor with sizes and strides, but without memory and without the key of a backend.
+/// Makes a tensor with sizes and strides, but without memory and without the key of a backend.
 class ShapeOnly final : public c10::TensorImpl {
  public:
   ShapeOnly(c10::IntArrayRef sizes, c10::IntArrayRef strides)
@@ -45,13 +45,13 @@ void set_memory(const c10::Storage& storage, at::DataPtr memory, std::int64_t by
 }
 
 void free_memory(const c10::Storage& storage) {
-  // The null pointer gets the storage's device, which tensors of this storage report.
+  // The null pointer has the storage's device, which tensors of this storage report as theirs.
   set_memory(storage, at::DataPtr(nullptr, storage.device()), 0);
 }
 
 void move_onto(const at::Tensor& tensor, const c10::Storage& storage, std::int64_t offset) {
   c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  // libtorch forbids changing the metadata of tensors that detach() made, so this flag permits it.
+  // This flag permits a change of metadata, which libtorch forbids for tensors made by detach().
   impl.set_allow_tensor_metadata_change(true);
   impl.set_storage_keep_dtype(storage);
   impl.set_storage_offset(offset);

@@ -22,15 +22,14 @@
 namespace tessera::kernels {
 namespace {
 
-/// Returns the sizes of the result, with one vector for each index: (..., dim).
+/// Returns the sizes of the looked-up rows, with one vector for each index: (..., dim).
 std::vector<std::int64_t> result_sizes(const at::Tensor& indices, std::int64_t dim) {
   std::vector<std::int64_t> sizes = indices.sizes().vec();
   sizes.push_back(dim);
   return sizes;
 }
 
-/// Checks indices against the whole table, because an index that no rank has would give zeros on
-/// all ranks.
+/// Checks indices against the whole table: an index that no rank has would give zeros on all ranks.
 void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t total_rows) {
   for (std::int64_t i = 0; i < count; ++i) {
     TESSERA_CHECK(indices[i] >= 0 && indices[i] < total_rows, "embedding: index ", indices[i],
@@ -38,9 +37,9 @@ void check_range(const std::int64_t* indices, std::int64_t count, std::int64_t t
   }
 }
 
-/// Looks up rows with ATen operators, for types and devices without a kernel. Indices of other
-/// shards' rows read row 0, and the results are set to zero afterwards. Indices are not checked,
-/// because the CPU would have to wait for the device.
+/// Looks up embedding rows with ATen operators, for types and devices without a kernel. Indices of
+/// other shards' rows read row 0, and the results are set to zero afterwards. Indices are not
+/// checked, because the CPU would have to wait for the device.
 at::Tensor composed(const at::Tensor& weight, const at::Tensor& indices, std::int64_t first_row) {
   const std::int64_t rows = weight.size(0);
   const at::Tensor local = indices.flatten() - first_row;
@@ -56,8 +55,8 @@ at::Tensor composed_backward(const at::Tensor& grad, const at::Tensor& indices,
                              std::int64_t first_row, std::int64_t rows) {
   const at::Tensor local = indices - first_row;
   const at::Tensor elsewhere = (local < 0).logical_or(local >= rows);
-  // The table gets one additional row, which receives the indices of other shards' rows and is
-  // dropped afterwards.
+  // The table's gradient gets one additional row, which receives the indices of other shards' rows
+  // and is dropped afterwards.
   return at::embedding_dense_backward(grad, local.masked_fill(elsewhere, rows), rows + 1, rows,
                                       /*scale_grad_by_freq=*/false)
       .narrow(0, 0, rows)
@@ -77,8 +76,8 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
                             .total_rows = total_rows,
                             .size = weight.size(1),
                             .out = result.mutable_data_ptr()},
-                  // `result` is passed in place of the table as an input, because the kernel reads
-                  // as many bytes of the table as it writes.
+                  // For the memory plan, `result` is passed in place of the table as an input,
+                  // because the kernel reads as many bytes of the table as it writes.
                   "tessera::embedding", {result, flat}, {result});
   return result;
 }
@@ -86,7 +85,7 @@ at::Tensor on_cuda(const at::Tensor& weight, const at::Tensor& indices, std::int
 at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
                             std::int64_t first_row, std::int64_t rows) {
   const at::Tensor terms = grad.contiguous();
-  // The sort is stable, so that equal indices stay in the order of their positions.
+  // Sorts indices with a stable sort, so that equal indices stay in the order of their positions.
   const auto [sorted, positions] = at::sort(indices.flatten(), std::optional(true), /*dim=*/0);
   const std::int64_t size = grad.size(-1);
   at::Tensor weight_grad = at::zeros({rows, size}, grad.options());
@@ -107,8 +106,8 @@ at::Tensor backward_on_cuda(const at::Tensor& grad, const at::Tensor& indices,
   return weight_grad;
 }
 
-/// Adds each term to the row of its index in `sums`, which contains zeros. Threads divide the
-/// columns, so that the terms of a row are added in the same order on any number of threads.
+/// Adds each term to the row of its index in `sums`, which is zeros before the call. Threads divide
+/// the columns, so that the terms of a row are added in the same order on any number of threads.
 template <class T>
 void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_t first_row,
                const at::Tensor& sums) {
@@ -120,7 +119,7 @@ void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t row = indices[i] - first_row;
       if (row < 0 || row >= sums.size(0)) {
-        continue;  // another rank has the row
+        continue;  // another rank has the row of this index
       }
       for (std::int64_t column = begin; column < end; ++column) {
         to[row * dim + column] += from[i * dim + column];
@@ -134,7 +133,7 @@ void add_terms(const at::Tensor& terms, const std::int64_t* indices, std::int64_
 at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
                           std::int64_t first_row, std::int64_t total_rows) {
   // For meta tensors only sizes are computed, because libtorch's C++ library has no meta kernels
-  // for the operators used here.
+  // for the operators in this function.
   if (weight.is_meta()) {
     return at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   }
@@ -144,13 +143,13 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   if (!weight.is_cpu() || fake_device() != c10::DeviceType::CPU) {
     return composed(weight, indices, first_row);
   }
-  // Rows are copied as bytes, so the type does not matter.
+  // Table rows are copied as bytes, so the element type does not matter.
   const at::Tensor table = weight.contiguous();
   const at::Tensor flat = indices.contiguous();
   at::Tensor result = at::zeros(result_sizes(indices, weight.size(1)), weight.options());
   const auto* rows = static_cast<const std::int64_t*>(flat.const_data_ptr());
   check_range(rows, flat.numel(), total_rows);
-  // Nothing is copied for an empty shard, which has no address.
+  // Nothing is copied for an empty table shard, which has no address.
   if (result.numel() == 0 || in_fake_mode()) {
     return result;
   }
@@ -160,7 +159,7 @@ at::Tensor embedding_rows(const at::Tensor& weight, const at::Tensor& indices,
   parallel_for(0, flat.numel(), 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t row = rows[i] - first_row;
-      // Skips a row of another rank, for which the result is already zero.
+      // Skips an index whose row another rank has: the result is already zero.
       if (row < 0 || row >= table.size(0)) {
         continue;
       }
@@ -182,7 +181,7 @@ at::Tensor embedding_rows_backward(const at::Tensor& grad, const at::Tensor& ind
   if (!grad.is_cpu() || fake_device() != c10::DeviceType::CPU) {
     return composed_backward(grad, indices, first_row, rows);
   }
-  // Sums are computed in fp32 or fp64, and rounded once.
+  // The gradient's sums are computed in fp32 or fp64, and rounded once.
   const at::Tensor terms = grad.to(compute_type(grad)).contiguous();
   const at::Tensor flat = indices.contiguous();
   const at::Tensor sums = at::zeros({rows, grad.size(-1)}, terms.options());

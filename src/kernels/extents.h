@@ -13,13 +13,13 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// A dimension in a joint iteration over two tensors: its size, and its stride in each tensor.
+/// One dimension in a joint iteration over two tensors: its size, and its stride in each tensor.
 struct Extent {
   std::int64_t size, from_stride, to_stride;
 };
 
-/// Adds a dimension in front of the existing dimensions. Must be called for the tensors' last
-/// dimension first. Neighbouring dimensions that are contiguous in both tensors are merged.
+/// Adds a dimension in front of the list of extents. Must be called for the tensors' last dimension
+/// first. Merges neighbouring dimensions that are contiguous in both tensors.
 inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
   if (next.size == 1) {
     return;
@@ -32,8 +32,8 @@ inline void add_extent(std::vector<Extent>& extents, const Extent& next) {
   }
 }
 
-/// Describes a copy between tensors of equal sizes as a copy of rows; nullopt if one of the tensors
-/// does not consist of equally spaced rows.
+/// Describes a copy between tensors of equal sizes as a copy of rows. Returns nullopt if one of the
+/// tensors does not consist of equally spaced rows.
 std::optional<PackPiece> pack_piece(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace tessera::kernels

@@ -1,4 +1,4 @@
-// Row-wise scaling as in torchao's "rowwise" recipe: e4m3 for all matrices, with scales that are
+// fp8 matrix products with torchao's "rowwise" scaling: e4m3 for all matrices, with scales that are
 // powers of two. Such a scale changes the bits of a value only if the value is subnormal, so other
 // values have the same bits on a rank that has only a shard of the row.
 #include "tessera/kernels/detail/fake_state.h"
@@ -26,7 +26,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr c10::ScalarType kFp8 = c10::ScalarType::Float8_e4m3fn;
-/// at::_scaled_mm requires multiples of this number for both sizes of the second matrix.
+/// at::_scaled_mm requires that both sizes of the second matrix are multiples of this number.
 constexpr std::int64_t kMultiple = 16;
 
 /// Returns the power of two 2^(number - 127), where `number` is a biased exponent of fp32.
@@ -37,14 +37,14 @@ at::Tensor power_of_two(const at::Tensor& number) {
 Fp8Rows composed_quantized(const at::Tensor& x) {
   const at::Tensor amax = x.size(1) == 0 ? at::zeros({x.size(0), 1}, x.options().dtype(at::kFloat))
                                          : at::amax(x.abs(), {1}, /*keepdim=*/true).to(at::kFloat);
-  // Computes the scale like fp8_scale() of device/quantize_fp8.h. The bits are masked and clamped,
-  // because a NaN may have any sign and its bits could overflow.
+  // Computes the scale of a row like fp8_scale() of device/quantize_fp8.h. The bits are masked and
+  // clamped, because a NaN may have any sign and its bits could overflow.
   const at::Tensor bits =
       amax.view(at::kInt).bitwise_and(0x7FFFFFFF).clamp_max(0x7F800000) + 0x1FFFFF;
-  // The smallest scale is 2^-100, so that its inverse and all values in bf16 are normal numbers.
+  // The smallest scale is 2^-100, so that its inverse and all bf16 results are normal numbers.
   const at::Tensor exponents = (at::bitwise_right_shift(bits, 23) - 8).clamp_min(127 - 100);
-  // amax - amax is 0, or NaN for a row that is not finite. Such a row needs NaN as its inverse
-  // scale, because casts to fp8 saturate on some processors.
+  // For a row's maximum `amax`, amax - amax is 0, or NaN if the row is not finite. A row that is
+  // not finite needs NaN as its inverse scale, because casts to fp8 saturate on some processors.
   const at::Tensor inverse = power_of_two(254 - exponents) + (amax - amax);
   const at::Tensor scaled = x.to(compute_type(x)) * inverse;
   return {scaled.to(kFp8).contiguous(), power_of_two(exponents)};
@@ -77,14 +77,14 @@ Fp8Rows quantize_fp8(const at::Tensor& x, const at::Tensor& factors) {
 
 namespace {
 
-/// Pads x with rows of zeros to a multiple of 16 rows. The zeros do not change sums over rows.
+/// Pads matrix x with rows of zeros to a multiple of 16 rows. The zeros do not change row sums.
 at::Tensor with_rows_for_gpu(const at::Tensor& x) {
   const std::int64_t missing = tessera::detail::round_up(x.size(0), kMultiple) - x.size(0);
   return missing == 0 || !runs_on_cuda(x) ? x : at::constant_pad_nd(x, {0, 0, 0, missing});
 }
 
-/// Returns the matrix product a b^T in type `type`. If `fast`, tensor cores accumulate with fewer
-/// bits. Only forward sets `fast`, as in torchao's recipe.
+/// Returns the matrix product a b^T in the element type `type`. If `fast`, tensor cores accumulate
+/// with fewer bits. As in torchao's recipe, only forward sets `fast`.
 at::Tensor product(const Fp8Rows& a, const Fp8Rows& b, c10::ScalarType type, bool fast) {
   TESSERA_CHECK(type != at::kHalf,
                 "fp8 rows in fp16 were asked for, which lacks the range of their scales; take bf16 "
@@ -110,7 +110,7 @@ at::Tensor as_rows(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// Returns `rows`, reshaped to the leading sizes of `like`.
+/// Returns the matrix `rows`, reshaped to the leading sizes of `like`.
 at::Tensor shaped(const at::Tensor& rows, const at::Tensor& like) {
   return like.dim() == 1 ? rows.squeeze(0)
                          : rows.unflatten(0, like.sizes().slice(0, like.dim() - 1));

@@ -18,9 +18,9 @@
 
 namespace tessera::kernels {
 
-/// Whether the CUDA kernels support this device and type.
+/// Whether the CUDA kernels support the tensor's device and type.
 inline bool has_cuda_kernels(const at::Tensor& x) {
-  // True also while a FakeMode simulates a GPU, so that as much memory is allocated as on a GPU.
+  // True also while a FakeMode simulates a GPU: as much memory must be allocated as on a GPU.
   return runs_on_cuda(x) &&
          (x.scalar_type() == c10::ScalarType::Float ||
           x.scalar_type() == c10::ScalarType::BFloat16 || x.scalar_type() == c10::ScalarType::Half);
@@ -40,14 +40,14 @@ void run_cuda_kernel(const Call& call, const char* name, at::TensorList inputs,
   }
 }
 
-/// Like the run_cuda_kernel() above, with the first result as `like`.
+/// Like run_cuda_kernel() with an argument `like`, which is here the first result.
 template <class Call>
 void run_cuda_kernel(const Call& call, const char* name, std::initializer_list<at::Tensor> inputs,
                      std::initializer_list<at::Tensor> results) {
   run_cuda_kernel(call, name, at::TensorList(inputs), at::TensorList(results), *results.begin());
 }
 
-/// Whether the row kernels support this device and type.
+/// Whether the row kernels support the tensor's device and type.
 inline bool has_row_kernels(const at::Tensor& x) {
   return x.is_cpu() && fake_device() == c10::DeviceType::CPU &&
          (x.scalar_type() == c10::ScalarType::Float ||
@@ -58,8 +58,8 @@ inline bool has_kernels(const at::Tensor& x) {
   return has_row_kernels(x) || has_cuda_kernels(x);
 }
 
-/// Calls body(kernels, element) with the row kernels for the type of x, fp32 or bf16. The type of
-/// `element` is the kernels' element type. Does nothing in a FakeMode.
+/// Calls body(kernels, element) with the row kernels for the type of tensor `x`, fp32 or bf16. The
+/// type of `element` is the kernels' element type. Does nothing in a FakeMode.
 template <class Body>
 void with_row_kernels(const at::Tensor& x, Body&& body) {
   if (in_fake_mode()) {

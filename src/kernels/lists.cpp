@@ -17,18 +17,18 @@
 
 namespace tessera::kernels {
 
-// Copies of many tensors. The CUDA kernel copies equally spaced rows, for example between a tensor
-// and a buffer that has one row for each rank.
+// Copies of many tensors in one launch. The CUDA kernel copies equally spaced rows, for example
+// between a tensor and a buffer that has one row for each rank.
 
 namespace {
 
-/// Whether the copy kernel supports the types and devices.
+/// Whether the CUDA kernel for copies supports the types and devices.
 bool is_for_kernel(const at::Tensor& from, const at::Tensor& to) {
   return has_cuda_kernels(from) && has_cuda_kernels(to) && from.device() == to.device() &&
          from.sizes() == to.sizes();
 }
 
-/// A launch of copies from one element type to another, on one device.
+/// One launch of the copy kernel: copies from one element type to another, on one device.
 class PackLaunch {
  public:
   PackLaunch() = default;
@@ -103,20 +103,20 @@ void copy_all(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& 
   }
 }
 
-// The 2-norm: lists of tensors are split into launches of the kernels of device/lists.h.
+// The 2-norm of lists of tensors, which are split into launches of the kernels of device/lists.h.
 
 namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// A kernel launch for tensors of one type, and how many chunks earlier launches have.
+/// A norm kernel launch for tensors of one type, and how many chunks earlier launches have.
 struct NormLaunch {
   SquareSums call;
   std::vector<at::Tensor> tensors;
   std::int64_t first = 0;
 };
 
-/// Adds launches for `tensors`, one type after another. Returns the number of the next chunk.
+/// Adds norm launches for `tensors`, one type after another. Returns the number of the next chunk.
 std::int64_t add_launches(std::vector<NormLaunch>& launches, std::vector<at::Tensor> tensors,
                           std::int64_t chunks) {
   std::ranges::stable_sort(tensors, {}, &at::Tensor::scalar_type);
@@ -187,20 +187,20 @@ NormAndFactor clip_norm_on_cuda(const at::Tensor& squares, double max_norm) {
 
 namespace {
 
-/// The rows of a dense local tensor. The elements of a row are consecutive in the whole tensor too.
+/// Rows of a dense local tensor. The elements of a row are consecutive in the whole tensor too.
 struct PlacedRows {
-  std::int64_t local = 0;  ///< offset of the first row in the local tensor
+  std::int64_t local = 0;  ///< offset of the first row in the local tensor, in elements
   std::int64_t count = 1;
   std::int64_t size = 1;
   std::int64_t stride = 0;  ///< distance between the beginnings of rows in the whole tensor
-  std::int64_t place = 0;   ///< index of the first element in the whole tensor
+  std::int64_t place = 0;   ///< index of the first row's first element in the whole tensor
 };
 
 /// Returns the rows of `box`, a rectangular part of the whole tensor. A row spans the last
-/// dimensions that the box covers completely and one dimension before these.
+/// dimensions that the box covers completely, and the dimension before these dimensions.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<Extent> extents;  // dimensions, with strides in the local and in the whole tensor
+  std::vector<Extent> extents;  // box dimensions, with strides in the local and in the whole tensor
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {
@@ -233,7 +233,7 @@ std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::In
   return all;
 }
 
-/// Returns the rows of a parameter: one row for fp32 moments, which need no random numbers.
+/// Returns the rows of a parameter: only one row for fp32 moments, which need no random numbers.
 std::vector<PlacedRows> rows_of(const AdamWTensors& tensors) {
   const std::int64_t numel = tensors.parameter.numel();
   if (tensors.exp_avg.scalar_type() == c10::ScalarType::Float) {
@@ -282,7 +282,7 @@ struct AdamWLaunch {
   std::vector<at::Tensor> read;
   std::vector<at::Tensor> written;
 
-  /// Records the tensors of a parameter once, however many pieces the parameter has.
+  /// Records each tensor of a parameter once, however many pieces the parameter has.
   void note(const AdamWTensors& each) {
     if (written.empty() || !written.back().is_same(each.exp_avg_sq)) {
       read.insert(read.end(), {each.gradient, each.parameter, each.exp_avg, each.exp_avg_sq});

@@ -1,4 +1,4 @@
-// This is a separate file, because CMakeLists.txt compiles only this file with OpenMP.
+// The code that uses OpenMP, which CMakeLists.txt enables for this file only.
 #include "fused_dispatch.h"
 
 #include <ATen/Parallel.h>

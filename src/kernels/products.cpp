@@ -18,8 +18,8 @@ using tessera::detail::has_onednn;
 using tessera::detail::onednn_product;
 namespace libtorch = tessera::detail::libtorch_cpu;
 
-/// Whether MKL has no kernels for this processor's widest vectors. MKL has AVX-512 kernels for
-/// Intel processors only, and uses AVX2 kernels on AMD's.
+/// Whether MKL lacks kernels for this processor's widest vectors. MKL has AVX-512 kernels for Intel
+/// processors only, and uses AVX2 kernels on AMD processors.
 bool mkl_leaves_vectors_unused() {
 #ifdef __x86_64__
   return __builtin_cpu_is("amd") != 0 && has_avx512();
@@ -29,8 +29,8 @@ bool mkl_leaves_vectors_unused() {
 }
 
 /// Whether a matrix product (rows, inner) x (inner, columns) is so large that oneDNN beats MKL.
-/// With few multiplications, oneDNN's time is spent on the kernel look-up; with few rows or
-/// columns, on reading the other matrix.
+/// With few multiplications, oneDNN's kernel look-up takes most of the time; with few rows or
+/// columns, reading the other matrix does.
 bool gains_from_onednn(std::int64_t rows, std::int64_t inner, std::int64_t columns) {
   constexpr std::int64_t kMostMultiplications = 2'000'000;
   constexpr std::int64_t kShortSide = 7;
@@ -91,7 +91,7 @@ void use_fast_products() {
     return;
   }
   static const auto* const library = [] {
-    // Silences libtorch's warning that this kernel replaces libtorch's own kernel.
+    // Silences libtorch's warning that this kernel replaces libtorch's kernel of matrix products.
     Silent silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     auto* made =

@@ -18,11 +18,11 @@
 namespace tessera::kernels {
 namespace {
 
-/// The registered CUDA kernels. The pointer is atomic, because libtessera_cuda.so may be loaded
-/// while other threads run.
+/// A pointer to the registered CUDA kernels. The pointer is atomic, because libtessera_cuda.so may
+/// be loaded while other threads run.
 std::atomic<const CudaKernels*> registered = nullptr;
 
-constexpr std::int64_t kGrain = 4096;  // minimum number of elements for a thread
+constexpr std::int64_t kGrain = 4096;  // minimum number of elements for each thread
 
 /// Calls run(box, first) in parallel for ranges of the elements of `local`: a range begins at
 /// element number `first` and ends at box.numel.
@@ -40,8 +40,8 @@ void for_each_range(const at::Tensor& local, const GlobalPlace& place, const Run
 
 }  // namespace
 
-/// Registers a copy of `kernels`. The copy is never freed: destructors of static objects may use
-/// it.
+/// Registers a copy of the CUDA kernels `kernels`. The copy is never freed, because destructors of
+/// static objects may use it.
 void register_cuda_kernels(const CudaKernels& kernels) {
   registered = new CudaKernels(kernels);
 }
@@ -55,8 +55,8 @@ const CudaKernels& cuda_kernels() {
   return *kernels;
 }
 
-/// The distribution is mirrored at the mean if most of the interval is in the upper tail, because
-/// probabilities near 1 have few significant digits (see TruncatedNormal).
+/// The truncated normal distribution is mirrored at the mean if most of its interval is in the
+/// upper tail, because probabilities near 1 have few significant digits (see TruncatedNormal).
 TruncatedNormal truncated_normal(double mean, double std, double low, double high) {
   TESSERA_CHECK(std > 0.0 && low < high, "a truncated normal with std ", std, " between ", low,
                 " and ", high, " was asked for; std must be positive and the bounds in order");
@@ -81,7 +81,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
   if (local.is_cuda()) {
     return cuda_kernels().fill_random(local, place, distribution, key);
   }
-  // Mainly refuses meta tensors, such as parameters whose memory was never allocated.
+  // Throws for devices other than CPU and CUDA, mainly for meta parameters without memory.
   TESSERA_CHECK(local.is_cpu(), "random numbers for a tensor on ", local.device(),
                 " were asked for; call nn::to_empty, or put it on cpu or cuda");
   if (in_fake_mode()) {
@@ -100,7 +100,7 @@ void fill_random(const at::Tensor& local, const GlobalPlace& place,
 }
 
 at::Tensor dropout(const at::Tensor& x, const GlobalPlace& place, double p, PhiloxKey key) {
-  // x must be contiguous for CUDA too: the kernels index `out` and `x` in the same way.
+  // Tensor x must be contiguous for CUDA too: the kernels index `out` and `x` in the same way.
   const at::Tensor from = x.contiguous();
   at::Tensor out = at::empty_like(from);
   if (from.is_cuda()) {

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Returns the index of this thread's first element. Kernels use grid-stride loops: a bounded grid
-// processes any number of elements.
+// Returns the index of the first element that this thread processes. Kernels use grid-stride loops:
+// a bounded grid processes any number of elements.
 __device__ std::int64_t first_of_thread() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
@@ -34,8 +34,8 @@ __global__ void dropout_kernel(T* out, const T* x, BoxView box, double p, Comput
   drop_elements(out, x, box, p, scale, key, first_of_thread(), threads_of_grid());
 }
 
-/// Returns the number of thread blocks: at most 65536 of 256 threads, more than a GPU runs at once.
-/// The grid-stride loop processes the remaining elements.
+/// Returns the number of thread blocks: at most 65536 blocks of 256 threads, more than a GPU runs
+/// at once. The grid-stride loop processes the remaining elements.
 unsigned blocks_for(const BoxView& box) {
   return static_cast<unsigned>(
       std::min<std::int64_t>((box.numel + kThreads - 1) / kThreads, 65536));
@@ -45,7 +45,7 @@ unsigned blocks_for(const BoxView& box) {
 
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key) {
-  // The tensor's device need not be the current device. Kernels run on its current stream.
+  // Kernels run on the current stream of the tensor's device, which need not be the current device.
   const c10::cuda::CUDAGuard guard(local.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   for (const Box& box : place.boxes) {

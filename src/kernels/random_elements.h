@@ -17,8 +17,8 @@ TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
 /// Calls body.operator()<T>() with the C++ type of a floating-point scalar type. Throws Error for
-/// other types; `what` completes the message, for example: "dropout of a Long tensor was asked
-/// for".
+/// other types; `what` completes the error message, for example: "dropout of a Long tensor was
+/// asked for".
 template <class Body>
 decltype(auto) with_float_type(c10::ScalarType type, const char* what, Body&& body) {
   switch (type) {
@@ -43,7 +43,7 @@ TESSERA_HOST_DEVICE inline T narrow(double value) {
   return static_cast<T>(value);
 }
 
-/// Returns `value` as a float if exact, otherwise the neighbouring float whose last bit is 1.
+/// Returns `value` as a float if it is exact, otherwise the neighbouring float whose last bit is 1.
 TESSERA_HOST_DEVICE inline float round_to_odd(double value) {
   auto rounded = static_cast<float>(value);
   const auto back = static_cast<double>(rounded);
@@ -68,12 +68,12 @@ TESSERA_HOST_DEVICE inline c10::Half narrow<c10::Half>(double value) {
   return static_cast<c10::Half>(round_to_odd(value));
 }
 
-/// Maximum number of dimensions of a BoxView, which is passed to kernels by value and therefore has
-/// arrays of a fixed size.
+/// Maximum number of dimensions of a BoxView. A BoxView has arrays of a fixed size, because it is
+/// passed to kernels by value.
 constexpr int kMaxDims = 8;
 
-/// A rectangular part of a tensor: sizes, and strides in the local and in the global tensor. It has
-/// plain arrays, because it is passed to kernels by value.
+/// BoxView: a rectangular part of a tensor, with sizes, and with strides in the local and in the
+/// global tensor. A BoxView has plain arrays, because it is passed to kernels by value.
 struct BoxView {
   int dims = 0;
   std::int64_t numel = 1;
@@ -104,14 +104,14 @@ inline BoxView box_view(const Box& box, const GlobalPlace& place, const at::Tens
   return view;
 }
 
-/// An element's offset in local memory, and its index in the global tensor, which selects the
-/// element's random number.
+/// Position of an element: its offset in local memory, and its index in the global tensor, which
+/// selects the element's random number.
 struct Position {
   std::int64_t local;
   std::uint64_t global;
 };
 
-/// Returns the position of an element. Divides for each dimension, which costs less than computing
+/// Returns the Position of an element. Divides for each dimension, which costs less than computing
 /// the random number.
 TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t element) {
   std::int64_t local = box.local_start;
@@ -125,7 +125,7 @@ TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t
   return {local, static_cast<std::uint64_t>(global)};
 }
 
-/// Fills element number `first` of the box and every `step`-th element after it.
+/// Fills element number `first` of the box and every `step`-th element after it with numbers.
 template <class T, class Draw>
 TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& draw, PhiloxKey key,
                                        std::int64_t first, std::int64_t step) {
@@ -147,7 +147,7 @@ TESSERA_HOST_DEVICE void drop_elements(T* out, const T* x, const BoxView& box, d
   }
 }
 
-/// The kernels of random.cu, as cuda_registration.cpp registers them.
+/// The kernels of random.cu, which cuda_registration.cpp registers.
 void fill_random_cuda(const at::Tensor& local, const GlobalPlace& place,
                       const Distribution& distribution, PhiloxKey key);
 void dropout_cuda(const at::Tensor& out, const at::Tensor& x, const GlobalPlace& place, double p,

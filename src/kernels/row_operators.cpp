@@ -27,12 +27,12 @@ namespace tessera::kernels {
 
 namespace {
 
-// The number of blocks in which rows are summed. The number does not depend on the number of
-// threads, so that the weight's gradient always has the same bits.
+// The number of blocks in which RMSNorm sums rows for the weight's gradient. The number does not
+// depend on the number of threads, so that the gradient always has the same bits.
 constexpr std::int64_t kBlocks = 16;
 
-/// The rows of a tensor, and how threads divide them: a task gets `grain` rows, with about 16384
-/// elements.
+/// Rows: the rows of a tensor, and how threads divide the rows: a task gets `grain` rows, with
+/// about 16384 elements.
 struct Rows {
   explicit Rows(const at::Tensor& x)
       : dim(x.size(-1)),
@@ -43,27 +43,27 @@ struct Rows {
   std::int64_t grain;
 };
 
-/// Returns the address of an element; nullptr for an undefined tensor, which the kernels read as a
-/// weight of ones or as zeros.
+/// Returns the address of an element of a tensor; nullptr for an undefined tensor, which the
+/// kernels read as a weight of ones or as zeros.
 template <class T>
 const T* pointer(const at::Tensor& tensor, std::int64_t element = 0) {
   return tensor.defined() ? in<T>(tensor) + element : nullptr;
 }
 
-/// Returns the tensor contiguous and in the type of `like`, as the kernels require. Under autocast
-/// a gradient may have another type.
+/// Returns a tensor as the kernels require: contiguous, and in the type of `like`. Under autocast a
+/// gradient may have another type.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() ? tensor.to(like.scalar_type()).contiguous() : tensor;
 }
 
-/// Returns the weight converted to fp32. The conversion is cheap, because the weight is small
-/// compared to the rows.
+/// Returns the RMSNorm weight converted to fp32. The conversion is cheap, because the weight is
+/// small compared to the rows.
 at::Tensor float_weight(const at::Tensor& weight) {
   return weight.defined() ? weight.to(c10::ScalarType::Float).contiguous() : weight;
 }
 
-/// Computes RMSNorm with ATen operators, in the order of the row kernels: x * rstd, then times the
-/// weight, with one rounding at the end.
+/// Computes RMSNorm with ATen operators, in the order of the row kernels: x * rstd first, then
+/// times the weight, with one rounding at the end.
 AddRmsNormResult composed(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                           double eps) {
   const at::Tensor sum = residual.defined() ? x.add(residual) : x;
@@ -104,13 +104,13 @@ at::Tensor empty_rstd(const at::Tensor& x) {
   return at::empty(sizes, x.options().dtype(c10::ScalarType::Float));
 }
 
-/// Returns the weight in a type that the CUDA kernels support: fp32, or the type of x.
+/// Returns the RMSNorm weight in a type that the CUDA kernels support: fp32, or the type of x.
 at::Tensor cuda_weight(const at::Tensor& weight, const at::Tensor& x) {
   return weight.defined() && weight.scalar_type() == x.scalar_type() ? weight.contiguous()
                                                                      : float_weight(weight);
 }
 
-/// Returns the inputs of a call of the CUDA kernel. `x` and `weight` must be contiguous.
+/// Returns the inputs of a call of the RMSNorm CUDA kernel. `x` and `weight` must be contiguous.
 RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
   const Rows rows(x);
   return {.x = x.const_data_ptr(),
@@ -120,7 +120,7 @@ RmsNorm cuda_call(const at::Tensor& x, const at::Tensor& weight) {
           .size = rows.dim};
 }
 
-/// Computes the norm with the CUDA kernel. x and the residual, if defined, must be dense.
+/// Computes RMSNorm with the CUDA kernel. x and the residual, if defined, must be dense.
 void norm_on_cuda(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
                   double eps, const AddRmsNormResult& result) {
   const at::Tensor scale = cuda_weight(weight, x);
@@ -156,8 +156,8 @@ void norm_by_rows(const at::Tensor& x, const at::Tensor& residual, const at::Ten
   });
 }
 
-/// Returns the norm of x + residual, or of x if the residual is undefined. Without a residual, the
-/// sum in the result is meaningless.
+/// Returns the RMSNorm of x + residual, or of x if the residual is undefined. Without a residual,
+/// the result's member `sum` has no meaning.
 AddRmsNormResult norm_of_sum(const at::Tensor& x, const at::Tensor& residual,
                              const at::Tensor& weight, double eps) {
   if (!has_kernels(x)) {
@@ -181,14 +181,14 @@ std::pair<at::Tensor, at::Tensor> backward_on_cuda(const at::Tensor& g, const at
   RmsNormBackward call{.forward = cuda_call(x, scale),
                        .grad = g.const_data_ptr(),
                        .x_grad = x_grad.mutable_data_ptr()};
-  // The cast is safe, because backward only reads rstd.
+  // The cast that removes const is safe, because backward only reads rstd.
   call.forward.rstd = const_cast<float*>(in<float>(of_rows));
   at::Tensor weight_grad;
   at::Tensor terms;
   if (weight.defined()) {
     const Rows rows(x);
     terms = at::empty({rms_norm_blocks(rows.count, rows.dim), rows.dim}, rstd.options());
-    // The gradient is zeros if there are no rows, because then no kernel writes the gradient.
+    // The weight's gradient is zeros if there are no rows, because no kernel then writes it.
     weight_grad = rows.count == 0 ? at::zeros_like(scale) : at::empty_like(scale);
     call.weight_grad = weight_grad.mutable_data_ptr();
     call.terms = out<float>(terms);
@@ -208,10 +208,10 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   const at::Tensor scale = float_weight(weight);
   const Rows rows(x);
   const at::Tensor x_grad = at::empty_like(x);
-  // Each block of rows adds to its own row of `terms`, so threads never add to the same address.
+  // Each block of rows adds to its own row of `terms`: threads never add to the same address.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
-  // The last blocks may have fewer rows, or none.
+  // The last blocks may have fewer rows than the others, or no rows.
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
@@ -232,7 +232,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   if (!weight.defined()) {
     return {x_grad, {}};
   }
-  // Adds the 16 rows of `terms`, in the same order whatever the number of threads.
+  // Adds the 16 rows of `terms` in an order that does not depend on the number of threads.
   return {x_grad, terms.sum(0).to(weight.scalar_type())};
 }
 
@@ -262,15 +262,15 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, cons
 }
 
 // silu(gate) * up, the gate of SwiGLU. The operation is elementwise: threads divide the elements.
-// Inputs have rows so that gate and up may be column ranges of one matrix product's result.
+// The inputs have rows, because gate and up may be column ranges of one matrix product's result.
 
 namespace {
 
 /// Minimum number of elements for a thread in silu_mul.
-constexpr std::int64_t kSiluGrain = 16384;  // multiple of the vector width
+constexpr std::int64_t kSiluGrain = 16384;  // a multiple of the vector width
 
-/// Uses silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu, because
-/// recomputing it is cheaper than reading it.
+/// Uses silu'(g) = s * (1 + g * (1 - s)) with s = sigmoid(g). Forward does not save silu(g),
+/// because recomputing silu(g) is cheaper than reading it.
 std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, const at::Tensor& gate,
                                                     const at::Tensor& up) {
   const c10::ScalarType type = compute_type(gate);
@@ -281,8 +281,8 @@ std::pair<at::Tensor, at::Tensor> composed_backward(const at::Tensor& grad, cons
   return {(d * up.to(type) * slope).to(gate.scalar_type()), (d * g * sigmoid).to(up.scalar_type())};
 }
 
-/// Returns the distance between the beginnings of rows. Returns 0 if the distance varies, or if the
-/// elements of a row are not consecutive.
+/// Returns the distance between the beginnings of a tensor's rows. Returns 0 if the distance
+/// varies, or if the elements of a row are not consecutive.
 std::int64_t row_stride(const at::Tensor& x) {
   if (x.dim() < 2 || x.stride(-1) != 1) {
     return 0;
@@ -300,7 +300,7 @@ std::int64_t row_stride(const at::Tensor& x) {
 struct GateRows {
   GateRows(const at::Tensor& gate_in, const at::Tensor& up_in)
       : gate(gate_in), up(up_in), apart(row_stride(gate) > 0 && row_stride(up) > 0) {
-    // If all inputs are dense, they are treated as a single row.
+    // If all inputs of silu_mul are dense, the inputs are treated as a single row.
     apart = apart && !(gate.is_contiguous() && up.is_contiguous());
     if (!apart) {
       gate = gate.contiguous();
@@ -326,7 +326,7 @@ struct GateRows {
   bool apart;
 };
 
-/// Calls run(row, first, count) for ranges of the elements of rows, in parallel.
+/// Calls run(row, first, count) in parallel for ranges of elements within rows.
 template <class Run>
 void for_each_range(const SiluMul& call, Run&& run) {
   parallel_for(0, call.rows * call.size, kSiluGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -362,15 +362,15 @@ void on_host(const RowKernels<T>& kernels, const SiluMulBackward& p) {
   });
 }
 
-/// The gradients of gate and up. `product`: if defined, receives the recomputed result of forward.
-/// `name`: the operator's name, for the observer of a FakeMode.
+/// Computes the gradients of gate and up in silu_mul. `product`: if defined, receives the
+/// recomputed result of forward. `name`: the operator's name, for the observer of a FakeMode.
 std::pair<at::Tensor, at::Tensor> gradients_of(const at::Tensor& grad, const at::Tensor& gate,
                                                const at::Tensor& up, const at::Tensor& product,
                                                const char* name) {
-  // The gradient is converted, because under autocast it may have another type.
+  // Converts the gradient to gate's type, because under autocast it may have another type.
   const at::Tensor g = grad.to(gate.scalar_type()).contiguous();
   const GateRows rows(gate, up);
-  // Both gradients use one kernel, because `up` has the type and sizes of `gate`.
+  // Both gradients are allocated alike, because `up` has the type and sizes of `gate`.
   const at::Tensor gate_grad = at::empty(gate.sizes(), gate.options());
   const at::Tensor up_grad = at::empty(gate.sizes(), gate.options());
   const SiluMulBackward call{.forward = rows.call(product),
@@ -455,7 +455,7 @@ at::Tensor composed(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   return (v * c + across).to(x.scalar_type());
 }
 
-/// A tensor that is rotated and its result: (batch, sequence, heads, head_dim).
+/// A tensor that is rotated, and the result of the rotation: (batch, sequence, heads, head_dim).
 struct Heads {
   at::Tensor x;
   at::Tensor out;
@@ -483,7 +483,7 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
                    std::int64_t position) {
   const std::int64_t sample = position / p.sequence;
   const std::int64_t place = position % p.sequence;
-  // All sequences of the batch use the same tables.
+  // All sequences of the batch use the same cos and sin tables.
   const std::int64_t table = place * 2 * p.half;
   // The kernel writes the heads of `out` densely, so it can process all heads at once only if `out`
   // is dense.
@@ -516,8 +516,8 @@ struct Tables {
   bool transposed;
 };
 
-/// Rotates all `tensors` into their `out`. The observer of a FakeMode receives the operator's
-/// `name`, `inputs` and `results`.
+/// Rotates each tensor in `tensors` into its `out`. The observer of a FakeMode receives the
+/// operator's `name`, `inputs` and `results`.
 void run(std::initializer_list<Heads> tensors, const Tables& tables, const char* name,
          std::initializer_list<at::Tensor> inputs, std::initializer_list<at::Tensor> results) {
   const at::Tensor c = tables.cos.to(c10::ScalarType::Float).contiguous();
@@ -536,8 +536,8 @@ void run(std::initializer_list<Heads> tensors, const Tables& tables, const char*
   with_row_kernels(first, [&](const auto& kernels, auto) { on_host(kernels, call); });
 }
 
-/// Returns x, or a copy if the elements of a head are not consecutive. Heads and positions may have
-/// any stride, so queries that are a view of a fused projection's result are not copied.
+/// Returns tensor x, or a copy if the elements of a head are not consecutive. Heads and positions
+/// may have any stride, so queries that are a view of a fused projection's result are not copied.
 at::Tensor with_dense_heads(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }

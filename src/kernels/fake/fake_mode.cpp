@@ -27,9 +27,9 @@
 
 namespace tessera::kernels {
 
-// How operators run without values. Operators are classified by their schemas. There are rules for
-// the few operators that have a meta kernel in Python, but none in libtorch's C++ library. The
-// rules are used for meta tensors too, with which memory plans are recorded.
+// How operators run without values. Operators are classified by their schemas. The few operators
+// that have a meta kernel in Python, but no meta kernel in libtorch's C++ library, have rules in
+// this file. Memory plans are recorded with meta tensors, for which the rules are used too.
 
 namespace {
 
@@ -63,15 +63,15 @@ std::vector<at::Tensor> where(Arguments arguments) {
       sizes, self.options().dtype(at::promote_types(self.scalar_type(), other.scalar_type())))};
 }
 
-/// An empty tensor like `like`, stored as (batch, tokens, heads, width), the order in which
+/// Makes an empty tensor like `like`, stored as (batch, tokens, heads, width), the order in which
 /// libtorch's attention kernel writes.
 at::Tensor by_tokens(const at::Tensor& like) {
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)}, like.options())
       .transpose(1, 2);
 }
 
-/// The results of flash attention: (batch, heads, tokens, width) and the log-sum-exp, one number
-/// for each row of scores.
+/// Makes the results of flash attention: the output (batch, heads, tokens, width) and the
+/// log-sum-exp, one number for each row of scores.
 std::vector<at::Tensor> flash_attention(Arguments arguments) {
   const at::Tensor& query = arguments[0].toTensor();
   const auto type = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -90,8 +90,8 @@ std::vector<at::Tensor> flash_attention_backward(Arguments arguments) {
 std::vector<at::Tensor> convolution(Arguments arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  // Argument number `i`: a list with one number for each spatial dimension. A list with a single
-  // number applies to all dimensions.
+  // Reads argument number `i` of convolution: a list with one number for each spatial dimension. A
+  // list with a single number applies to all dimensions.
   const auto each = [&](std::size_t i) {
     Sizes numbers = arguments[i].toIntVector();
     numbers.resize(static_cast<std::size_t>(input.dim() - 2), numbers.front());
@@ -107,7 +107,7 @@ std::vector<at::Tensor> convolution(Arguments arguments) {
                     input.options())};
 }
 
-/// Result number `number` of a backward; undefined unless its flag in `mask` is set.
+/// Makes result number `number` of a backward; undefined unless the result's flag in `mask` is set.
 at::Tensor if_wanted(const c10::IValue& mask, std::size_t number, const at::Tensor& like,
                      at::IntArrayRef sizes) {
   return mask.toBoolList()[number] ? at::empty(sizes, like.options()) : at::Tensor();
@@ -202,7 +202,7 @@ std::vector<at::Tensor> adaptive_pool(Arguments arguments) {
   return {at::empty(sizes, self.options())};
 }
 
-/// The out= variants of matrix products with a result type. `out` is the last argument.
+/// Rule for the out= variants of matrix products with a result type. `out` is the last argument.
 std::vector<at::Tensor> product_into(Arguments arguments) {
   return {arguments.back().toTensor()};
 }
@@ -218,7 +218,7 @@ std::vector<at::Tensor> as_second(Arguments arguments) {
 }
 
 struct Named {
-  std::string_view name;  ///< name of the operator, including the overload
+  std::string_view name;  ///< full name of the operator, including the overload
   Rule rule;
 };
 constexpr std::array kRules{
@@ -288,11 +288,11 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
   return op.hasKernelForDispatchKey(key);
 }
 
-/// How an operator on floating-point tensors is run without values.
+/// FakeKind: how an operator on floating-point tensors is run without values.
 enum class FakeKind : std::uint8_t {
-  kThrough,  ///< runs unchanged, because it is composed of other operators, or reads only sizes
-  kInPlace,  ///< does not run, because it only writes to its arguments
-  kOut,      ///< does not run; its out= arguments are resized
+  kThrough,  ///< runs as usual, because the operator is composite or reads only sizes
+  kInPlace,  ///< does not run, because the operator only writes to its arguments
+  kOut,      ///< does not run; the operator's out= arguments are resized
   kMeta,     ///< runs on the meta device to find the results' sizes
   kOwnRule,  ///< does not run; make_fake_results() has a rule for its results
   kItem,     ///< returns the value of a single-element tensor, which is 1
@@ -303,7 +303,7 @@ FakeKind classify(const c10::OperatorHandle& op) {
   if (schema.name() == "aten::_local_scalar_dense") {
     return FakeKind::kItem;
   }
-  // copy_ is the only composite operator that writes to memory itself.
+  // copy_ is the only composite operator whose implementation writes to memory directly.
   if (schema.name() == "aten::copy_") {
     return FakeKind::kInPlace;
   }
@@ -323,7 +323,7 @@ FakeKind classify(const c10::OperatorHandle& op) {
   return has(op, c10::DispatchKey::Meta) ? FakeKind::kMeta : FakeKind::kUnknown;
 }
 
-/// The kind of an operator; determined once for each operator.
+/// Returns the FakeKind of an operator, which is determined once for each operator.
 FakeKind fake_kind(const c10::OperatorHandle& op) {
   thread_local std::unordered_map<const c10::FunctionSchema*, FakeKind> known;
   const auto [entry, is_new] = known.try_emplace(&op.schema());
@@ -347,8 +347,8 @@ void run_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   make_fake_results(op, *stack);
 }
 
-/// The out= variants of elementwise operators that libtorch uses to compute other operators (abs,
-/// logical_or_).
+/// Names of the out= variants of elementwise operators that libtorch uses to compute other
+/// operators (abs, logical_or_).
 constexpr std::array<std::string_view, 6> kOutOfElements{
     "aten::abs.out",        "aten::logical_and.out", "aten::logical_not.out",
     "aten::logical_or.out", "aten::logical_xor.out", "aten::where.self_out"};
@@ -377,7 +377,7 @@ void implement_if_missing(torch::Library& library, std::string_view name,
   }
 }
 
-/// Registers the rules as kernels of the meta device. In a Python program such kernels exist.
+/// Registers the rules of this file as kernels of the meta device, which exist in Python programs.
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
   for (const Named& each : kRules) {
     implement_if_missing(library, each.name,
@@ -401,7 +401,7 @@ struct Mode {
   std::map<std::string, FakeRule> rules;
 };
 
-/// The active FakeMode, or nullptr.
+/// The process's active FakeMode, or nullptr.
 std::atomic<const Mode*> mode = nullptr;
 
 std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
@@ -410,7 +410,7 @@ std::vector<at::Tensor> tensors_of(std::span<const c10::IValue> values) {
   return tensors;
 }
 
-/// Whether the call involves values that do not exist in a FakeMode: the values of any
+/// Whether a call involves values that do not exist in a FakeMode, that is, the values of any
 /// floating-point CPU tensor.
 bool is_fake(std::span<const c10::IValue> arguments) {
   bool floating = false;
@@ -422,8 +422,8 @@ bool is_fake(std::span<const c10::IValue> arguments) {
   return floating && !elsewhere;
 }
 
-/// A meta tensor with the sizes, strides and type of `tensor`. The wrapped-number flag is copied,
-/// because it affects type promotion.
+/// Makes a meta tensor with the sizes, strides and type of `tensor`. The wrapped-number flag is
+/// copied, because it affects type promotion.
 at::Tensor on_meta(const at::Tensor& tensor) {
   at::Tensor meta =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
@@ -440,8 +440,8 @@ void replace_tensors(std::span<c10::IValue> values, at::Tensor (*replacement)(co
   }
 }
 
-/// Allocates a CPU tensor for a meta tensor. Integers are set to zero, so that they are valid as
-/// indices.
+/// Allocates a CPU tensor in place of a meta tensor. Integers are set to zero, so that they are
+/// valid as indices.
 at::Tensor allocated(const at::Tensor& meta) {
   at::Tensor tensor =
       at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(c10::kCPU));
@@ -466,7 +466,7 @@ void run_functional(const c10::OperatorHandle& op, Stack& stack) {
   replace_tensors(std::span(stack).last(op.schema().returns().size()), allocated);
 }
 
-/// The arguments on the stack whose declarations satisfy `wanted`.
+/// Returns the arguments on the stack whose schema declarations satisfy `wanted`.
 template <class Wanted>
 Stack arguments_of(const c10::OperatorHandle& op, const Stack& stack, const Wanted& wanted) {
   const auto& declared = op.schema().arguments();
@@ -484,7 +484,7 @@ bool is_input(const c10::Argument& argument) {
   return !argument.is_out();
 }
 
-/// Describes a call before it runs. The inputs include tensors that the call also writes.
+/// Describes a call for the observer. The inputs include tensors that the call also writes.
 FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
   return {.name = op.schema().name(),
           .arguments = torch::jit::last(stack, op.schema().arguments().size()).vec(),
@@ -492,7 +492,7 @@ FakeCall call_of(const c10::OperatorHandle& op, const Stack& stack) {
           .results = {}};
 }
 
-/// Replaces the arguments on the stack by `written`, if the operator returns them.
+/// Replaces the arguments on the stack by the operator's results, which are the tensors `written`.
 void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& written) {
   torch::jit::drop(stack, op.schema().arguments().size());
   for (std::size_t i = 0; i < op.schema().returns().size(); ++i) {
@@ -500,7 +500,7 @@ void return_written(const c10::OperatorHandle& op, Stack& stack, const Stack& wr
   }
 }
 
-/// The broadcast sizes of all arguments except out=.
+/// Returns the broadcast sizes of all arguments except out= arguments.
 Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   Sizes sizes;
   for (const c10::IValue& value : arguments_of(op, stack, is_input)) {
@@ -511,7 +511,7 @@ Sizes pointwise_sizes(const c10::OperatorHandle& op, const Stack& stack) {
   return sizes;
 }
 
-/// The sizes of each out= argument after the call. Elementwise operators may have no meta kernel.
+/// The sizes of each out= argument after the call. An elementwise operator may lack a meta kernel.
 std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t results = op.schema().returns().size();
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::Meta) && op.hasTag(at::Tag::pointwise)) {
@@ -519,7 +519,7 @@ std::vector<Sizes> out_sizes(const c10::OperatorHandle& op, Stack& stack) {
   }
   Stack meta(stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()),
              stack.end());
-  // The out= tensors are empty, because libtorch warns if it resizes a tensor that has elements.
+  // The meta call gets empty out= tensors: libtorch warns if it resizes a tensor with elements.
   for (std::size_t i = 0; i < meta.size(); ++i) {
     if (op.schema().arguments()[i].is_out() && meta[i].isTensor()) {
       meta[i] = at::empty_strided({0}, {1}, meta[i].toTensor().options());
@@ -545,7 +545,7 @@ void run_out(const c10::OperatorHandle& op, Stack& stack) {
   return_written(op, stack, written);
 }
 
-/// Runs the call without values, and without autograd, which has already recorded it.
+/// Runs a call without values, and without autograd, which has already recorded the call.
 void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const bool observed = mode.load()->observer != nullptr;
@@ -576,7 +576,7 @@ void run_fake(const c10::OperatorHandle& op, FakeKind kind, Stack& stack) {
   }
 }
 
-/// Runs the rule that the program has registered for the operator; returns false if there is none.
+/// Runs the rule that the program has registered for the operator; returns false without a rule.
 bool run_given_rule(const c10::OperatorHandle& op, Stack& stack) {
   const Mode& current = *mode.load();
   if (current.rules.empty()) {
@@ -626,9 +626,9 @@ TORCH_LIBRARY_IMPL(_, TESSERA_FAKE_MODE_KEY, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
 }
 
-/// Registers FakeMode's kernel for operators that have kernels on a CPU and on CUDA although they
-/// also have a composite implementation. Otherwise libtorch would use the composite implementation
-/// in a FakeMode.
+/// Registers FakeMode's kernel for operators that have separate kernels on a CPU and on CUDA, but
+/// also a composite implementation. Otherwise libtorch would use the composite implementation in a
+/// FakeMode.
 TORCH_LIBRARY_IMPL(aten, TESSERA_FAKE_MODE_KEY, library) {
   for (const char* name :
        {"copy_", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm"}) {

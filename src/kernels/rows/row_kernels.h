@@ -9,32 +9,32 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::kernels {
 
-/// RMSNorm multiplies elements by this factor if their squares would overflow in fp32.
+/// The factor by which RMSNorm multiplies elements whose squares would overflow in fp32.
 constexpr float kShrink = 0x1p-80F;
-/// If 1 / rms of a row is smaller, the row's elements times the gradient may overflow.
+/// If 1 / rms of a row is below this limit, the row's elements times the gradient may overflow.
 constexpr float kHugeRstd = 0x1p-40F;
 
 using Bf16 = std::uint16_t;  ///< the bits of a bfloat16 number
 
-/// Kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
+/// The kernels over rows in memory, for elements of type T. Rows are dense unless stated otherwise.
 template <class T>
 struct RowKernels {
-  /// Computes RMSNorm of rows with `dim` elements. A null weight stands for ones. rstd receives one
-  /// number per row. If residual and sum are not null, normalises x + residual and writes it to
+  /// Computes RMSNorm of rows with `dim` elements. A null weight stands for ones. `rstd` receives 1
+  /// / rms of each row. If residual and sum are not null, normalises x + residual and writes it to
   /// `sum`.
   void (*rms_norm)(const T* x, const T* residual, const float* weight, T* sum, T* out, float* rstd,
                    std::int64_t rows, std::int64_t dim, float eps);
-  /// Adds the weight's gradient to the `dim` elements of weight_grad, and sum_grad to the rounded
-  /// x_grad. weight_grad and sum_grad may be null.
+  /// Computes the gradients of RMSNorm. Adds the weight's gradient to the `dim` elements of
+  /// weight_grad, and adds sum_grad to the rounded x_grad. weight_grad and sum_grad may be null.
   void (*rms_norm_backward)(const T* grad, const T* sum_grad, const T* x, const float* weight,
                             const float* rstd, T* x_grad, float* weight_grad, std::int64_t rows,
                             std::int64_t dim);
   void (*silu_mul)(const T* gate, const T* up, T* out, std::int64_t n);
-  /// Computes the gradients of silu_mul. Also writes silu_mul to `out` unless `out` is null.
+  /// Computes the gradients of silu_mul. Unless `out` is null, also writes silu_mul's result to it.
   void (*silu_mul_backward)(const T* grad, const T* gate, const T* up, T* gate_grad, T* up_grad,
                             T* out, std::int64_t n);
-  /// Rotates `heads` vectors of 2 * half elements at one position. The vectors are x_stride
-  /// elements apart in x, and dense in out.
+  /// Rotates `heads` vectors of 2 * half elements at one position (rotary embedding). The vectors
+  /// are x_stride elements apart in x, and dense in out.
   void (*rotary)(const T* x, std::int64_t x_stride, const float* cos, const float* sin, T* out,
                  std::int64_t heads, std::int64_t half, bool transposed);
   /// Computes for a row of logits: the maximum, which is -inf for an empty row; the sum of exp(x -
@@ -42,8 +42,8 @@ struct RowKernels {
   /// - maximum, or of x if the maximum is -inf.
   void (*sums_of_logits)(const T* x, std::int64_t n, float* maximum, float* exponentials,
                          float* differences);
-  /// Computes out = exp(x - high - low) * factor + added, where high + low is the log-sum-exp.
-  /// `out` and `x` may be the same memory.
+  /// Computes out = exp(x - high - low) * factor + added for a row of logits x, where high + low is
+  /// the row's log-sum-exp. `out` and `x` may be the same memory.
   void (*softmax)(const T* x, T* out, std::int64_t n, float high, float low, float factor,
                   float added);
 };
@@ -56,8 +56,8 @@ struct RowKernelTable {
 /// Whether the processor has the AVX-512 extensions of x86-64-v4.
 bool has_avx512();
 
-/// Returns the kernels for the best instruction set of this machine. All instruction sets give the
-/// same bits.
+/// Returns the row kernels for the best instruction set of this machine. All instruction sets give
+/// the same bits.
 const RowKernelTable& row_kernels();
 
 namespace baseline {

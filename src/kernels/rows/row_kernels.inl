@@ -8,9 +8,9 @@
 
 namespace tessera::kernels::TESSERA_ISA {
 
-// Sixteen floats at once, by the vector extension of GCC and Clang, which use the vector registers
-// that TESSERA_ISA has. Operations work on each float separately and without fused multiply-add, so
-// every instruction set gives the same bits.
+// A vector of sixteen floats, by the vector extension of GCC and Clang, which uses the vector
+// registers of TESSERA_ISA. Operations work on each float separately and without fused
+// multiply-add, so every instruction set gives the same bits.
 
 constexpr int kLanes = 16;
 using Floats = float __attribute__((vector_size(64)));
@@ -40,7 +40,7 @@ TESSERA_INLINE Floats load(const Bf16* from) {
   return as_floats(__builtin_convertvector(v, Words) << 16);
 }
 
-/// Loads the first n of sixteen elements from memory; the others are zero.
+/// Loads the first n of sixteen elements from memory; all other elements are zero.
 template <class T>
 TESSERA_INLINE Floats load(const T* from, std::int64_t n) {
   if (n >= kLanes) {
@@ -73,7 +73,7 @@ TESSERA_INLINE void store(T* to, Floats v, std::int64_t n) {
   __builtin_memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
 }
 
-/// Rounds the values to T, as store() followed by load() would.
+/// Rounds values to type T, as store() followed by load() would.
 template <class T>
 TESSERA_INLINE Floats rounded(Floats v) {
   T lanes[kLanes];
@@ -81,7 +81,7 @@ TESSERA_INLINE Floats rounded(Floats v) {
   return load(lanes);
 }
 
-/// Returns the sum of all sixteen elements, added in pairs as in a binary tree.
+/// Returns the sum of all sixteen floats of a vector, added in pairs as in a binary tree.
 TESSERA_INLINE float sum(Floats v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -98,7 +98,7 @@ TESSERA_INLINE float sum(Floats v) {
 TESSERA_INLINE Floats exp(Floats x) {
   x = x < -87.0F ? broadcast(-87.0F) : x;
   x = x > 88.0F ? broadcast(88.0F) : x;
-  // 1.5 * 2^23; adding and subtracting this number rounds to an integer.
+  // the number 1.5 * 2^23; adding and subtracting it rounds to an integer
   const float round = 12582912.0F;
   const Floats n = (x * 1.44269504088896341F + round) - round;
   const Floats r = (x - n * 0.693359375F) - n * -2.12194440e-4F;
@@ -118,13 +118,13 @@ TESSERA_INLINE Floats exp_or_0(Floats x) {
   return x < -87.0F ? Floats{} : exp(x);
 }
 
-/// Returns a mask with all bits set in the first n of sixteen elements.
+/// Returns a mask with all bits set in the first n of the vector's sixteen elements.
 TESSERA_INLINE Ints lanes_below(std::int64_t n) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return lane < static_cast<std::int32_t>(n < kLanes ? n : kLanes);
 }
 
-/// Returns the maximum of n elements, ignoring NaN; -inf if there are none.
+/// Returns the maximum of n elements, ignoring NaN; -inf if n is 0.
 template <class T>
 TESSERA_INLINE float largest(const T* x, std::int64_t n) {
   const Floats none = broadcast(-__builtin_inff());
@@ -142,7 +142,7 @@ TESSERA_INLINE float largest(const T* x, std::int64_t n) {
   return most;
 }
 
-// The kernels.
+// The row kernels.
 
 /// Returns 1 / rms of a row whose sum of squares overflows. The elements are multiplied by kShrink
 /// before they are squared, as on CUDA. eps is ignored, because it is too small.
@@ -185,7 +185,7 @@ void rms_norm(const T* x, const T* residual, const float* weight, T* sums, T* ou
   }
 }
 
-/// Loads the elements of a row from `x` on, multiplied by `scale` if kHuge.
+/// Loads a vector of a row from address `x`, multiplied by `scale` if kHuge.
 template <bool kHuge, class T>
 TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
   const Floats v = load(x, n);
@@ -197,7 +197,7 @@ TESSERA_INLINE Floats load_scaled(const T* x, std::int64_t n, float scale) {
 template <bool kHuge, class T>
 void rms_norm_backward_row(const T* grad, const T* sum_grad, const T* x, const float* weight,
                            float scale, T* x_grad, float* weight_grad, std::int64_t dim) {
-  const float later = kHuge ? 1.0F : scale;  // the factor by which load_scaled() has not multiplied
+  const float later = kHuge ? 1.0F : scale;  // the factor that load_scaled() has not applied
   Floats dots{};
   for (std::int64_t i = 0; i < dim; i += kLanes) {
     const Floats gx = load(grad + i, dim - i) * load_scaled<kHuge>(x + i, dim - i, scale);
@@ -233,7 +233,7 @@ void rms_norm_backward(const T* grad, const T* sum_grad, const T* x, const float
   }
 }
 
-/// sigmoid(g), and 1 - sigmoid(g) computed without cancellation.
+/// The sigmoid of g, and 1 - sigmoid(g) computed without cancellation.
 struct Sigmoid {
   Floats value, rest;
 };
@@ -266,7 +266,7 @@ void silu_mul_backward(const T* grad, const T* gate, const T* up, T* gate_grad, 
     store(gate_grad + i, value * (1.0F + g * rest) * d * u, n - i);
     store(up_grad + i, d * silu, n - i);
     if (out != nullptr) {
-      store(out + i, silu * u, n - i);  // has the same bits as the result of forward
+      store(out + i, silu * u, n - i);  // silu(g) has the same bits as in forward
     }
   }
 }
@@ -297,7 +297,7 @@ void sums_of_logits(const T* x, std::int64_t n, float* maximum, float* exponenti
   constexpr std::int64_t kBlock = 1024;
   const float none = -__builtin_inff();
   float top = none;
-  float from = 0;  // the number that is subtracted from x in the sums
+  float from = 0;  // the number that is subtracted from logits in the sums
   float exps = 0, diffs = 0;
   for (std::int64_t i = 0; i < n; i += kBlock) {
     const std::int64_t end = n - i < kBlock ? n : i + kBlock;
