@@ -120,10 +120,10 @@ struct LoadOptions {
   /// example "optimizer.**". load() throws Error for a pattern that matches no name in the step or
   /// in the state, except for "optimizer.**".
   std::vector<std::string> exclude = {};
-  /// Patterns of names that are loaded only if they are in both the state and the checkpoint, with
-  /// sizes and types that fit. LoadReport lists the names that were left unchanged. All other names
-  /// must be present and fit. Example: a run that continues with a frozen backbone has no optimizer
-  /// state for the backbone, and passes {"optimizer.state.backbone.**"}.
+  /// Patterns of names that are loaded only if the names are in both the state and the checkpoint,
+  /// with sizes and types that fit. LoadReport lists the names that were left unchanged. All other
+  /// names must be present and fit. Example: a run that continues with a frozen backbone has no
+  /// optimizer state for the backbone, and passes {"optimizer.state.backbone.**"}.
   std::vector<std::string> partial = {};
 };
 

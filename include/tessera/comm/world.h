@@ -40,10 +40,10 @@ class World {
   virtual const WorldOptions& options() const = 0;
   /// The counter of all collectives of this rank.
   virtual TrafficCounter& traffic() = 0;
-  /// Returns the process group of `ranks` (world ranks, in group order); messages call it `name`.
-  /// The first call is collective over exactly these ranks; later calls with the same ranks and
-  /// name return the same group. A group of one rank does not communicate. Throws PeerError. Throws
-  /// Error if `ranks` contains ranks that are not in the world or lacks this rank.
+  /// Returns the process group of `ranks` (world ranks, in group order); messages call the group
+  /// `name`. The first call is collective over exactly these ranks; later calls with the same ranks
+  /// and name return the same group. A group of one rank does not communicate. Throws PeerError.
+  /// Throws Error if `ranks` contains ranks that are not in the world or lacks this rank.
   virtual CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) = 0;
   /// Tells the world that a step of the program has ended, for messages such as "rank 1 ended after
   /// step 20".
@@ -112,7 +112,7 @@ WorldPtr world_from_broadcast(int rank, int size,
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options = {});
 
 /// Makes a World whose other ranks do not exist: collectives return at once, with results of the
-/// right sizes that use this rank's data for every rank. It serves planning and counting traffic.
+/// right sizes that use this rank's data for every rank. For planning, and for counting traffic.
 WorldPtr fake_world(int rank, int size);
 
 /// The main function of one rank: runs `body` and returns 0. If `body` throws, prints one line on

@@ -67,7 +67,7 @@ struct OpCall {
 /// without a reduction must then not be sharded. For mm (m, k) x (k, n) -> (m, n) the factors are
 /// m, n and k, and k has the reduction sum.
 ///
-/// A rule describes one mesh dimension; propagate() applies it to a whole mesh. A value type.
+/// A rule describes one mesh dimension; propagate() applies the rule to a whole mesh. A value type.
 struct ShardingRule : detail::LocalExecution {
   /// Stands for the size of an output's factor (einsum index letter) if the rule cannot know the
   /// size. Such a factor must not be sharded.
@@ -77,7 +77,7 @@ struct ShardingRule : detail::LocalExecution {
   struct Factor {
     std::int64_t size = 1;  ///< number of positions of the factor (index letter)
     /// The reduction by which outputs without the factor (einsum index letter) become Partial.
-    /// nullopt: the factor must not be sharded if an output lacks it.
+    /// nullopt: the factor must not be sharded if an output lacks the factor.
     std::optional<ReduceOp> reduction = std::nullopt;
     /// Whether the shards of the factor (einsum index letter) may differ in size. False if the
     /// result depends on equal sizes (as a mean does).
@@ -85,8 +85,8 @@ struct ShardingRule : detail::LocalExecution {
     /// Whether a shard may be empty. False if the operator throws for an empty tensor (a maximum),
     /// because then only some ranks would throw.
     bool allow_empty = true;
-    /// True if the factor (einsum index letter) must not be sharded although outputs have it (the
-    /// dimension of a softmax or a sort).
+    /// True if the factor (einsum index letter) must not be sharded although outputs have the
+    /// factor (the dimension of a softmax or a sort).
     bool unsharded = false;
     /// Whether a shard must be a contiguous range of the factor's positions (see offset_arguments).
     bool contiguous = false;
@@ -104,8 +104,8 @@ struct ShardingRule : detail::LocalExecution {
   std::vector<TensorFactors> outputs;
 
   /// Declares that the operator commutes with a reduction: if all of `partial_inputs` are
-  /// Partial(op) over a mesh dimension, and the other inputs are replicated over it, then every
-  /// output is Partial(op).
+  /// Partial(op) over a mesh dimension, and the other inputs are replicated over that dimension,
+  /// then every output is Partial(op).
   struct Linear {
     std::vector<int> partial_inputs;
     ReduceOp op = ReduceOp::kSum;
@@ -113,8 +113,8 @@ struct ShardingRule : detail::LocalExecution {
   std::vector<Linear> linear;
 
   /// Inputs that are added to the result of a sum (the bias of addmm). If the factor (einsum index
-  /// letter) that is summed over is sharded, such an input is made Partial, so that it is added
-  /// once and not once for each rank.
+  /// letter) that is summed over is sharded, such an input is made Partial, so that the input is
+  /// added once and not once for each rank.
   std::vector<int> additive;
 };
 

@@ -42,7 +42,7 @@ using SampleSourcePtr = std::shared_ptr<const SampleSource>;
 
 /// Splits N tokens into floor((N - 1) / S) samples. Sample n covers the tokens [n * S, n * S + S +
 /// 1): the first S are inputs, the last S are targets. Throws Error for a token outside [0,
-/// vocabulary) among the first 2^26 tokens; later tokens are checked when they are read.
+/// vocabulary) among the first 2^26 tokens; later tokens are checked when read.
 SampleSourcePtr token_windows(TokenSourcePtr tokens, std::int64_t sequence,
                               std::int64_t vocabulary);
 

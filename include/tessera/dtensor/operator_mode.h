@@ -36,9 +36,9 @@ class OperatorMode {
   virtual Results call(const Operator& op, const std::function<Results()>& run) = 0;
 };
 
-/// During this scope, operators of this thread and of its backwards are passed to `mode`, which
-/// must outlive the scope. An inner scope replaces an outer scope; scopes end in reverse order, on
-/// the thread that began them.
+/// While an OperatorModeScope exists, operators of this thread and of its backwards are passed to
+/// `mode`, which must outlive the scope. An inner scope replaces an outer scope; scopes end in
+/// reverse order, on the thread that began them.
 class OperatorModeScope {
  public:
   explicit OperatorModeScope(OperatorMode& mode);

@@ -29,8 +29,8 @@ struct RandomKey {
 
 /// Fills a floating-point tensor, plain or distributed (not Partial), with uniform random numbers
 /// in [from, to]. This function, normal_(), trunc_normal_() and bernoulli_() compute values in fp64
-/// and round once to the tensor's type. They are not collective, are thread safe for different
-/// tensors, are not recorded by autograd, and throw Error for a tensor of another type.
+/// and round once to the tensor's type. These functions are not collective, are thread safe for
+/// different tensors, are not recorded by autograd, and throw Error for a tensor of another type.
 void uniform_(const at::Tensor& tensor, double from, double to, RandomKey key);
 /// Fills a tensor with normal random numbers, by inverse CDF (Wichura's AS241). See uniform_().
 void normal_(const at::Tensor& tensor, double mean, double std, RandomKey key);
@@ -63,12 +63,12 @@ namespace detail {
 class RandomRegionScope;
 }
 
-/// During this scope, dropout and the random operators of at:: treat the tensors of this thread as
-/// part `index` of `count` equal parts along dimension 0. Data-parallel ranks then draw the numbers
-/// that a single rank draws for the full batch. BatchPart(0, 1) declares that the tensors are the
-/// full batch. In the scope, plain tensors also use the seed of manual_seed(). The forward of a
-/// module with fully_shard does all this itself; BatchPart is needed there only if the library
-/// cannot know which rows of the batch the rank has. An inner scope replaces an outer scope.
+/// While a BatchPart exists, dropout and the random operators of at:: treat the tensors of this
+/// thread as part `index` of `count` equal parts along dimension 0. Data-parallel ranks then draw
+/// the numbers that a single rank draws for the full batch. BatchPart(0, 1) declares that the
+/// tensors are the full batch. In the scope, plain tensors also use the seed of manual_seed(). The
+/// forward of a module with fully_shard does the same by itself; BatchPart is needed there only if
+/// the library cannot know the rank's rows of the batch. An inner scope replaces an outer scope.
 class BatchPart : tessera::detail::NoCopy {
  public:
   BatchPart(std::int64_t index, std::int64_t count);

@@ -9,11 +9,11 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// During this scope, implicit communication on this thread throws Error. Implicit communication is
-/// a redistribution that the program did not request, or the gather of an operator without a
-/// sharding rule. TESSERA_STRICT=1 in the environment does the same for the whole process. A
-/// backward runs under the scope that is active when backward() is called, on any thread of
-/// autograd.
+/// While a StrictScope exists, implicit communication on this thread throws Error. Implicit
+/// communication is a redistribution that the program did not request, or the gather of an operator
+/// without a sharding rule. TESSERA_STRICT=1 in the environment does the same for the whole
+/// process. A backward runs under the scope that is active when backward() is called, on any thread
+/// of autograd.
 ///
 /// item() and bool(), which read one value, and the reduction of a leaf's gradient to the layout of
 /// the leaf are allowed in the scope.
@@ -25,14 +25,14 @@ class StrictScope {
   detail::CarriedScope<detail::Carried::kStrict, bool> scope_;
 };
 
-/// During this scope, an operator on this thread that combines plain and distributed tensors treats
-/// the plain tensors as replicated. The caller guarantees that each plain tensor is equal on all
-/// ranks; TESSERA_DEBUG=1 compares the values. The gradients of plain tensors are plain and
-/// complete. Outside of the scope, a plain tensor in such an operator is an Error, except in the
-/// forward of a parallelized module and in libtorch's gradient formulas. Two kinds of plain tensors
-/// need no scope, because ranks compare their values at each call: single-element tensors without
-/// gradient, and all plain tensors in hooks and functions that the program adds to a backward. Like
-/// PyTorch's implicit_replication.
+/// While a ReplicationScope exists, an operator on this thread that combines plain and distributed
+/// tensors treats the plain tensors as replicated. The caller guarantees that each plain tensor is
+/// equal on all ranks; TESSERA_DEBUG=1 compares the values. The gradients of plain tensors are
+/// plain and complete. Outside of the scope, a plain tensor in such an operator is an Error, except
+/// in the forward of a parallelized module and in libtorch's gradient formulas. Two kinds of plain
+/// tensors need no scope, because ranks compare their values at each call: single-element tensors
+/// without gradient, and all plain tensors in hooks and functions that the program adds to a
+/// backward. Like PyTorch's implicit_replication.
 class ReplicationScope : tessera::detail::NoCopy {
  public:
   explicit ReplicationScope(bool replicate = true);

@@ -20,14 +20,14 @@
 TESSERA_API_BEGIN
 namespace tessera::fsdp {
 
-/// Makes `module` one FSDP unit (FSDP2's fully_shard). The unit's parameters are those of `module`
-/// and of modules below that belong to no unit yet. They are split over `mesh`: on dimension 0 as
-/// by torch.chunk, unless the options say otherwise (scalars are replicated). A unit's parameters
-/// are gathered together before forward and before backward and freed afterwards. Their gradients
-/// are reduce-scattered together and averaged over `mesh`. Apply fully_shard bottom-up: blocks
-/// first, the root last. Call the root's forward as root(x), because root.forward(x) skips the
-/// hooks. Outside of forward and backward the module's parameters are the shards, even while
-/// gathered. Parameters may be on the meta device.
+/// Makes `module` one FSDP unit (FSDP2's fully_shard). The unit's parameters are the parameters of
+/// `module` and of modules below `module` that belong to no unit yet. The parameters are split over
+/// `mesh`: on dimension 0 as by torch.chunk, unless the options say otherwise (scalars are
+/// replicated). A unit's parameters are gathered together before forward and before backward and
+/// freed afterwards. Their gradients are reduce-scattered together and averaged over `mesh`. Apply
+/// fully_shard bottom-up: blocks first, the root last. Call the root's forward as root(x), because
+/// root.forward(x) skips the hooks. Outside of forward and backward the module's parameters are the
+/// shards, even while gathered. Parameters may be on the meta device.
 ///
 /// `mesh`: one dimension, over which parameters are sharded. Or two dimensions (HSDP): replicas
 /// along the first, shards along the second; gradients are also all-reduced over the first.
@@ -38,12 +38,12 @@ namespace tessera::fsdp {
 /// except meta and distributed tensors.
 ///
 /// Not collective. Forward and backward of a unit are collective over `mesh`; one thread at a time
-/// may run them for a root and the units below it. A parameter that a rank did not use counts as a
-/// zero gradient of this rank; a parameter that no rank used gets no gradient. docs/fsdp.md
-/// describes the order of events and the legal orders of calls. Throws Error, before anything is
-/// changed, for a mesh without one or two dimensions, options that contradict each other, a module
-/// that is already a unit, and a parameter that cannot be split as requested or is shared with a
-/// module outside of `module`.
+/// may run forward or backward of a root and the units below the root. A parameter that a rank did
+/// not use counts as a zero gradient of this rank; a parameter that no rank used gets no gradient.
+/// docs/fsdp.md describes the order of events and the legal orders of calls. Throws Error, before
+/// anything is changed, for a mesh without one or two dimensions, options that contradict each
+/// other, a module that is already a unit, and a parameter that cannot be split as requested or is
+/// shared with a module outside of `module`.
 void fully_shard(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& options = {});
 /// Makes several modules one FSDP unit. The unit is gathered before the first of these modules runs
 /// and freed after the last of these modules has run. All of the modules must run in each forward,
@@ -67,7 +67,7 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 /// Returns the weight rows * ranks / (rows of all ranks) for this rank's loss, the mean over its
 /// `rows` rows of the batch. FSDP's average over the ranks is then the gradient of the mean over
 /// all rows. `mesh`: the root module's mesh, with any number of dimensions. A rank without rows has
-/// no mean (libtorch returns NaN); give it a zero loss, such as y.sum() of a result without rows.
+/// no mean (libtorch returns NaN); set its loss to zero, such as y.sum() of a result without rows.
 ///   (at::mse_loss(model(x), target) * fsdp::mean_weight(x.size(0), mesh)).backward();
 /// Collective; the ranks exchange CPU values only. Throws Error on all ranks if a number of rows is
 /// negative or if no rank has rows.
@@ -131,15 +131,15 @@ class UnshardHandle {
 /// All-gathers the parameters of the unit of `module`, but not those of units below. Collective.
 /// First waits for the work issued on the compute stream, which may write the shards. Does nothing
 /// if the parameters are already unsharded. If shards were written since the last gather, the next
-/// unshard, start_unshard, UnshardScope or forward gathers them again on all ranks; the ranks
+/// unshard, start_unshard, UnshardScope or forward gathers the shards again on all ranks; the ranks
 /// compare CPU flags that tell whether any rank has written. Throws Error for a module that is not
 /// a unit, for parameters that are still on the meta device, and if ranks gather different units.
 void unshard(nn::ModuleBase& module);
 /// Frees the unsharded parameters of a unit. Not collective; does nothing if the parameters are not
 /// unsharded. Unsharded parameters are copies: if the program has written to an unsharded parameter
-/// since unshard, reshard throws Error after it has freed the parameters. A forward before reshard
-/// also throws Error for such a write, and does not free the parameters. Throws Error for a module
-/// that is not a unit.
+/// since unshard, reshard frees the parameters and then throws Error. A forward before reshard also
+/// throws Error for such a write, and does not free the parameters. Throws Error for a module that
+/// is not a unit.
 void reshard(nn::ModuleBase& module);
 /// Starts to gather the parameters of a unit, with the values that the shards have at this call.
 /// Forward, unshard or the returned handle waits for the gather. Collective. Throws the errors of
@@ -147,15 +147,15 @@ void reshard(nn::ModuleBase& module);
 UnshardHandle start_unshard(nn::ModuleBase& module);
 
 /// UnshardScope unshards the parameters of a unit while the object exists. The destructor frees the
-/// parameters, unless they were unsharded before, and warns if a parameter was written, because the
-/// write is lost. Collective. Throws the errors of unshard.
+/// parameters, unless the parameters were unsharded before, and warns if a parameter was written,
+/// because the write is lost. Collective. Throws the errors of unshard.
 class UnshardScope : tessera::detail::NoCopy {
  public:
   explicit UnshardScope(nn::ModuleBase& module);
   ~UnshardScope();
 
  private:
-  std::shared_ptr<Unit> unit_;  ///< nullptr if the module was already unsharded
+  std::shared_ptr<Unit> unit_;  ///< nullptr if the module had unsharded parameters before the scope
   bool was_unsharded_;          ///< whether parameters were gathered before, for a later backward
 };
 
@@ -164,17 +164,18 @@ class UnshardScope : tessera::detail::NoCopy {
 // `recurse` is false, to the units of modules below `module`. No setter is collective. Each setter
 // throws Error, before anything is changed, if there is no such unit.
 
-/// `reshard` true frees the parameters after forward (ZeRO-3); false keeps them gathered for
-/// backward (ZeRO-2).
+/// With `reshard` true, forward frees its parameters at its end (ZeRO-3); with false, parameters
+/// stay gathered for backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// With `reshard` false, parameters stay gathered after backward, until reshard() or a later
-/// backward frees them. Use false if nothing writes to the parameters between micro-batches. After
-/// a write, such as an optimizer's step, the next forward gathers the parameters again.
+/// backward frees the parameters. Use false if nothing writes to the parameters between
+/// micro-batches. After a write, such as an optimizer's step, the next forward gathers the
+/// parameters again.
 void set_reshard_after_backward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// With `sync` false, backward reduces nothing: each rank adds up its unsharded gradients (in
 /// reduce_dtype) until the first backward with `sync` true reduces the sum. Until then `.grad` of a
-/// parameter can be dropped (zero_grad) but not read. This accumulates micro-batches at the cost of
-/// the memory of unsharded gradients.
+/// parameter can be dropped (zero_grad) but not read. Use false to accumulate micro-batches at the
+/// cost of the memory of unsharded gradients.
 void set_requires_gradient_sync(nn::ModuleBase& module, bool sync, bool recurse = true);
 /// With `all_reduce` false (HSDP), backward sums gradients over the shard dimension of the mesh
 /// only and stores the sums, in reduce_dtype. The next backward with `all_reduce` true adds the
@@ -193,13 +194,13 @@ void set_unshard_in_backward(nn::ModuleBase& module, bool unshard, bool recurse 
 /// every rank computes from the gathered features of all ranks. Throws Error for a factor that is
 /// not positive and finite.
 void set_gradient_divide_factor(nn::ModuleBase& module, double factor, bool recurse = true);
-/// With `force` true, gradients are summed undivided and divided once, after the sum. This is the
-/// default for all types except fp16. With fp16, a part of the division precedes the sum, to avoid
-/// overflow; pass true if the hardware sums in a wider type, or if the gradients are small enough.
+/// With `force` true, gradients are divided once, after the sum. `force` true is the default for
+/// all types except fp16. With fp16, a part of the division precedes the sum, to avoid overflow;
+/// pass true if the hardware sums in a wider type, or if the gradients are small enough.
 void set_force_sum_reduction(nn::ModuleBase& module, bool force, bool recurse = true);
 
 /// A function that changes the reduced gradients of a unit in place, before they are divided, for
-/// example to reduce them further over a process group of the caller. The hook gets one flat
+/// example by a further reduction over a process group of the caller. The hook gets one flat
 /// tensor, in reduce_dtype, with all gradients of one dtype or, under replicate(), the gradients of
 /// one bucket. On one rank, where nothing is reduced, the hook gets the gradients one by one. Under
 /// HSDP the gradients have already been all-reduced. The hook runs on the stream of the reduction,

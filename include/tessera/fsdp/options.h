@@ -68,9 +68,9 @@ struct Options {
   /// Whether and how shards are stored in CPU memory. Default: shards are stored on the mesh's
   /// device.
   std::optional<OffloadPolicy> offload_policy{};
-  /// True: free the gathered parameters after forward and gather them again in backward (ZeRO-3).
-  /// False: keep the parameters gathered between forward and backward (ZeRO-2). Default: true,
-  /// except for a root unit without a post_forward_mesh_size.
+  /// True: free the gathered parameters after forward and gather again in backward (ZeRO-3). False:
+  /// keep the parameters gathered between forward and backward (ZeRO-2). Default: true, except for
+  /// a root unit without a post_forward_mesh_size.
   std::optional<bool> reshard_after_forward{};
   /// A number n > 1 lets each of n neighbouring ranks store 1/n of the gathered parameters after
   /// forward. Backward then gathers among these ranks only (hpZ of ZeRO++; FSDP2's
@@ -84,15 +84,15 @@ struct Options {
   /// by the number of ranks of the root's mesh, because the loss is the mean over these ranks.
   MeshFunction parameter_mesh{};
   /// Parameters and buffers that stay unchanged: not moved, sharded, gathered, cast or reduced.
-  /// Trainable parameters that are intentionally in no unit must be listed, too, wherever they are
-  /// in the model.
+  /// Trainable parameters that are intentionally in no unit must be listed, too, anywhere in the
+  /// model.
   std::unordered_set<nn::SlotPtr> ignored{};
   /// For replicate, and for HSDP with one rank in the shard dimension: gradients are all-reduced in
-  /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until it
-  /// has this many MiB; the first bucket, until it has 1 MiB. A bucket is reduced while backward
-  /// still computes the gradients of earlier parameters, if the whole model is one unit without
-  /// parameter hooks and no other FSDP model takes part in the same backward. The program must then
-  /// not call collectives of the same process group in backward.
+  /// buckets (DDP's bucket_cap_mb). A bucket takes parameters, beginning with the last, until the
+  /// bucket has bucket_cap_mb MiB; the first bucket, until it has 1 MiB. A bucket is reduced while
+  /// backward still computes the gradients of earlier parameters, if the whole model is one unit
+  /// without parameter hooks and no other FSDP model takes part in the same backward. The program
+  /// must then not call collectives of the same process group in backward.
   std::int64_t bucket_cap_mb = 25;
 };
 

@@ -75,7 +75,7 @@ class DeviceMesh {
   DeviceMesh operator[](std::initializer_list<std::string_view> names) const;
   DeviceMesh slice(const std::vector<std::string>& names) const;
   /// Returns the mesh from which this mesh was made by slicing and reshaping, or this mesh itself
-  /// if it was not made from another mesh.
+  /// if this mesh was not made from another mesh.
   DeviceMesh root() const;
   /// Returns the mesh with all dimensions merged into one dimension, called `name` (default: the
   /// dimensions' names joined by "_"). Not collective.

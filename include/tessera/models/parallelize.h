@@ -73,8 +73,8 @@ DeviceMesh data_mesh(const DeviceMesh& mesh);
 /// by the tensor-parallel plan that the model declares, if tp has more than one rank; context
 /// parallelism over cp; activation checkpointing of the blocks; FSDP over dp and cp, with gradients
 /// all-reduced over dp_replicate. A unit with only embeddings is not gathered for backward. Throws
-/// Error for a model that does not implement DeclaresUnits, and the errors of the functions that it
-/// calls. Not collective.
+/// Error for a model that does not implement DeclaresUnits, and the errors of the functions that
+/// parallelize() calls. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
 /// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`. Does

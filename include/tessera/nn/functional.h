@@ -46,7 +46,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 /// each rank uses the rows of the tables for its own positions.
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 /// Applies rotary_embedding() to queries and keys, which may have different numbers of heads. On
-/// CUDA this is one kernel launch.
+/// CUDA the function takes one kernel launch.
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
 
@@ -58,9 +58,10 @@ std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at
 at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices);
 
 /// Zeroes each element with probability p and multiplies others by 1/(1-p). The mask depends on
-/// `key` and the element's index in the global tensor; backward recomputes it. In the forward of a
-/// model with fully_shard, the global tensor includes the batch rows of all data-parallel ranks.
-/// Throws Error for a plain tensor whose position in the global tensor is unknown (docs/random.md).
+/// `key` and the element's index in the global tensor; backward recomputes the mask. In the forward
+/// of a model with fully_shard, the global tensor includes the batch rows of all data-parallel
+/// ranks. Throws Error for a plain tensor whose position in the global tensor is unknown
+/// (docs/random.md).
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key);
 
 // Selects the libtorch kernel that computes attention. Arguments are plain tensors, or distributed
@@ -188,8 +189,8 @@ struct ContextAttentionOptions {
 /// whole model on its own tokens. Only attention needs the keys and values of other ranks, and
 /// gathers them. A sequence is 2n chunks of equal length. Rank r has chunk r followed by chunk 2n -
 /// 1 - r, so that under a causal mask all ranks compute the same number of query-key pairs. See
-/// Dubey et al. 2024 (Llama 3), section 3.3.2. PyTorch's context_parallel calls it head-tail load
-/// balancing.
+/// Dubey et al. 2024 (Llama 3), section 3.3.2. PyTorch's context_parallel calls this order
+/// head-tail load balancing.
 ///
 /// The model passes one ContextParallel object to attention(), or to nn::Attention in
 /// AttentionInputs. Tensors that depend on positions, such as rotary tables, are split by shard()

@@ -46,7 +46,7 @@ constexpr auto weight_and_bias() {
 }  // namespace detail
 
 /// The parameters of module class M, for nn::Hooked and nn::adopt. By default, the members `weight`
-/// and `bias`. For a class with other parameters, specialise this variable, with one line for each
+/// and `bias`. For a class with other parameters, specialise kSlotMembers, with one line for each
 /// parameter:
 ///   template <>
 ///   inline constexpr std::array nn::kSlotMembers<MyImpl>{
@@ -127,7 +127,7 @@ class Hooked : public Module<Hooked<Holder>>,
   }
   const torch::nn::Module& adopted_module() const override { return *held_; }
 
-  /// During this scope, `module` has no bias. The destructor restores the bias.
+  /// While a BiasScope exists, `module` has no bias. The destructor restores the bias.
   class BiasScope : tessera::detail::NoCopy {
    public:
     explicit BiasScope(Held* module) : module_(module) { exchange(); }

@@ -51,7 +51,7 @@ class Linear : public Module<Linear>,
   friend std::vector<at::Tensor> linear_products(
       const at::Tensor& x, const std::vector<std::reference_wrapper<Linear>>& linears);
   /// Returns the function that makes an object to compute the matrix products of this and other
-  /// Linears together; nullptr if this is not possible.
+  /// Linears together; nullptr if a common computation is not possible.
   detail::MakeLinearProducts products_together() const;
   at::Tensor own_bias() const;
 
@@ -141,7 +141,7 @@ class DropoutState {
   /// The module's random key; nullopt if no key was set and the module has not been called yet.
   const std::optional<RandomKey>& key() const { return key_; }
   /// Returns the number of calls so far, which selects the next mask. To repeat a call, reset the
-  /// number; activation checkpointing does so automatically.
+  /// number; activation checkpointing resets the number automatically.
   std::uint64_t calls() const { return calls_; }
   void set_calls(std::uint64_t calls) { calls_ = calls; }
 
@@ -168,8 +168,8 @@ class Dropout : public Module<Dropout>, public detail::DropoutState {
   /// The constructor throws Error unless 0 <= p < 1.
   explicit Dropout(double p = 0.5);
   /// Throws Error if x is a pending sum (Partial), and if x is plain and its position in the global
-  /// tensor is unknown. Also throws if this module has neither a key nor a name, because it is
-  /// called in another module's forward but is not registered in any module.
+  /// tensor is unknown. Also throws if this module has neither a key nor a name, because the module
+  /// is called in another module's forward but is not registered in any module.
   at::Tensor forward(const at::Tensor& x);
   void set_key(RandomKey key) { key_ = key; }
 
@@ -239,7 +239,7 @@ class FusedLinear : public Linear, public detail::FusedParts {
 struct Fp8Options {
   /// FQN patterns of Linears that are not converted (see matches_fqn): {"lm_head"}.
   std::vector<std::string> exclude{};
-  /// A Linear is converted only if both sizes of its weight are multiples of this number.
+  /// A Linear is converted only if both sizes of its weight are multiples of `multiple_of`.
   /// at::_scaled_mm requires 16. With tensor parallelism each rank's shard must have such sizes:
   /// use 16 * ranks.
   std::int64_t multiple_of = 16;

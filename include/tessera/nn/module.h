@@ -253,7 +253,7 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   std::unique_ptr<Checkpointed> checkpointed_;
   /// This module's FQN; mutable, because the const function named_slots() sets it.
   mutable std::optional<std::string> fqn_;
-  /// Whether the modules below this module already have FQNs that begin at this module.
+  /// Whether the modules below this module already have FQNs relative to this module.
   mutable bool named_tree_ = false;
   /// Number of calls of this module in progress; more than 1 if the module calls itself.
   int running_calls_ = 0;

@@ -28,7 +28,7 @@ struct VerifyOptions {
   /// gradients.
   std::vector<std::string> batch_dims{};
   /// Whether the step uses only a part of the samples with the parallel module, and all samples
-  /// with the reference. This is necessary for context parallelism, for experts that get tokens of
+  /// with the reference. True is necessary for context parallelism, for experts that get tokens of
   /// other ranks, and for a loss or statistic of the whole batch. If true, verify() compares no
   /// outputs, only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
@@ -74,8 +74,8 @@ struct VerifyReport {
 /// gradient. An error in a tensor-parallel plan or in the model's code appears as the first output
 /// or gradient that differs from that of one rank. See docs/verify.md.
 ///
-/// `reference`: a second instance of the same class with the same options, not parallelized; it may
-/// be on the meta device. verify() copies the weights, buffers and modes of `module` to
+/// `reference`: a second instance of the same class with the same options, not parallelized,
+/// perhaps on the meta device. verify() copies the weights, buffers and modes of `module` to
 /// `reference`, which computes in the type of its own parameters and cannot be used afterwards.
 /// verify() runs `reference` three times, twice with weights that are perturbed by rounding, to
 /// measure the differences that rounding can cause. `mesh`: all ranks of the run. `step` must do

@@ -60,7 +60,7 @@ struct ClipFactor {
 
 /// Computes the norm and the factor of clip_grad_norm_(), but does not change the gradients. Pass
 /// the factor to Optimizer::step(factor), which multiplies the gradients while it updates the
-/// parameters. This saves a pass over all gradients.
+/// parameters, and so saves a pass over all gradients.
 ClipFactor clip_factor(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                        const NormOptions& options = {});
 

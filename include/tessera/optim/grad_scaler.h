@@ -83,7 +83,7 @@ class GradScaler {
   /// gradient was not clipped or unscaled before.
   bool step(Optimizer& optimizer, const NormOptions& options = {});
   /// Clips the gradients and steps. If the scaler is not enabled, the optimizer multiplies the
-  /// gradients while it reads them (optim::clip_factor), which saves a pass over the gradients. The
+  /// gradients while reading (optim::clip_factor), which saves a pass over the gradients. The
   /// gradients' values are unspecified afterwards. Returns the norm before clipping, and whether
   /// the optimizer updated the parameters: always true on a GPU without scaling, because the CPU
   /// does not wait for the norm. Throws Error, before anything is changed, if the optimizer updates

@@ -42,7 +42,7 @@ struct MuonOptions {
 /// Like torch.optim.Muon, but for any sharding on any mesh, with the same result as one process.
 ///
 /// Each matrix is assigned to one rank of its mesh, so that the matrix is orthogonalised only once
-/// (even if it has replicas) and the work is balanced. One all-to-all sends each matrix, in
+/// (even if the matrix has replicas) and the work is balanced. One all-to-all sends each matrix, in
 /// compute_dtype, to its rank; a second all-to-all returns the shards. State: "momentum_buffer".
 ///
 /// step(): collective over the meshes of distributed matrices that require a gradient. If a matrix

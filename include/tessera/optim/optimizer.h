@@ -29,15 +29,15 @@ struct StateTensor {
 struct GradientFactor;
 
 /// The interface of an optimizer that training loops use. An optimizer refers to parameter slots
-/// (nn::ParameterSlot), not tensors. It may thus be made before or after tensor parallelism and
-/// FSDP are applied. Thread safety: one thread at a time. To write an optimizer, see
-/// GroupedOptimizer in slot_optimizer.h.
+/// (nn::ParameterSlot), not tensors. An optimizer may thus be made before or after tensor
+/// parallelism and FSDP are applied. Thread safety: one thread at a time. To write an optimizer,
+/// see GroupedOptimizer in slot_optimizer.h.
 class Optimizer : tessera::detail::NoCopy {
  public:
   virtual ~Optimizer() = default;
 
   /// Updates the parameters from their gradients. Each gradient is multiplied by `gradient_factor`
-  /// (a GradScaler uses it to divide by its scale), in the type of the update: fp32 for narrower
+  /// (by which a GradScaler divides by its scale), in the type of the update: fp32 for narrower
   /// parameters. The gradients' values are unspecified afterwards: call zero_grad(). The first step
   /// compares gradients that must be equal on several ranks: on a mesh (dp, tp), the gradients of a
   /// parameter on mesh["tp"] at all coordinates of dp. This comparison is collective over the root

@@ -158,7 +158,7 @@ using BatchedOptimizer
 ///     }
 ///   };
 ///
-/// The second template parameter has no effect; it keeps source code for version 0.2 valid.
+/// The second template parameter has no effect, but keeps source code for version 0.2 valid.
 template <class Options, class = void>
 class GroupedOptimizer : public SlotOptimizer {
  public:

@@ -80,7 +80,7 @@ struct Search {
 
 namespace detail {
 /// Returns the text for a layout: "dp 64 × tp 8, ac full, ZeRO-3"; cp and micro-batches are
-/// included if they are above 1.
+/// included if above 1.
 std::string name_of(const TrainingLayout& layout);
 }  // namespace detail
 

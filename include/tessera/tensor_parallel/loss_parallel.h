@@ -54,7 +54,7 @@ struct CrossEntropyOptions {
 /// Throws Error for other shapes and types, for logits that are Partial or strided, and for a
 /// target outside of the vocabulary. After a training forward of a model with fully_shard or
 /// replicate on several ranks, a mean that needs a gradient and has ignored targets must have
-/// `tokens` or `over`; otherwise it throws Error. Backward throws Error under create_graph.
+/// `tokens` or `over`. Backward throws Error under create_graph.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const CrossEntropyOptions& options = {});
 
@@ -73,8 +73,7 @@ struct LinearCrossEntropyOptions {
   std::int64_t chunks = 0;
   /// The maximum size in bytes of a rank's logits for one chunk, in the type of `hidden`. A chunk
   /// has at least one token. The number of tokens of a chunk is rounded down to a multiple of 1024
-  /// if it is at least 1024, and to a multiple of 128 if it is at least 128. Not used if `chunks`
-  /// is set.
+  /// if at least 1024, and to a multiple of 128 if at least 128. Not used if `chunks` is set.
   std::int64_t chunk_bytes = std::int64_t{256} << 20;
 };
 

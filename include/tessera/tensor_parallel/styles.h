@@ -43,8 +43,8 @@ class ParallelStyle {
   /// parameters().
   virtual void apply(nn::ModuleBase& module, const DeviceMesh& mesh) const = 0;
   /// Whether the style needs the hooks that apply() adds. A module inside an nn::Hooked runs no
-  /// hooks, so it can only have a style without hooks: apply() is then not called, and the
-  /// operators redistribute their arguments themselves.
+  /// hooks, so such a module can only have a style without hooks: apply() is then not called, and
+  /// the operators redistribute their arguments themselves.
   virtual bool adds_hooks() const { return true; }
 };
 /// A shared pointer to a style, because several entries of a plan may use one style.
@@ -158,7 +158,7 @@ struct ReplicateOptions {
 /// Creates the style that replicates parameters, inputs and outputs (ReplicateOptions).
 StylePtr replicate_parallel(ReplicateOptions options = {});
 
-/// Creates the style that gives the parameters of a module, but not of modules below it, their
+/// Creates the style that gives the parameters of a module, but not of modules below it, the given
 /// placements: a class token, registers, positions or a LayerScale of a container, or a module
 /// inside an nn::Hooked. `placements`: pairs of parameter name and placement, such as {"weight",
 /// Shard{0}}. Parameters that `placements` does not name are replicated. Inputs are not converted.

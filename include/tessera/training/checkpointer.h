@@ -56,8 +56,8 @@ struct CheckpointOptions {
   std::int64_t resume_step = -1;  ///< the step to continue from instead of the newest; -1: not set
   /// The checkpoint from which a new run starts, or a folder of checkpoints of another run.
   std::filesystem::path initial_load = {};
-  /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, they are
-  /// excluded only from that checkpoint: a run that resumes from its own `folder` loads all parts.
+  /// Parts of a checkpoint that are not loaded: "optimizer", "data". With `initial_load`, the parts
+  /// are excluded only from that checkpoint: a run that resumes from `folder` loads all parts.
   std::vector<std::string> exclude = {};
   RunNames names = {};
 };

@@ -26,7 +26,7 @@ class CallRecorder : tessera::detail::NoCopy {
   std::vector<CollectiveCall> calls_;
 };
 
-/// While this object exists, the collectives that this thread starts are recorded with `name` as
+/// While a CallerScope exists, the collectives that this thread starts are recorded with `name` as
 /// their caller, such as an operator. Scopes nest. `name` must outlive the scope.
 class CallerScope : tessera::detail::NoCopy {
  public:

@@ -11,7 +11,7 @@
 TESSERA_API_BEGIN
 namespace tessera::comm {
 
-/// While this object exists, device work that this thread issues runs in the given lane (a stream;
+/// While a LaneScope exists, device work that this thread issues runs in the given lane (a stream;
 /// see Lane in streams.h). Scopes do not nest.
 class LaneScope : tessera::detail::NoCopy {
  public:
@@ -26,7 +26,7 @@ class LaneScope : tessera::detail::NoCopy {
 /// the lane in which work is issued. nullptr restores the default streams.
 void set_host_streams(StreamsPtr streams);
 
-/// Sets the purpose of a group's calls (Communicator::set_purpose) while this object exists.
+/// While a PurposeScope exists, the calls of a process group have a purpose (set_purpose()).
 class PurposeScope : tessera::detail::NoCopy {
  public:
   PurposeScope(Communicator& group, std::string purpose) : group_(group) {

@@ -22,10 +22,10 @@ const char* to_string(Lane lane);
 /// The streams of a device, on which communication overlaps computation. A stream is called a lane
 /// here. The compute lane is libtorch's current stream.
 ///
-/// Memory belongs to the lane in which it was allocated. Before memory that another lane has used
-/// is freed, the lane of the memory must wait for an event of the other lane. record_stream is not
-/// used. Thread safety: one thread at a time. For example, the forward thread waits while the
-/// backward thread calls. A LaneScope throws Error if a LaneScope on another thread is open.
+/// Memory belongs to the lane in which the memory was allocated. Before memory that another lane
+/// has used is freed, the lane of the memory must wait for an event of the other lane.
+/// record_stream is not used. Thread safety: one thread at a time. The forward thread waits, for
+/// example, while the backward thread calls. A LaneScope throws Error if another thread has one.
 class Streams {
  public:
   virtual ~Streams() = default;

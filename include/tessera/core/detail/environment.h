@@ -13,9 +13,9 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 /// Returns whether environment variable `name` is on ("1", "true", "on") or off ("0", "false",
-/// "off"); nullopt if it is not set, or empty. Throws Error for any other value. Reads the
-/// environment at each call, so hot code should store the result. Thread safe unless a thread calls
-/// setenv().
+/// "off"); nullopt if the variable is not set, or empty. Throws Error for any other value. Reads
+/// the environment at each call, so hot code should store the result. Thread safe unless a thread
+/// calls setenv().
 std::optional<bool> environment_switch(const char* name);
 
 /// Whether the environment variable TESSERA_DEBUG is on (`unset` if the variable is not set). If

@@ -80,8 +80,8 @@ struct PartRows {
   std::int64_t groups = 1;
 
   /// Calls visit(row, from, count) for each group whose rows of this weight overlap with the block
-  /// [first_row, first_row + rows) of rows of the fused weight. The overlap has `count` rows. It
-  /// begins at row `row` of the weight and at row `from` of the block.
+  /// [first_row, first_row + rows) of rows of the fused weight. The overlap has `count` rows. The
+  /// overlap begins at row `row` of the weight and at row `from` of the block.
   template <class Visit>
   void visit(std::int64_t first_row, std::int64_t rows, const Visit& visit) const {
     for (std::int64_t group = 0; group < groups; ++group) {

@@ -30,7 +30,7 @@ struct DType {
   };
   Kind kind = Kind::kOther;
   std::int64_t itemsize = 1;  ///< number of bytes of one element
-  /// The number of the type in libtorch (at::ScalarType). No sharding rule reads it.
+  /// The number of the type in libtorch (at::ScalarType). No sharding rule reads the number.
   std::int64_t id = 0;
   friend bool operator==(const DType&, const DType&) = default;
 };
@@ -48,13 +48,13 @@ namespace tessera::detail {
 /// that programs register rarely need this part.
 struct LocalExecution {
   /// A call that each rank runs on its local tensors instead of the operator. The operator itself
-  /// would read local sizes where it needs the global sizes. For example, squeeze() becomes
-  /// squeeze.dims, and a mean over a sharded dimension becomes a sum with `scale`.
+  /// would read local sizes instead of the global sizes that it needs. For example, squeeze()
+  /// becomes squeeze.dims, and a mean over a sharded dimension becomes a sum with `scale`.
   /// Propagation::use_local_call says whether to use this call. If so, SizeArgument::arg is an
   /// index in `args`.
   struct LocalCall {
-    /// An operation on one rank's shard for which libtorch has no operator; src/dtensor implements
-    /// it.
+    /// An operation on one rank's shard for which libtorch has no operator (implemented in
+    /// src/dtensor).
     enum class PartOperator : std::uint8_t {
       /// (weight, indices, first, rows): embedding, where `weight` is a shard of a table of `rows`
       /// rows and begins at row `first`. The result is zero for indices of rows in other shards. An
@@ -102,9 +102,8 @@ struct LocalExecution {
   };
   std::vector<OffsetArgument> offset_arguments;
 
-  /// An argument that says which elements of input `input` this rank has. It is an empty list if
-  /// the rank has all elements. Otherwise it is the list of integers that flat_place() returns
-  /// (layout_math.h).
+  /// An argument that says which elements of input `input` this rank has. An empty list if the rank
+  /// has all elements, otherwise the list of integers that flat_place() returns (layout_math.h).
   struct PlaceArgument {
     int arg = 0;
     int input = 0;

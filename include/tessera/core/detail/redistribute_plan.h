@@ -31,9 +31,9 @@ enum class StepKind : std::uint8_t {
 struct Step {
   StepKind kind;
   /// The mesh dimensions of the collective's process group, DeviceMesh::group(mesh_dims), in the
-  /// order in which they divide tensor dimension `dim`. If there are several, the product of their
-  /// sizes divides the number of positions. The group then shards `dim` like one mesh dimension of
-  /// that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
+  /// order of division of tensor dimension `dim`. If there are several mesh dimensions, the product
+  /// of their sizes divides the number of positions, and the group shards `dim` like one mesh
+  /// dimension of that size. Ascending for kAllReduce. No dimension has size 1. Empty for kRelabel.
   std::vector<int> mesh_dims;
   int dim = -1;     ///< the tensor dimension `dim` of StepKind; -1 if unused
   int to_dim = -1;  ///< target tensor dimension of kAllToAll; -1 if unused

@@ -17,9 +17,9 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// The sharding rule of one operator: a pure function of a call of the operator. It returns nullopt
-/// for a call that the rule does not cover. A null RuleFunction means that the operator has no
-/// rule. A RuleFunction points into a table that is never destroyed.
+/// The sharding rule of one operator: a pure function of a call of the operator. The function
+/// returns nullopt for a call that the rule does not cover. A null RuleFunction means that the
+/// operator has no rule. A RuleFunction points into a table that is never destroyed.
 class RuleFunction {
  public:
   using Body = std::function<std::optional<ShardingRule>(const OpCall&)>;

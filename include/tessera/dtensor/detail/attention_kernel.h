@@ -35,10 +35,10 @@ struct KeyWindow {
 /// of `q`. libtorch would convert a bool mask in each call.
 at::Tensor window_term(const KeyWindow& window, const at::Tensor& q);
 
-/// A function that returns the back end that libtorch selects for (q, k, v).
+/// A function that returns the attention back end that libtorch selects for (q, k, v).
 using AskBackend =
     std::function<at::SDPBackend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
-/// A function that asks libtorch which back end it selects for a call with these properties.
+/// Returns a function that asks libtorch for the back end of a call with the given properties.
 AskBackend backend_of_libtorch(bool causal, const at::Tensor& mask = {}, double dropout = 0);
 
 /// Chooses the kernel for (q, k, v) from the back ends that `ask` returns.

@@ -23,7 +23,7 @@ namespace tessera::detail {
 /// Describes the global tensor's elements in a local tensor, for drawing random numbers.
 struct RandomPlace {
   kernels::GlobalPlace elements;
-  /// The sizes with which the local tensor must be viewed before it is filled, if `elements` splits
+  /// The sizes with which the local tensor must be viewed before the fill, if `elements` splits
   /// dimensions of the local tensor.
   std::vector<std::int64_t> local_sizes;
   /// Whether ranks draw random numbers for different elements.
@@ -57,8 +57,8 @@ class BatchRows {
   /// Constructs the rows of a forward on part `index` of `count` equal parts of the batch.
   BatchRows(std::int64_t index, std::int64_t count) : index_(index), ranks_(count) {}
 
-  /// Whether the program declared the rows by a BatchPart; else the forward's input determines
-  /// them.
+  /// Whether the program declared the rows by a BatchPart; else the forward's input determines the
+  /// rows.
   bool is_given() const { return index_ >= 0; }
   /// At the first call, the data-parallel ranks exchange their numbers of rows, in CPU memory.
   /// Returns the maximum over these ranks of each element of `values`, whose length must be equal
@@ -98,11 +98,11 @@ class RandomRegion {
   /// Whether plain tensors are the same on every rank of `mesh`.
   bool replicates_on(const DeviceMesh& mesh) const;
   /// Records that to_local() has returned a local tensor that differs between ranks. After this, a
-  /// random operator on a plain tensor cannot know which elements of the global tensor it fills,
-  /// and throws.
+  /// random operator on a plain tensor cannot know which elements of the global tensor to fill, and
+  /// throws.
   void note_part();
-  /// Finds the global elements for which `call` draws; throws Error if they are unknown. Collective
-  /// at the first call if data-parallel ranks must compare their numbers of rows.
+  /// Finds the global elements for which `call` draws; throws Error if the elements are unknown.
+  /// Collective at the first call if data-parallel ranks must compare their numbers of rows.
   RandomPlace place_of(const RandomCall& call);
 
  private:

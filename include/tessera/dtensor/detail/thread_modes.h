@@ -13,8 +13,8 @@
 TESSERA_API_BEGIN
 namespace tessera {
 
-/// During this scope, operators of this thread are not intercepted by an OperatorMode. The library
-/// uses the scope for internal work that is not part of the user's computation.
+/// While an OperatorModePause exists, no OperatorMode intercepts operators of this thread. The
+/// library uses the scope for internal work that is not part of the user's computation.
 class OperatorModePause {
  public:
   OperatorModePause();
@@ -55,8 +55,8 @@ struct DispatchCacheStatistics {
 /// thread's backwards. Must not be called while a backward runs.
 DispatchCacheStatistics dispatch_cache_statistics();
 
-/// During the scope, factory functions on this thread make meta tensors, unless the caller passes a
-/// device. Implements nn::MetaDevice. Scopes nest.
+/// While a MetaFactoryGuard exists, factory functions on this thread make meta tensors, unless the
+/// caller passes a device. Implements nn::MetaDevice. Scopes nest.
 class MetaFactoryGuard : NoCopy {
  public:
   MetaFactoryGuard();

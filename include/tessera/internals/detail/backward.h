@@ -78,7 +78,7 @@ BackwardCode backward_code();
 /// Whether a node of autograd's graph has hooks that were not added by this library.
 bool has_hooks_of_program(torch::autograd::Node& node);
 
-/// Whether a hook was ever registered on `leaf`, even if it was removed since.
+/// Whether a hook was ever registered on `leaf`, even if removed since.
 bool has_hooks(const at::Tensor& leaf);
 /// Runs the hooks of `leaf` one after another on `gradient` and returns the result.
 at::Tensor call_hooks(const at::Tensor& leaf, const at::Tensor& gradient);

@@ -17,8 +17,7 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // The stores of c10d, by which the ranks of a job find each other. c10d is documented for Python
-// only; its C++ headers warn that they may change. Only src/comm includes this header and
-// c10d_nccl.h.
+// only; its C++ headers warn of later changes. Only src/comm includes this header and c10d_nccl.h.
 //
 // Canary: C10dStoreCanary, a test of libtorch itself.
 

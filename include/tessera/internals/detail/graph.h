@@ -108,7 +108,7 @@ inline void set_node(const at::Tensor& output, const NodePtr<Node>& node) {
 
 // A tensor that a node of autograd's graph saves for backward. The tensor may be a result of the
 // node without a reference cycle, later writes to it are detected, and saved-tensor hooks apply.
-// torch::autograd::Function stores such tensors in a list; Tessera's nodes store them as members.
+// torch::autograd::Function stores saved tensors in a list; Tessera's nodes have members instead.
 //
 // Up to libtorch 2.12 unpack() takes the node as shared_ptr, from 2.13 as intrusive_ptr;
 // pointer_to() returns the right type.
@@ -158,8 +158,8 @@ using WeakNodePtr = c10::weak_intrusive_ptr<Node>;
 #endif
 
 /// An OpenGradient gives a node access to `.grad` of the leaf to which the node's gradient goes.
-/// The node may add its result to `.grad` directly and return an undefined gradient. While this
-/// object exists, it holds the lock of the leaf's node.
+/// The node may add its result to `.grad` directly and return an undefined gradient. While an
+/// OpenGradient exists, the lock of the leaf's node is locked.
 class OpenGradient {
  public:
   /// `node` runs on this thread, and returns a gradient for `edge`. tensor() is undefined if other
@@ -185,7 +185,7 @@ inline void set_leaf_node(const at::Tensor& leaf, const NodePtr<Node>& node) {
 //
 // Canary: SequenceNumberCanary, a test of libtorch itself.
 
-/// Reserves the sequence number that this thread's next node would get; no other node gets it.
+/// Reserves the sequence number that this thread's next node would get, for a later node.
 inline std::uint64_t take_sequence_number() {
   return at::sequence_number::get_and_increment();
 }
@@ -205,7 +205,7 @@ struct BackwardCall {
   variable_list gradients;
   bool keep_graph = false;
   bool create_graph = false;
-  /// Whether gradients are added to `.grad` of leaves; if false, they are returned.
+  /// Whether gradients are added to `.grad` of leaves; if false, gradients are returned.
   bool accumulate = false;
   /// The edges whose gradients are computed; empty to compute the gradients of all leaves.
   edge_list outputs;
@@ -220,7 +220,7 @@ struct EngineAnswers {
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's autograd engine with two functions overridden: they call the functions `hooks` and
+/// libtorch's autograd engine with two functions overridden: the two call the functions `hooks` and
 /// `execute` of the installed EngineAnswers. A test derives from this class.
 class AnsweringEngine : public torch::autograd::Engine {
  public:

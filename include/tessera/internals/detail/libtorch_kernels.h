@@ -44,7 +44,7 @@ namespace libtorch_cpu = at::cpu;
 bool has_onednn();
 
 /// Computes result = beta * result + alpha * a b, for fp32 matrices. `a` and `b` are contiguous or
-/// transposes of contiguous matrices; `result` is contiguous and does not overlap with them.
+/// transposes of contiguous matrices; `result` is contiguous and does not overlap with `a` and `b`.
 void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& result, float beta,
                     float alpha);
 
@@ -54,7 +54,7 @@ void onednn_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& 
 //
 // Canary: UnboxedCallCanary, a test of libtorch itself.
 
-/// Removes the results of an operator from the stack, and returns them as type `Result`.
+/// Removes the results of an operator from the stack and returns the results as type `Result`.
 template <class Result>
 Result take_result(torch::jit::Stack& stack) {
   return c10::impl::PopResult<Result>::call(stack);
@@ -69,8 +69,8 @@ Result take_result(torch::jit::Stack& stack) {
 torch::CppFunction refuse_gradient();
 
 // Functions that compute sizes of a convolution and strides of a view as libtorch's operators do,
-// and make meta tensors without dispatching. Only the operators are public, and these need tensors
-// on a device for which they have a kernel.
+// and make meta tensors without dispatching. Only the operators are public, and need tensors on a
+// device for which the operator has a kernel.
 //
 // Canary: ShapesByLibtorchCanary, a test of libtorch itself.
 

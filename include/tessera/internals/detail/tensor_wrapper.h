@@ -17,9 +17,9 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-// A tensor with sizes, strides and autograd state, but without memory: it wraps another tensor. The
-// public way to define a tensor type is __torch_dispatch__, in Python. In C++ a tensor type is a
-// subclass of c10::TensorImpl, which must set the fields of the base class itself.
+// A tensor with sizes, strides and autograd state, but without memory: a TensorWrapper wraps
+// another tensor. The public way to define a tensor type is __torch_dispatch__, in Python. In C++ a
+// tensor type is a subclass of c10::TensorImpl, which must set the fields of the base class itself.
 //
 // The functions are inline, because a wrapper is made for every result of every operator.
 //
@@ -66,7 +66,7 @@ class TensorWrapper : public c10::TensorImpl {
   ///
   /// This constructor of TensorImpl does not change the dispatch keys. Because the keys of `inner`
   /// lack autograd's keys, the constructor makes no version counter, which would be replaced
-  /// anyway; this saves an allocation for each tensor. TensorImpl only reads the device from
+  /// anyway, and saves an allocation for each tensor. TensorImpl only reads the device from
   /// `storage`, so the storage can be borrowed.
   TensorWrapper(const at::Tensor& inner, c10::ScalarType dtype, const c10::Storage& storage)
       : TensorImpl(VIEW, c10::MaybeOwnedTraits<c10::Storage>::createBorrow(storage),
@@ -91,8 +91,8 @@ class TensorWrapper : public c10::TensorImpl {
     is_non_overlapping_and_dense_ = geometry.non_overlapping_and_dense;
   }
 
-  /// Makes the wrapper share the version counter of `inner`, so that a write to one of the two
-  /// tensors counts for both. An inference tensor has no counter to share.
+  /// Makes the wrapper share the version counter of `inner`, so that a write to one tensor counts
+  /// for both tensors. An inference tensor has no counter to share.
   void count_with(const at::Tensor& inner) {
     if (!is_inference() && !inner.is_inference()) {
       set_version_counter(inner.unsafeGetTensorImpl()->version_counter());

@@ -16,8 +16,8 @@ TESSERA_API_BEGIN
 namespace tessera::detail {
 
 // The version counter of a tensor counts writes, so that autograd detects that a saved tensor was
-// changed. Only Tensor::_version() is public, and it throws for inference tensors. Writes without
-// an operator must be counted explicitly; wrappers share a counter.
+// changed. Only Tensor::_version() is public, and throws for inference tensors. Writes without an
+// operator must be counted explicitly; wrappers share a counter.
 //
 // The functions are inline, because views share counters in every call.
 //
@@ -36,7 +36,7 @@ inline void count_write(const at::TensorBase& tensor) {
 }
 
 /// Makes two tensors share a version counter, so that a write to one tensor counts for both
-/// tensors. Both must have a counter.
+/// tensors. Both tensors must have a counter.
 inline void count_with(const at::TensorBase& tensor, const at::TensorBase& other) {
   tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
@@ -116,7 +116,7 @@ inline void make_wrapped_number(const at::TensorBase& tensor) {
 
 // A view of a whole tensor that must not be changed in place, for a function that returns its
 // argument and must not return the same tensor. torch::autograd::Function uses the same kind of
-// view, but does not export it.
+// view, but does not export the function.
 //
 // Canary: GuardedViewCanary, a test of libtorch itself.
 
@@ -154,9 +154,9 @@ at::Tensor tensor_over(const c10::Storage& storage, std::int64_t offset, c10::In
 /// Resets sizes and strides that an operator has changed. The memory must be large enough.
 void restore_sizes(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
-// The fields of c10::TensorImpl that follow from sizes and strides. They are computed once for many
-// tensors and copied into each (tensor_wrapper.h). Most of the fields have a public getter, a
-// virtual call; the field for "channels last, but not contiguous" has none.
+// The fields of c10::TensorImpl that follow from sizes and strides. Tessera computes the fields
+// once and copies them into many tensors (tensor_wrapper.h). Most of the fields have a public
+// getter, a virtual call; the field for "channels last, but not contiguous" has none.
 //
 // Canary: ShapeGeometryCanary, a test of libtorch itself.
 

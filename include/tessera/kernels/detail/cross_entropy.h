@@ -43,8 +43,8 @@ RowLosses empty_losses(const at::Tensor& logits);
 struct RowTerms {
   at::Tensor maximum;      ///< (rows): each row's largest logit in this rank's columns
   at::Tensor all_maximum;  ///< (rows): a copy of `maximum`, which the caller reduces over ranks
-  /// Numbers that the caller sums over the ranks: (2 or 3, rows). They are the sum of exponentials,
-  /// the target's logit, and with label smoothing the sum of the logits.
+  /// Numbers that the caller sums over the ranks: (2 or 3, rows). The numbers are the sum of
+  /// exponentials, the target's logit, and with label smoothing the sum of the logits.
   at::Tensor terms;
 };
 

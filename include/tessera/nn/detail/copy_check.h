@@ -18,8 +18,8 @@ TESSERA_API_BEGIN
 namespace tessera::nn::detail {
 
 // The shards of a parameter must be parts of one tensor, or be generated from one seed. The values
-// of shards do not show their origin, so the ranks compare the origin of their shards: the tensor
-// that was split, or the seed.
+// of shards do not show their origin, so the ranks compare the origins: the tensor that was split,
+// or the seed.
 
 /// The origins of a module's own parameters, attached to the module. An origin is the tensor that
 /// was split into shards, or the seed of the values.

@@ -62,8 +62,8 @@ struct CheckpointCounts {
 class ModuleBase;
 
 /// Returns the number of data-parallel ranks among which the batch of this thread's last training
-/// forward was divided; 1 before the first training forward. Loss functions read this number to
-/// find out whether their inputs are only some rows of the batch.
+/// forward was divided; 1 before the first training forward. Loss functions use the number to find
+/// out whether their inputs are only some rows of the batch.
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
@@ -87,8 +87,8 @@ struct SlotRole {
   /// Whether FSDP has gathered the parameter, so that its values are in memory a second time,
   /// unsharded.
   bool gathered = false;
-  /// For tensor parallelism: whether the parameter is replicated because no plan has named it. A
-  /// later plan may still shard the parameter.
+  /// For tensor parallelism: whether the parameter is replicated because no tensor-parallel plan
+  /// has named the parameter. A later plan may still shard the parameter.
   bool replicated_by_default = false;
   /// Whether the parameter belongs to an adapter (apply_lora). Tables of initialisers skip the
   /// parameters of adapters.

@@ -42,8 +42,8 @@ bool brought_nonfinite(const ParameterSlot& slot);
 class PlaceholderGradient : public tessera::detail::PlaceholderTensor {
  public:
   using PlaceholderTensor::PlaceholderTensor;
-  /// Runs an operator whose first argument is this placeholder. Returns false if the operator is
-  /// not implemented.
+  /// Runs an operator whose first argument is the placeholder. Returns false if the operator is not
+  /// implemented.
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 };
 

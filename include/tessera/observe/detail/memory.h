@@ -36,7 +36,8 @@ struct TensorMemoryOptions {
   /// Whether to reserve only address space; the system then allocates memory at the first write.
   /// Used with kernels::FakeMode.
   bool reserve_only = false;
-  /// Sizes of blocks are rounded up to a multiple of this many bytes. libtorch uses 512 on a GPU.
+  /// Sizes of blocks are rounded up to a multiple of `granularity` bytes. libtorch uses 512 on a
+  /// GPU.
   std::int64_t granularity = 1;
   /// A function that is called for each block, on the thread that allocates or frees the block. May
   /// be empty.
@@ -62,7 +63,7 @@ const char* to_string(MemoryPhase phase);
 enum class MemoryKind : std::uint8_t {
   kParameters,   ///< allocated in setup: this rank's shards, and buffers
   kOptimizer,    ///< allocated in the first update and not freed
-  kGradients,    ///< allocated in a backward and used after this backward
+  kGradients,    ///< allocated in a backward and used after that backward
   kGathered,     ///< all-gather buffers and gathered parameters
   kReduced,      ///< buffers for reducing gradients
   kActivations,  ///< allocated in a forward and used afterwards, also in later steps (masks)
@@ -98,8 +99,8 @@ struct StepMemory {
 };
 
 /// Records the memory of CPU tensors in this single-rank process, from the construction of the
-/// MemoryLog on. Only one MemoryLog may exist at a time. Create it on the thread that runs the
-/// steps, before the model and before the streams of FSDP units (memory_lanes()).
+/// MemoryLog on. Only one MemoryLog may exist at a time. Create the MemoryLog on the thread that
+/// runs the steps, before the model and before the streams of FSDP units (memory_lanes()).
 class MemoryLog final : tessera::detail::NoCopy {
  public:
   /// Counts tensor memory with `options`. The observer in `options` is not used.
