@@ -46,21 +46,21 @@ std::vector<int> ranks_through(const std::vector<int>& ranks, const MeshShape& s
 
 /// The ranks of the mesh that has the submeshes `parts` as dimensions, row-major. `parts` are lists
 /// of ranks of `root`, each of which contains the rank `own`. The mesh has every rank that is
-/// reached from `own` by one move along each list. Empty if the lists span no mesh: if moves lead
-/// out of the root, or different moves lead to one rank. Uses positions in the list of the root's
-/// ranks instead of coordinates, because the parts need not be dimensions of the root (flattened
-/// dimensions, slices of slices).
+/// reached from `own` by one move along each list. The result is empty if the lists span no mesh:
+/// if moves lead out of the root, or different moves lead to one rank. Uses positions in the list
+/// of the root's ranks instead of coordinates, because the parts need not be dimensions of the root
+/// (flattened dimensions, slices of slices).
 std::vector<int> product_through(const std::vector<int>& root,
                                  const std::vector<std::vector<int>>& parts, int own) {
   const auto position = [&](int rank) {
-    // Usually the root has the ranks 0, 1, 2 and so on, so a rank's position equals the rank, and
-    // no search through thousands of ranks is needed.
+    // Usually the root mesh has the ranks 0, 1, 2 and so on. A rank's position then equals the
+    // rank, and no search through thousands of ranks is needed.
     const auto same = static_cast<std::size_t>(rank);
     return same < root.size() && root[same] == rank ? static_cast<std::ptrdiff_t>(rank)
                                                     : std::ranges::find(root, rank) - root.begin();
   };
-  // A rank's position in the root is the sum of coordinate times stride over the root's dimensions.
-  // So the offsets of moves along different dimensions can be added.
+  // A rank's position in the root mesh is the sum of coordinate times stride over the root's
+  // dimensions. So the offsets of moves along different dimensions can be added.
   const std::ptrdiff_t own_position = position(own);
   std::vector<std::ptrdiff_t> positions = {own_position};
   for (const std::vector<int>& part : parts) {
@@ -73,7 +73,7 @@ std::vector<int> product_through(const std::vector<int>& root,
     positions = std::move(longer);
   }
   const auto size = static_cast<std::ptrdiff_t>(root.size());
-  // Submeshes that share a dimension give positions outside of the root, or one position twice.
+  // Submeshes that share a dimension give positions outside of the root, or equal positions.
   const bool inside = std::ranges::all_of(positions, [&](auto p) { return p >= 0 && p < size; });
   std::vector<std::ptrdiff_t> sorted = positions;
   std::ranges::sort(sorted);
@@ -94,8 +94,8 @@ std::vector<std::int64_t> coordinate_of(int rank, const std::vector<int>& ranks,
   return self == ranks.end() ? std::vector<std::int64_t>{} : shape.coordinate(self - ranks.begin());
 }
 
-/// Maps each World to its family, a T. Registry is a template, because DeviceMesh::Family is
-/// private: only members of DeviceMesh can name it.
+/// Maps each World to its mesh family, a T. Registry is a template, because DeviceMesh::Family is
+/// private: only members of DeviceMesh can name this class.
 template <class T>
 struct Registry {
   std::mutex mutex;
@@ -121,7 +121,7 @@ struct DeviceMesh::Impl {
         coordinate(coordinate_of(own_rank, this->ranks, this->shape)),
         dim_groups(static_cast<std::size_t>(this->shape.ndim())) {}
 
-  // A raw pointer, because every DeviceMesh keeps its family alive, and the family owns this Impl.
+  // A raw pointer to the family: every DeviceMesh keeps its family alive, which owns this Impl.
   Family* family;
   const Impl* root;
   // World ranks of the mesh, in row-major order of `shape`.
@@ -130,8 +130,8 @@ struct DeviceMesh::Impl {
   // This rank's coordinate; empty if this rank is not a member of the mesh.
   std::vector<std::int64_t> coordinate;
 
-  /// The process groups of single dimensions, as atomic pointers: every collective reads one of the
-  /// pointers, and should not need a lock.
+  /// The process groups of single mesh dimensions, as atomic pointers, because every collective
+  /// reads one of the pointers and should not need a lock.
   mutable std::vector<std::atomic<comm::Communicator*>> dim_groups;
   // Protects `groups`. Keys of `groups` are lists of dimensions and not sets, because the order of
   // the dimensions decides the order of the ranks.
@@ -143,9 +143,9 @@ struct DeviceMesh::Impl {
 /// ownership of its family, so the family lives as long as any of its meshes. Thread safe.
 class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
  public:
-  /// The family of `world`; a world has at most one family at a time. The family is destroyed with
-  /// its last mesh. Families are found by the world's address. A family owns its world, so the
-  /// address is not reused while the entry of the family is valid.
+  /// Returns the mesh family of `world`; a world has at most one family at a time. The family is
+  /// destroyed with its last mesh. Families are found by the world's address. A family owns its
+  /// world, so the address is not reused while the entry of the family is valid.
   static std::shared_ptr<Family> of(const comm::WorldPtr& world) {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
@@ -161,12 +161,12 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   explicit Family(comm::WorldPtr world) : world_(std::move(world)) {}
   Family(const Family&) = delete;
   Family& operator=(const Family&) = delete;
-  /// Removes the family from the registry. Runs on any thread, when the last DeviceMesh of the
-  /// family is destroyed.
+  /// The family's destructor removes it from the registry. Runs on any thread, when the last
+  /// DeviceMesh of the family is destroyed.
   ~Family() {
     auto& [mutex, families] = registry<Family>();
     const std::lock_guard lock(mutex);
-    // The entry is not removed if it already belongs to a newer family of the same World.
+    // The registry's entry is not removed if it already belongs to a newer family of the World.
     if (const auto entry = families.find(world_.get());
         entry != families.end() && entry->second.expired()) {
       families.erase(entry);
@@ -176,9 +176,9 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
   const comm::WorldPtr& world() const { return world_; }
   std::shared_ptr<const Impl> handle(const Impl* impl) { return {shared_from_this(), impl}; }
 
-  /// The unique mesh with these ranks and this shape that was made from `root`; a `root` of nullptr
-  /// means that the mesh was not made from another mesh. Makes only the description of a mesh, and
-  /// is not collective. Groups are made later, at their first use.
+  /// Returns the unique mesh with these ranks and this shape that was made from `root`; a `root` of
+  /// nullptr means that the mesh was not made from another mesh. Makes only the description of a
+  /// mesh, and is not collective. Process groups are made later, at their first use.
   const Impl* member(const Impl* root, std::vector<int> ranks, MeshShape shape) {
     const std::lock_guard lock(mutex_);
     auto& slot = members_[{root, ranks, shape.sizes(), shape.names()}];
@@ -218,11 +218,11 @@ class DeviceMesh::Family : public std::enable_shared_from_this<Family> {
 
   comm::WorldPtr world_;
   mutable std::mutex mutex_;
-  // All meshes of the family. Entries are not removed before the family is destroyed, because a
-  // program has few meshes. The root is part of the key, because equal slices of different roots
-  // are different meshes.
+  // All meshes of the family. Meshes are not removed before the family is destroyed, because a
+  // program has few meshes. The root is part of a mesh's key, because equal slices of different
+  // roots are different meshes.
   std::map<Key, std::unique_ptr<Impl>> members_;
-  // The dimensions for which a name given to flatten() stands. Keys are root mesh and name.
+  // Maps a root mesh and a name given to flatten() to the dimensions for which the name stands.
   std::map<std::pair<const Impl*, std::string>, std::vector<std::string>> flattened_;
 };
 
@@ -258,8 +258,8 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
   impl_ = family->handle(family->member(nullptr, std::move(ranks), std::move(shape)));
 }
 
-/// All groups are checked before the first group is stored, so that an error leaves the mesh
-/// unchanged. The lock is held meanwhile, because another thread may use the same mesh.
+/// All process groups are checked before the first group is stored, so that an error leaves the
+/// mesh unchanged. The lock is held during this, because another thread may use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));
@@ -270,16 +270,16 @@ DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks,
   auto& known = mesh.impl().groups;
   for (int dim = 0; dim < mesh.ndim(); ++dim) {
     const auto& group = groups[static_cast<std::size_t>(dim)];
-    // The order of ranks in a group decides which rank has which shard, so this rank's rank in the
-    // group must equal its coordinate.
+    // The order of ranks in a process group decides which rank has which shard, so this rank's rank
+    // in the group must equal its coordinate.
     const bool fits = group != nullptr && group->size() == mesh.size(dim) &&
                       group->rank() == mesh.local_rank(dim);
     TESSERA_CHECK(fits, to_string(mesh), ": the group given for ", dim_name(mesh.shape(), dim),
                   " must have ", mesh.size(dim), " ranks and this one as number ",
                   mesh.local_rank(dim));
     const auto other = known.find({dim});
-    // An existing group must not be replaced, because it may have pending collectives: equal meshes
-    // are one object, so another DeviceMesh may use the group.
+    // An existing process group must not be replaced, because it may have pending collectives:
+    // equal meshes are one object, so another DeviceMesh may use the group.
     TESSERA_CHECK(other == known.end() || other->second == group, to_string(mesh), ": ",
                   dim_name(mesh.shape(), dim),
                   " has a group already; make the mesh from groups before it is used, or give it "
@@ -300,7 +300,7 @@ const DeviceMesh::Impl& DeviceMesh::impl() const {
   return *impl_;
 }
 
-/// Throws Error if this rank is not a member of the mesh. Ranks that are no members may store and
+/// Throws Error if this rank is not a member of the mesh. Ranks that are not members may store and
 /// compare the mesh (pipeline stages do), but have no coordinate in it.
 void DeviceMesh::check_member(const char* wish) const {
   TESSERA_CHECK(contains_this_rank(), to_string(*this), ": rank ", world()->rank(),
@@ -354,8 +354,8 @@ std::int64_t DeviceMesh::local_rank(int dim) const {
   return coordinate()[static_cast<std::size_t>(shape().dim(dim))];
 }
 
-/// Returns this rank's index along the dimension `name`, or in the submesh that flatten() has named
-/// `name`.
+/// Returns this rank's index along the dimension `name`. If `name` was given to flatten(), returns
+/// the rank's index in the flattened dimension.
 std::int64_t DeviceMesh::local_rank(std::string_view name) const {
   const auto dims = dims_called(name);
   return dims.size() == 1 ? local_rank(dims.front()) : (*this)[name].local_rank();
@@ -366,9 +366,9 @@ std::int64_t DeviceMesh::local_rank() const {
   return local_rank(0);
 }
 
-/// Finds an existing group without a lock, because every collective calls this function. Release
-/// and acquire order the pointer after the group's construction. The raw pointer stays valid,
-/// because groups are destroyed only with the mesh.
+/// Finds an existing process group without a lock, because every collective calls this function.
+/// Release and acquire order the pointer after the group's construction. The raw pointer stays
+/// valid, because groups are destroyed only with the mesh.
 comm::Communicator& DeviceMesh::group(int dim) const {
   dim = shape().dim(dim);
   auto& known = impl().dim_groups[static_cast<std::size_t>(dim)];
@@ -391,13 +391,13 @@ comm::Communicator& DeviceMesh::group() const {
 }
 
 comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
-  // Negative dimensions are replaced, so that -1 and ndim - 1 find the same group.
+  // Replaces negative dimensions, so that -1 and ndim - 1 find the same process group.
   std::vector<int> wrapped;
   for (const int dim : dims) {
     wrapped.push_back(shape().dim(dim));
   }
-  // The lock is held while the group is made. Making a group is collective, so a second thread that
-  // also made the group would wait for other ranks forever.
+  // The lock is held while the process group is made. Making a group is collective, so a second
+  // thread that also made the group would wait for other ranks forever.
   const std::lock_guard lock(impl().mutex);
   comm::CommunicatorPtr& known = impl().groups[wrapped];
   if (known == nullptr) {
@@ -413,8 +413,8 @@ comm::Communicator& DeviceMesh::group(const std::vector<int>& dims) const {
   return *known;
 }
 
-/// The group is looked up by the list of all dimensions, so that a 1-D mesh uses the group of its
-/// only dimension.
+/// The process group is looked up by the list of all dimensions, so that a 1-D mesh uses the group
+/// of its only dimension.
 comm::Communicator& DeviceMesh::group_of_all_ranks() const {
   std::vector<int> dims(static_cast<std::size_t>(ndim()));
   std::iota(dims.begin(), dims.end(), 0);
@@ -442,11 +442,11 @@ std::ostream& operator<<(std::ostream& stream, const DeviceMesh& mesh) {
   return stream << to_string(mesh);
 }
 
-// The functions below make meshes from meshes: by slicing, flattening, unflattening, concatenating.
+// Functions that make meshes from meshes: by slicing, flattening, unflattening, concatenating.
 
 namespace {
 
-/// Joins the names of dimensions by commas, for error messages.
+/// Joins the names of mesh dimensions by commas, for error messages.
 std::string listed(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
@@ -476,8 +476,8 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string_view> names)
   return slice({names.begin(), names.end()});
 }
 
-/// Usually all names are names of dimensions. Names given to flatten() are looked up in the mesh
-/// family; if there are several names, the slices of the single names are then concatenated.
+/// Usually all names are names of mesh dimensions. Names given to flatten() are looked up in the
+/// mesh family; if there are several names, the slices of the single names are then concatenated.
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), to_string(*this), ": a slice needs at least one dimension name");
   if (names == shape().names()) {
@@ -501,8 +501,8 @@ DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
   return concatenate(parts);
 }
 
-/// Throws Error unless `names` are in the order of the mesh, as in PyTorch; otherwise there would
-/// be several submeshes with the same dimensions.
+/// Throws Error unless `names` are in the order of the mesh dimensions, as in PyTorch; otherwise
+/// there would be several submeshes with the same dimensions.
 DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   if (names == shape().names()) {
     return *this;
@@ -520,7 +520,7 @@ DeviceMesh DeviceMesh::slice_dims(const std::vector<std::string>& names) const {
   return relative(ranks_through(ranks(), shape(), coordinate(), dims), MeshShape(sizes, names));
 }
 
-/// Returns the dimension with this name, or the dimensions that were flattened to this name.
+/// Returns the mesh dimension with this name, or the dimensions that were flattened to this name.
 std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   const std::string text(name);
   std::vector<int> dims;
@@ -535,8 +535,9 @@ std::vector<int> DeviceMesh::dims_called(std::string_view name) const {
   return dims;
 }
 
-/// Records the name for the root, so that all slices of the root know the name. For a mesh without
-/// names nothing is recorded. Throws Error if the name already stands for other dimensions.
+/// Records the name of a flattened dimension for the root mesh, so that all slices of the root know
+/// the name; but not for a mesh without names. Throws Error if the name already stands for other
+/// dimensions.
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   TESSERA_CHECK(!shape().names().empty() || !name.empty(), to_string(*this),
                 ": flattening an unnamed mesh needs a name");
@@ -555,7 +556,7 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   return relative(ranks(), MeshShape({size()}, {flat}));
 }
 
-/// The list of ranks does not change, because dividing a dimension keeps the row-major order.
+/// The mesh's list of ranks does not change: dividing a dimension keeps the row-major order.
 DeviceMesh DeviceMesh::unflatten(std::string_view name, const std::vector<std::int64_t>& sizes,
                                  const std::vector<std::string>& names) const {
   const int dim = shape().dim(name);

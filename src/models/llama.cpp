@@ -36,7 +36,7 @@ at::Tensor llama3_frequencies(const RopeScaling& s, const at::Tensor& plain) {
   return plain * kept + plain / s.factor * (1 - kept);
 }
 
-/// The (fractional) index of the frequency that rotates `turns` times in the original context.
+/// Returns the (fractional) index of the frequency with `turns` rotations in the original context.
 double index_of_turns(const Rope& rope, std::int64_t head_dim, double turns) {
   const auto original = static_cast<double>(rope.scaling.original_positions);
   return static_cast<double>(head_dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
@@ -54,7 +54,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(head_dim - 1));
   if (low == high) {
-    high += 0.001;  // prevents a division by 0; the ramp becomes a step
+    high += 0.001;  // prevents a division by 0; the interpolation ramp becomes a step
   }
   const at::Tensor divided =
       ((at::arange(head_dim / 2, plain.options()) - low) / (high - low)).clamp(0, 1);
@@ -62,7 +62,7 @@ at::Tensor yarn_frequencies(const Rope& rope, std::int64_t head_dim, const at::T
 }
 
 at::Tensor frequencies(const Rope& rope, std::int64_t head_dim) {
-  // theta^(-2i / head_dim), a tensor of size (head_dim / 2)
+  // Returns the rotary frequencies theta^(-2i / head_dim), a tensor of size (head_dim / 2).
   at::Tensor plain = 1.0 / at::pow(rope.theta, at::arange(0, head_dim, 2, at::kFloat) /
                                                    static_cast<double>(head_dim));
   switch (rope.scaling.kind) {
@@ -89,9 +89,9 @@ std::pair<at::Tensor, at::Tensor> rope_tables(const Rope& rope, std::int64_t hea
   return {angle.cos() * factor, angle.sin() * factor};
 }
 
-// KvCache: position p is stored at index p mod slots_. Without a window every position has its own
-// index; with a window the memory is a ring buffer. The order of keys does not matter to attention,
-// because rotary embedding has already been applied.
+// KvCache, the cache of keys and values: position p is stored at index p mod slots_. Without a
+// window every position has its own index; with a window the memory is a ring buffer. The order of
+// keys does not matter to attention, because rotary embedding has already been applied.
 
 KvCache::KvCache(std::int64_t positions, std::int64_t window, std::vector<std::int64_t> padding)
     : positions_(positions),
@@ -117,8 +117,8 @@ KvCache::Layer KvCache::append(std::size_t layer, const at::Tensor& keys,
   return {kept.keys.narrow(2, 0, filled), kept.values.narrow(2, 0, filled)};
 }
 
-/// Allocates the cache of a layer at the first call, which determines the number of heads on this
-/// rank and the type of the cache.
+/// Allocates a layer's cache of keys and values at the first call, which determines the number of
+/// heads on this rank and the type of the cache.
 KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   if (layer >= layers_.size()) {
     layers_.resize(layer + 1);
@@ -126,14 +126,14 @@ KvCache::Layer& KvCache::layer_like(std::size_t layer, const at::Tensor& keys) {
   Layer& kept = layers_[layer];
   if (!kept.keys.defined()) {
     const std::vector<std::int64_t> sizes{keys.size(0), keys.size(1), slots_, keys.size(3)};
-    // The cache is distributed over the ranks like the keys.
+    // The cache of keys and values is distributed over the ranks like the keys.
     kept = {keys.new_empty(sizes), keys.new_empty(sizes)};
   }
   return kept;
 }
 
 /// Stores `values`, the keys or values of the positions that follow the cached positions. If there
-/// are more than slots_ positions, only the last ones are stored.
+/// are more than slots_ positions, only the last slots_ positions are stored.
 void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
   const std::int64_t count = std::min(values.size(2), slots_);
   const std::int64_t skipped = values.size(2) - count;
@@ -148,7 +148,7 @@ void KvCache::write(const at::Tensor& slots, const at::Tensor& values) const {
 
 at::Tensor KvCache::mask(c10::Device device) const {
   const std::int64_t filled = std::min(tokens_ + 1, slots_);
-  // tokens_ + 1 - filled is the oldest cached position once the new position has been added.
+  // The oldest cached position is tokens_ + 1 - filled, after the new position has been added.
   if (*std::ranges::max_element(padding_) <= tokens_ + 1 - filled) {
     return {};
   }
@@ -159,9 +159,9 @@ at::Tensor KvCache::mask(c10::Device device) const {
   return position.ge(first.unsqueeze(1)).unsqueeze(1).unsqueeze(1);
 }
 
-/// The inputs that all blocks of one forward call share.
+/// Context: the inputs that all blocks of one forward call share.
 struct Context : nn::AttentionInputs {
-  KvCache* cache = nullptr;  ///< the cache; set only in generation
+  KvCache* cache = nullptr;  ///< cache of keys and values; set only in generation
 };
 
 /// The parts of a Llama from which a Context (the inputs of all blocks) is made.
@@ -174,15 +174,15 @@ struct ContextParts {
 
 namespace {
 
-using Angles = std::pair<at::Tensor, at::Tensor>;  // cos and sin, (positions, head_dim)
+using Angles = std::pair<at::Tensor, at::Tensor>;  // rotary cos and sin, (positions, head_dim)
 
 Angles angles_of(const ContextParts& parts, std::int64_t first, std::int64_t last) {
   return {parts.cos.slice(0, first, last), parts.sin.slice(0, first, last)};
 }
 
-/// The rotary angles of left-padded texts, (batch * (last - first), head_dim): text i starts at
-/// position padding[i]. Padding, which no token attends to, gets the angles of the text's first
-/// token.
+/// Returns the rotary angles of left-padded texts, (batch * (last - first), head_dim): text i
+/// starts at position padding[i]. Padding, which no token attends to, gets the angles of the text's
+/// first token.
 Angles angles_of_texts(const ContextParts& parts, const std::vector<std::int64_t>& padding,
                        std::int64_t first, std::int64_t last) {
   std::vector<at::Tensor> cos, sin;
@@ -215,7 +215,7 @@ at::Tensor prompt_mask(const ContextParts& parts, const std::vector<std::int64_t
 /// cache if `cache` is not nullptr. The causal mask covers only the tokens of this call.
 Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache* cache) {
   if (const nn::ContextParallelPtr& split = parts.context_parallel) {
-    // The rotary angles are those of this rank's positions in the whole sequence.
+    // With context parallelism, rotary angles are for this rank's positions in the whole sequence.
     const auto [cos, sin] = angles_of(parts, 0, tokens.size(1) * split->mesh().size());
     return {{.batch = tokens.size(0),
              .cos = split->shard(cos, 0),
@@ -240,8 +240,8 @@ Context context_of(const ContextParts& parts, const at::Tensor& tokens, KvCache*
   return {{.batch = tokens.size(0), .cos = cos, .sin = sin, .mask = mask}, cache};
 }
 
-/// `positions`: positions of the tokens within documents, (batch, sequence). If `documents` is
-/// nullptr, the documents are derived from the positions.
+/// `positions` contains the positions of the tokens within documents, (batch, sequence). If
+/// `documents` is nullptr, the documents are derived from the positions.
 Context document_context(const ContextParts& parts, const at::Tensor& tokens,
                          const at::Tensor& positions, const nn::DocumentsPtr& documents,
                          const KvCache* cache) {
@@ -281,15 +281,15 @@ nn::MlpOptions mlp_options(const LlamaConfig& c) {
 
 }  // namespace
 
-/// nn::Attention with a cache for generation. Inputs and results are folded to (tokens, hidden):
-/// the sequences of the batch one after another.
+/// nn::Attention with a cache of keys and values for generation. Inputs and results are folded to
+/// (tokens, hidden): the sequences of the batch follow one another.
 class Llama::Attention : public nn::Attention {
  public:
   Attention(const LlamaConfig& c, std::size_t layer)
       : nn::Attention(attention_options(c)), layer_(layer) {}
 
  private:
-  /// The cast to Context is safe, because each call from a Llama passes a Context.
+  /// The cast to Context is safe, because each call from a Llama module passes a Context.
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                     const nn::AttentionInputs& inputs) override {
     KvCache* cache = static_cast<const Context&>(inputs).cache;
@@ -307,8 +307,8 @@ class Llama::Attention : public nn::Attention {
   std::size_t layer_;
 };
 
-/// A pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)). In training, dropout is applied
-/// to the outputs of attention and MLP.
+/// A pre-norm Transformer block: x + attention(norm(x)), then x + mlp(norm(x)). In training,
+/// dropout is applied to the outputs of attention and MLP.
 class Llama::Block : public nn::Module<Llama::Block> {
  public:
   Block(const LlamaConfig& c, std::size_t layer, double dropout)
@@ -338,7 +338,7 @@ class Llama::Block : public nn::Module<Llama::Block> {
   double dropout_;
 };
 
-/// Embedding, blocks and final norm: the module "model" in Hugging Face's names.
+/// The backbone: embedding, blocks and final norm. In Hugging Face's names, this module is "model".
 class Llama::Backbone : public nn::Module<Llama::Backbone> {
  public:
   Backbone(const LlamaConfig& c, double dropout)
@@ -353,8 +353,8 @@ class Llama::Backbone : public nn::Module<Llama::Backbone> {
   at::Tensor forward(const at::Tensor& tokens, const Context& context) {
     at::Tensor x = embed_tokens(tokens);
     for (const auto& block : blocks) {
-      // The block is called as a module, not as forward(), so that the hooks of FSDP and activation
-      // checkpointing run.
+      // A block is called as a module instead of by forward(), so that the hooks of FSDP and
+      // activation checkpointing run.
       x = (*block)(x, context);
     }
     return norm(x);
@@ -392,16 +392,16 @@ at::Tensor Llama::forward(const at::Tensor& tokens, KvCache* cache, const at::Te
 
 at::Tensor Llama::forward(const at::Tensor& tokens, const HeadLoss& loss) {
   const at::Tensor hidden = features(tokens, nullptr, loss.positions, loss.documents);
-  // With an adapter, head and loss are computed separately: linear_cross_entropy takes only the
-  // weight and would ignore the adapter.
+  // With a LoRA adapter on the head, head and loss are computed separately: linear_cross_entropy
+  // takes only the weight and would ignore the adapter.
   if (lm_head_->attached<nn::LoraBranch>()) {
     return tensor_parallel::cross_entropy((*lm_head_)(hidden), loss.targets, loss.options.loss);
   }
   return tensor_parallel::linear_cross_entropy(hidden, *lm_head_, loss.targets, loss.options);
 }
 
-/// Runs everything except the head. Maps tokens, (batch, sequence), to features, (batch * sequence,
-/// hidden); with a cache, to (batch, hidden).
+/// Runs the whole Llama model except the head. Maps tokens, (batch, sequence), to features, (batch
+/// * sequence, hidden); with a cache, to (batch, hidden).
 at::Tensor Llama::features(const at::Tensor& tokens, KvCache* cache, const at::Tensor& positions,
                            const nn::DocumentsPtr& documents) {
   const std::int64_t past = cache != nullptr ? cache->tokens() : 0;
@@ -439,14 +439,14 @@ KvCache Llama::new_cache(std::int64_t positions, std::vector<std::int64_t> paddi
 void Llama::reset_parameters(const nn::InitContext& init) {
   using nn::init::ones;
   using nn::init::zeros;
-  // The distribution is truncated at three standard deviations, because an outlier in a large
-  // matrix can disturb the first steps.
+  // The initial values' normal distribution is truncated at three standard deviations, because an
+  // outlier in a large matrix can disturb the first steps.
   const auto normal = [](double std) {
     return nn::init::trunc_normal(0.0, std, -3.0 * std, 3.0 * std);
   };
   const double std = config_.initializer_range;
-  // Output projections add to the residual stream 2 L times. Their standard deviation is scaled so
-  // that the stream's variance does not grow with depth (GPT-2).
+  // Output projections add to the residual stream 2 L times in L layers. The standard deviation of
+  // their initial values is scaled so that the stream's variance does not grow with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
   nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
                          {"model.layers.*.mlp.down_proj.weight", normal(output_std)},
@@ -471,8 +471,8 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   init.set_buffer(sin_, sin);
 }
 
-/// The plan of Megatron and torchtitan. With sequence parallelism, the attention and the MLP of a
-/// block each cost one all-gather and one reduce-scatter, otherwise one all-reduce.
+/// The tensor-parallel plan of Megatron and torchtitan. With sequence parallelism, attention and
+/// MLP of a block cost one all-gather and one reduce-scatter each, otherwise one all-reduce each.
 tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
     const DeviceMesh& mesh, const tensor_parallel::DeclaredPlanOptions& options) const {
   using namespace tensor_parallel;  // NOLINT(google-build-using-namespace): as programs write plans

@@ -26,11 +26,11 @@
 namespace tessera::models {
 namespace {
 
-/// An upper limit on the size of config.json, far above any real size, because the file may come
-/// from an untrusted source.
+/// An upper limit on the size of config.json, far above any real size: the file may come from an
+/// untrusted source.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Parses a JSON object. The nesting depth is limited, because error messages quote whole values.
+/// Parses a JSON object. Its nesting depth is limited, because error messages quote whole values.
 nlohmann::json parse_object(const std::string& text, const std::string& origin) {
   try {
     const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -49,8 +49,8 @@ class ConfigReader {
       : json_(json), origin_(origin) {}
 
   bool names(const char* key) const { return json_.contains(key); }
-  // Whether config.json has the key with a value other than null. Hugging Face writes null for "not
-  // set".
+  // Whether config.json has the key `key` with a value other than null. Hugging Face writes null
+  // for "not set".
   bool has(const char* key) const { return json_.contains(key) && !json_.at(key).is_null(); }
 
   std::int64_t positive(const char* key) const {
@@ -58,7 +58,7 @@ class ConfigReader {
     return positive_or(key, 0);
   }
 
-  /// Sizes must be below 2^31, so that the product of two sizes fits into 64 bits.
+  /// Sizes in config.json must be below 2^31, so that the product of two sizes fits into 64 bits.
   std::int64_t positive_or(const char* key, std::int64_t otherwise) const {
     if (!has(key)) {
       return otherwise;
@@ -99,7 +99,7 @@ class ConfigReader {
     return value.get<bool>();
   }
 
-  /// The token or tokens of a key: a number, or an array of numbers.
+  /// Reads the token or tokens of a key of config.json: a number, or an array of numbers.
   std::vector<std::int64_t> tokens(const char* key, std::int64_t vocabulary) const {
     if (!has(key)) {
       return {};
@@ -116,7 +116,7 @@ class ConfigReader {
     return ids;
   }
 
-  /// Throws Error unless `key` is absent, null, or one of the allowed values.
+  /// Throws Error unless config.json's `key` is absent, null, or one of the allowed values.
   void only(const char* key, std::initializer_list<nlohmann::json> allowed,
             const char* feature) const {
     if (!has(key)) {
@@ -145,13 +145,13 @@ using Json = nlohmann::json;
 /// an untrusted source.
 constexpr std::int64_t kMaxLayers = 10'000;
 
-/// Properties that depend on the "model_type" and are not written in config.json.
+/// Properties of a model type that are not written in config.json.
 struct Architecture {
   const char* type;
   const char* class_name;
-  bool query_key_value_bias;  ///< whether the model always has these biases
+  bool query_key_value_bias;  ///< whether the model type always has these biases
   bool query_key_norm;
-  bool begins_texts;                      ///< whether tokenizers put bos_token_id before a text
+  bool begins_texts;                      ///< whether the tokenizer puts bos_token_id before a text
   bool has_attention_bias, has_mlp_bias;  ///< whether these biases exist if config.json says so
 };
 constexpr std::array<Architecture, 4> kArchitectures{{
@@ -173,8 +173,8 @@ const Architecture& architecture_of(const ConfigReader& reader) {
   return *found;
 }
 
-/// Rejects settings that change the result and are not implemented. Other keys, such as
-/// torch_dtype, are ignored.
+/// Throws Error for settings in config.json that change the model's results and are not
+/// implemented. Other keys, such as torch_dtype, are ignored.
 void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("hidden_act", {"silu", "swish"}, "activations other than silu are");
   reader.only("pretraining_tp", {1}, "pretraining_tp is");
@@ -196,8 +196,8 @@ void check_layer_types(const ConfigReader& reader, std::int64_t window) {
   }
 }
 
-/// In Mistral's files, a window applies to all layers. In Qwen's files, a window applies only with
-/// "use_sliding_window".
+/// In Mistral's config.json, a sliding window applies to all layers. In Qwen's config.json, a
+/// window applies only with "use_sliding_window".
 std::int64_t read_sliding_window(const ConfigReader& reader, const std::string& type) {
   if (type == "mistral") {
     return reader.names("sliding_window") ? reader.positive_or("sliding_window", 0) : 4096;
@@ -228,8 +228,8 @@ double yarn_scale(double scale) {
   return scale <= 1 ? 1 : 0.1 * std::log(scale) + 1;
 }
 
-/// Throws Error unless the model's and the scaling's original positions agree, because versions of
-/// `transformers` differ in which of these numbers they use.
+/// Throws Error unless the model and the rope scaling have the same number of original positions,
+/// because versions of `transformers` differ in which of these numbers they use.
 void check_original_positions(const ConfigReader& file, const RopeScaling& scaling) {
   constexpr const char* kKey = "original_max_position_embeddings";
   const bool takes = scaling.original_positions > 0;
@@ -239,8 +239,8 @@ void check_original_positions(const ConfigReader& file, const RopeScaling& scali
                 "; leave out the one that is not meant");
 }
 
-/// Reads a rope scaling. `positions`: the number of positions of the model, used if the scaling has
-/// no "original_max_position_embeddings".
+/// Reads a rope scaling. `positions`: the number of positions of the model, for a scaling without
+/// "original_max_position_embeddings".
 RopeScaling read_scaling(const ConfigReader& rope, std::int64_t positions) {
   using Kind = RopeScaling::Kind;
   RopeScaling s;
@@ -303,7 +303,7 @@ Rope read_rope_object(const ConfigReader& reader, const char* key) {
   return rope;
 }
 
-/// Older files have rope_theta and rope_scaling; newer files have both in rope_parameters.
+/// Older config.json files have rope_theta and rope_scaling; newer ones have rope_parameters.
 Rope read_rope(const ConfigReader& reader) {
   const bool older = reader.has("rope_scaling"), newer = reader.has("rope_parameters");
   if (!older && !newer) {
@@ -319,7 +319,7 @@ Rope read_rope(const ConfigReader& reader) {
   return rope;
 }
 
-/// Returns the model's number of positions with rope scaling. max_position_embeddings may or may
+/// Returns the number of positions of a model with rope scaling. max_position_embeddings may or may
 /// not already include the scaling.
 std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& scaling) {
   const std::int64_t said = reader.positive_or("max_position_embeddings", 0);
@@ -397,7 +397,7 @@ LlamaConfig read_config(const std::filesystem::path& file) {
                               file.string());
 }
 
-/// Each rank computes attention of whole heads. All ranks must have equally many heads.
+/// Each tensor-parallel rank computes attention of whole heads, and of equally many heads.
 void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
   const std::int64_t heads = config.num_attention_heads;
   const std::int64_t kv_heads = config.num_key_value_heads;
@@ -422,8 +422,8 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
                                        " tensor-parallel ranks, each on ", copies, " of them");
 }
 
-/// The parameters are counted from the sizes in the configuration, because no rank may have the
-/// whole model.
+/// The parameters are counted by the sizes in config.json, because no rank may have the whole
+/// model.
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;
@@ -481,7 +481,7 @@ std::string tokenizer_file(const std::string& file, const std::filesystem::path&
   if (!std::filesystem::is_directory(path)) {
     return file;
   }
-  // If the folder has no tokenizer, the path is returned unchanged; opening the path then throws
+  // If the model folder has no tokenizer, returns the path unchanged; opening the path then throws
   // Error.
   return data::find_tokenizer(path).value_or(file);
 }
@@ -502,7 +502,7 @@ data::TokenizerPtr open_tokenizer(const std::string& file, const std::filesystem
              : std::make_shared<LimitedTokenizer>(std::move(tokenizer), config.vocab_size);
 }
 
-/// generation_config.json takes precedence over config.json, because it is newer for chat models.
+/// generation_config.json takes precedence over config.json: it is newer for chat models.
 SpecialTokens read_special_tokens(const std::filesystem::path& folder, const LlamaConfig& config) {
   const std::string of_model = (folder / "config.json").string();
   const std::filesystem::path file = folder / "generation_config.json";

@@ -19,8 +19,8 @@ bool has_dim(const DeviceMesh& mesh, const char* name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
 }
 
-/// Saves the results of attention and of every other matrix product, as torchtitan does. In a Llama
-/// block these are the matrix products of the queries, the values and the gate.
+/// A checkpointing policy: saves the results of attention and of every other matrix product, as
+/// torchtitan does. In a Llama block, saves the products of the queries, the values and the gate.
 bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
   const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
@@ -28,7 +28,7 @@ bool keep_every_other_matmul(const nn::OperatorCall& call) {
   return !other && costly(call);
 }
 
-/// Applies activation checkpointing to the blocks, which are also FSDP units.
+/// Applies activation checkpointing to the blocks of a model, which are also FSDP units.
 void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOptions& options) {
   if (options.activations == ActivationMemory::kAll || options.recomputed_blocks == 0) {
     return;
@@ -44,9 +44,9 @@ void checkpoint_blocks(nn::ModuleBase& model, Modules blocks, const ParallelOpti
   nn::apply_activation_checkpointing(model, is_recomputed, checkpoint);
 }
 
-/// The number of FSDP units, from the first, that are resharded after forward. By default the last
-/// block and the units after it are not resharded, because backward would gather these units again
-/// immediately.
+/// The number of FSDP units, counted from the first, that are resharded after forward. By default
+/// the last block and the units after it are not resharded, because backward would gather these
+/// units again immediately.
 std::ptrdiff_t count_resharded(const std::vector<Modules>& units, const Modules& blocks,
                                const ParallelOptions& options) {
   if (!options.fsdp.reshard_after_forward.value_or(true)) {
@@ -73,8 +73,8 @@ void shard_units(const std::vector<Modules>& units, const Modules& blocks, const
       return dynamic_cast<const nn::Embedding*>(module) != nullptr;
     };
     if (std::ranges::all_of(modules, is_embedding)) {
-      // The FSDP unit is not gathered in backward, because the gradient of an embedding lookup does
-      // not need the table.
+      // The FSDP unit of the embedding is not gathered in backward, because the gradient of an
+      // embedding look-up does not need the table.
       fsdp::set_unshard_in_backward(*modules.front(), false);
     }
   }

@@ -1,5 +1,5 @@
-// The saved checkpoints of a run: when to save, from which step to resume, which options all ranks
-// must share, and stopping together.
+// The checkpoint folder of a training run: when to save, from which step to resume, which options
+// all ranks must share, and how ranks stop together.
 
 #include "tessera/training/checkpointer.h"
 
@@ -80,12 +80,12 @@ void unlock(int lock) {
 Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
     : options_(std::move(options)), world_(std::move(world)) {
   check_options();
-  // The path of the folder is made absolute, so that later steps are saved to this folder after a
-  // chdir().
+  // The path of the checkpoint folder is made absolute, so that later steps are saved to this
+  // folder after a chdir().
   options_.folder = files::absolute_path(options_.folder);
   if (!options_.folder.empty()) {
     try {
-      // The folder is locked before it is read, because an ending run may still save a step.
+      // The folder is locked before it is read, because an ending run may still save a checkpoint.
       const auto group = world_->host_group(comm::ranks_of_world(world_->size()), "start");
       comm::run_or_fail_together(*group, c10::kCPU, [this] {
         if (world_->rank() == 0 && std::filesystem::is_directory(options_.folder)) {
@@ -94,7 +94,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
       });
       find_source();
     } catch (...) {
-      unlock(lock_);  // the lock is released here, because the destructor does not run
+      unlock(lock_);  // releases the lock, because the destructor does not run
       throw;
     }
   }
@@ -103,7 +103,7 @@ Checkpointer::Checkpointer(CheckpointOptions options, comm::WorldPtr world)
   }
 }
 
-/// The options are checked at the start, because the first save may be hours later.
+/// The checkpoint options are checked at the start, because the first save may be hours later.
 void Checkpointer::check_options() const {
   TESSERA_CHECK(options_.keep == 0 || options_.keep >= 2, "the newest ", options_.keep,
                 " checkpoints were to be kept; keep 2 or more, so that one is there if the newest "
@@ -123,8 +123,8 @@ void Checkpointer::find_source() {
   resumes_ = newest && options_.resume != Resume::kNever;
   if (options_.resume_step >= 0) {
     resumes_ = true;
-    // Steps after the step of --resume-step are an error: the run would save these steps again, and
-    // until then the old steps would count as the newest steps.
+    // Later steps than --resume-step in the folder are an error: the run would save these steps
+    // again, and until then the old steps would count as the newest steps.
     TESSERA_CHECK(options_.steps == options_.resume_step || last <= options_.resume_step,
                   option("resume-step"), " ", options_.resume_step, ": '", dir,
                   "' has later steps, up to ", last.value_or(0), "; move them away first");
@@ -155,8 +155,8 @@ void Checkpointer::begin_run() {
   checkpoint::detail::steps_to_withdraw(*world_, options_.folder, -1, run_id_);
 }
 
-/// Sets the step to continue from. Later steps are withdrawn (marked as unfinished), because
-/// otherwise the run could not save them again.
+/// Sets the step from which the run continues. Later saved steps are withdrawn (marked as
+/// unfinished), because otherwise the run could not save them again.
 void Checkpointer::go_on_from(std::int64_t step) {
   newest_ = step;
   source_ = folder(step);
@@ -180,8 +180,8 @@ void Checkpointer::make_folder() {
   lock_folder();
 }
 
-/// Locks the folder until the process ends. On file systems without locks, lock_folder() has no
-/// effect.
+/// Locks the checkpoint folder until the process ends. On file systems without locks, lock_folder()
+/// has no effect.
 void Checkpointer::lock_folder() {
   if (lock_ >= 0) {
     return;
@@ -254,8 +254,8 @@ checkpoint::LoadReport Checkpointer::load_whole_step(const checkpoint::StateDict
   }
 }
 
-/// Selects an older step to load, after `error`. All ranks have the same error and load the same
-/// older step.
+/// Selects an older step to load, after the load of a step failed with `error`. All ranks have the
+/// same error and load the same older step.
 void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
   const std::int64_t damaged = newest_;
   const auto older = checkpoint::newest_step(*world_, options_.folder, damaged);
@@ -268,7 +268,7 @@ void Checkpointer::pass_over(const checkpoint::DamagedStep& error) {
 void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state) {
   const Json& entries = report.entries;
   loaded_ = report.step;
-  // A run without steps reads no data, so the position in the data is not restored.
+  // A run with 0 steps reads no data, so the position in the data is not restored.
   if (!excludes("data") && options_.steps > 0) {
     state.samples = entries.at("samples");
   }
@@ -291,8 +291,8 @@ void Checkpointer::apply(const checkpoint::LoadReport& report, TrainState& state
   state.step = saved_ = report.step;
 }
 
-/// Marks damaged steps as unfinished. Called just before a save, so that a damaged step is given up
-/// only when a new step follows.
+/// Marks damaged saved steps as unfinished. Called just before a save, so that a damaged step is
+/// given up only when a new step follows.
 void Checkpointer::withdraw_damaged() {
   for (const std::int64_t step : std::exchange(damaged_, {})) {
     if (world_->rank() == 0) {
@@ -340,7 +340,7 @@ std::optional<double> Checkpointer::save(const TrainState& state, const Json& en
 }
 
 /// Throws the error of the last background save. If saves fail, the run must not continue, because
-/// further steps would be lost.
+/// its further training steps would be lost.
 void Checkpointer::check_last_save() {
   try {
     pending_.wait();
@@ -353,8 +353,8 @@ void Checkpointer::check_last_save() {
   }
 }
 
-/// Waits for the background save. Returns false, with a warning, if the save failed; the step may
-/// then be saved again. The result is the same on all ranks.
+/// Waits for the background save of a step. Returns false, with a warning, if the save failed; the
+/// step may then be saved again. The result is the same on all ranks.
 bool Checkpointer::settle() {
   try {
     pending_.wait();

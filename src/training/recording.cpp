@@ -1,4 +1,4 @@
-// Metrics and profiles of steps.
+// Recording of the metrics and the profile of training steps.
 
 #include "tessera/training/recording.h"
 
@@ -83,8 +83,8 @@ std::filesystem::path file_of_rank(const std::filesystem::path& file, int rank) 
   return own;
 }
 
-/// Throws Error if the file can't be written. Called before the training, because an error after
-/// the training would be too late.
+/// Throws Error if the file for metrics can't be written. Called before the training, because an
+/// error after the training would be too late.
 void check_can_write(const std::string& option, const std::filesystem::path& file) {
   files::create_folders(std::filesystem::absolute(file).parent_path());
   std::error_code error;
@@ -93,7 +93,7 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
                 "can't write ", option, " ", file.string(),
                 ", which is no regular file; give another name");
   try {
-    // AtomicFile creates and removes a temporary file, which shows whether the folder is writable.
+    // AtomicFile creates and removes a temporary file, to find out whether the folder is writable.
     const files::AtomicFile probe(file);
   } catch (const Error& unwritable) {
     fail("can't write ", option, " ", file.string(), ": ", unwritable.what());
@@ -104,13 +104,13 @@ void check_can_write(const std::string& option, const std::filesystem::path& fil
 
 Recording::Recording(RecordingOptions options) : options_(std::move(options)) {
   if (!options_.profile.empty()) {
-    // The path is made absolute, because the profile is written at the end, possibly after a
-    // chdir().
+    // The profile's path is made absolute, because the profile is written at the end, possibly
+    // after a chdir().
     options_.profile = files::absolute_path(options_.profile);
   }
 }
 
-/// Sets the requested steps after the first `done` steps, which an earlier part of the run has
+/// Sets the steps to profile, after the first `done` steps, which an earlier part of the run has
 /// made.
 void Recording::choose_steps(std::int64_t done, bool is_main) {
   std::tie(first_, last_) = options_.profile_steps;

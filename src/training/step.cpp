@@ -25,8 +25,8 @@
 namespace tessera::training {
 namespace {
 
-/// The value of a loss as a plain tensor. With a loss-parallel head, the loss is distributed over
-/// the tensor-parallel ranks.
+/// Returns the value of a loss as a plain tensor. With a loss-parallel head, the loss is
+/// distributed over the tensor-parallel ranks.
 at::Tensor value_of(const at::Tensor& loss) {
   const at::Tensor value = loss.detach();
   return is_distributed(value) ? DistributedTensor(value).full_tensor() : value;
@@ -60,7 +60,7 @@ void check(const TrainState& state, const StepOptions& options, const LossFuncti
                 ": the loss function is empty; pass one that returns a micro-batch's loss");
 }
 
-/// Whether the gradient of a parameter is reduced over ranks of `data_mesh`: whether the
+/// Whether the gradient of a parameter is reduced over ranks of `data_mesh`, that is, whether the
 /// parameter's mesh contains at least two of these ranks.
 bool spans(const at::Tensor& parameter, const DeviceMesh& data_mesh) {
   if (!is_distributed(parameter)) {
@@ -108,8 +108,8 @@ void begin_micro_batch(nn::ModuleBase& model, const StepOptions& options, std::i
   fsdp::set_requires_gradient_sync(model, last);
 }
 
-/// Checks the loss before backward, because libtorch's messages mention neither the step nor the
-/// loss.
+/// The loss is checked before backward, because libtorch's messages mention neither the step nor
+/// the loss.
 void check_loss(const at::Tensor& loss, const TrainState& state, std::int64_t i) {
   const auto refuse = [&](const auto&... found) {
     fail("step ", state.step + 1, ": the loss of micro-batch ", i, found...,
@@ -149,8 +149,8 @@ at::Tensor accumulate_gradients(TrainState& state, const StepOptions& options,
   return sum;
 }
 
-/// Throws Error on every rank if loss or norm is not finite. With loss scaling, steps with infinite
-/// gradients are skipped instead: such steps lower the scale.
+/// Throws Error on every rank if loss or gradient norm is not finite. With loss scaling, steps with
+/// infinite gradients are skipped instead: such steps lower the scale.
 void check_finite(const StepResult& result, std::int64_t step, const StepOptions& options,
                   const std::vector<nn::SlotPtr>& parameters) {
   if (std::isfinite(result.loss) && (std::isfinite(result.grad_norm) || result.skipped)) {
@@ -165,8 +165,8 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        "; ", found, "; ", options.advice_not_finite);
 }
 
-/// Rethrows a libtorch exception with the rank and the FSDP unit, and without the stack trace in
-/// its what().
+/// Rethrows a libtorch exception with the rank and the FSDP unit in its what(), and without the
+/// stack trace.
 [[noreturn]] void fail_in_step(const c10::Error& error, const TrainState& state, int rank,
                                const StepOptions& options) {
   const std::string unit = fsdp::current_unit(state.model);
@@ -176,10 +176,10 @@ void check_finite(const StepResult& result, std::int64_t step, const StepOptions
        memory ? "; " + options.advice_out_of_memory : "");
 }
 
-/// Checks the loss and the norm, and updates the parameters. On a CPU loss and norm are checked
-/// before the update, so a step that is not finite changes no parameter. If the norm is on a GPU,
-/// loss and norm are checked after the update, so that the host waits only once per step. AdamW's
-/// kernels change nothing if the norm is not finite.
+/// Checks the loss and the gradient norm, and updates the parameters. On a CPU loss and norm are
+/// checked before the update, so a step that is not finite changes no parameter. If the norm is on
+/// a GPU, loss and norm are checked after the update, so that the host waits only once per step.
+/// AdamW's kernels change nothing if the norm is not finite.
 void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& options,
             const std::vector<nn::SlotPtr>& parameters, const at::Tensor& loss,
             StepResult& result) {
@@ -193,8 +193,8 @@ void update(TrainState& state, const DeviceMesh& data_mesh, const StepOptions& o
     is_checked = true;
   };
   if (state.scaler.enabled()) {
-    result.loss_scale = state.scaler.scale();  // the scale is read before the step, which may
-                                               // change it
+    /// The loss scale is read before the optimizer step, which may change it.
+    result.loss_scale = state.scaler.scale();
   }
   const auto [norm, stepped] = state.scaler.clip_and_step(
       state.optimizer, parameters, options.max_norm, [&check_figures](const at::Tensor& before) {
@@ -242,7 +242,7 @@ StepResult make_step(TrainState& state, const DeviceMesh& data_mesh, const StepO
   state.optimizer.scale_lr(result.lr_factor);
   const at::Tensor loss = accumulate_gradients(state, options, loss_of);
   update(state, data_mesh, options, parameters, loss, result);
-  // Gradients are dropped after the checks, which read them.
+  // Gradients are dropped after the checks, because the checks read the gradients.
   drop_gradients(parameters);
   ++state.step;
   state.samples += options.batch;
