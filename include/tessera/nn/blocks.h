@@ -105,7 +105,7 @@ class Attention : public Module<Attention> {
 
   AttentionOptions options_;
   std::shared_ptr<Linear> query_, key_, value_, output_;
-  std::shared_ptr<FusedLinear> fused_;  ///< if fused_qkv is set: replaces query_, key_, value_
+  std::shared_ptr<FusedLinear> fused_;        ///< Linear for queries, keys and values, if fused_qkv
   std::shared_ptr<RMSNorm> q_norm_, k_norm_;  ///< norms of queries and keys, used if qk_norm is set
 };
 

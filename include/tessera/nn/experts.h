@@ -19,10 +19,10 @@
 TESSERA_API_BEGIN
 namespace tessera::nn {
 
-/// The rows that a rank exchanges with each rank of a group.
+/// The numbers of rows that a rank exchanges with each rank of a process group.
 struct RowCounts {
-  std::vector<std::int64_t> sent;      ///< number of rows for each rank
-  std::vector<std::int64_t> received;  ///< number of rows from each rank
+  std::vector<std::int64_t> sent;      ///< numbers of rows sent to each rank
+  std::vector<std::int64_t> received;  ///< numbers of rows received from each rank
 };
 
 /// Sends sent[r] rows of x to rank r of the 1-D `mesh`, and returns the rows that the ranks sent to
@@ -32,7 +32,8 @@ struct RowCounts {
 std::pair<at::Tensor, RowCounts> all_to_all_uneven(const at::Tensor& x,
                                                    const std::vector<std::int64_t>& sent,
                                                    const DeviceMesh& mesh);
-/// The same with known counts, for example for the way back. Collective: one all-to-all.
+/// The same as all_to_all_uneven() with `sent`, if the ranks already know all counts. Collective:
+/// one all-to-all.
 at::Tensor all_to_all_uneven(const at::Tensor& x, const RowCounts& counts, const DeviceMesh& mesh);
 
 /// Several Linears without bias, one for each expert, with stacked weights. weight: (experts, out,
@@ -48,7 +49,7 @@ class GroupedLinear : public Module<GroupedLinear> {
                      bool rows_are_split = false);
   void reset_parameters(const InitContext& init) override;
 
-  /// The number of experts of all ranks.
+  /// Returns the number of experts of all ranks.
   std::int64_t experts() const { return weight->size(0); }
 
   Parameter weight;
@@ -74,7 +75,7 @@ struct ExpertsOptions {
   std::int64_t top_k = 2;    ///< number of experts of each token (num_experts_per_tok)
   RouterScores scores = RouterScores::kSoftmax;
   bool normalize = true;  ///< whether a token's weights are divided by their sum (norm_topk_prob)
-  double scaling = 1;     ///< factor of the weights (routed_scaling_factor)
+  double scaling = 1;     ///< factor of the experts' weights (routed_scaling_factor)
   /// Whether a bias, which has no gradient, is added to the scores for the choice of experts only
   /// (DeepSeek-V3, "auxiliary-loss-free load balancing"); see update_selection_bias().
   bool selection_bias = false;
@@ -91,8 +92,8 @@ namespace detail {
 /// What a forward of a MixtureOfExperts records for the auxiliary losses. All sums are over this
 /// rank's tokens.
 struct RouterRecord {
-  at::Tensor probabilities;  ///< sum of the router's probabilities, (experts)
-  at::Tensor z;              ///< sum of the squared log-sum-exp of the logits, ()
+  at::Tensor probabilities;  ///< sum of the router's probabilities: (experts)
+  at::Tensor z;              ///< sum of the squared log-sum-exp of the router's logits
   at::Tensor choices;        ///< number of tokens that chose each expert, (experts) int64
   std::int64_t tokens = 0;
   DeviceMesh token_mesh;  ///< the tensor-parallel ranks that share the tokens, or undefined
@@ -125,23 +126,23 @@ class Experts;
 /// split by tokens, and the result has the layout of the input.
 class MixtureOfExperts : public Module<MixtureOfExperts> {
  public:
-  /// Throws Error for sizes below 1, and for a top_k above the number of experts.
+  /// The constructor throws Error for sizes below 1, and for a top_k above the number of experts.
   explicit MixtureOfExperts(const ExpertsOptions& options);
   at::Tensor forward(const at::Tensor& x);
 
   const ExpertsOptions& options() const { return options_; }
   /// Distributes the weights of the experts over the first dimension of `mesh`, as torch.chunk
-  /// divides them, and replicates them over other dimensions, whose ranks have other tokens. Throws
-  /// Error if the weights are already distributed. Not collective.
+  /// divides them, and replicates the weights over other dimensions, whose ranks have other tokens.
+  /// Throws Error if the weights are already distributed. Not collective.
   void set_expert_parallel(const DeviceMesh& mesh);
-  /// For plans, which have no values: the tokens of expert 0 divided by the mean over the experts.
-  /// With the default, 1, all experts have equal numbers of tokens.
+  /// For planning without values: sets the number of tokens of expert 0, divided by the mean over
+  /// the experts. With the default, 1, all experts have equal numbers of tokens.
   void set_planned_load(double largest_over_mean) { planned_load_ = largest_over_mean; }
 
-  /// For take_router_losses() and update_selection_bias().
+  /// Returns the state that take_router_losses() and update_selection_bias() need.
   detail::RouterState& router_state() { return router_state_; }
 
-  Parameter selection_bias;  ///< buffer (experts), fp32; undefined without the option
+  Parameter selection_bias;  ///< a buffer (experts), fp32; or undefined
 
  private:
   struct Routing;
@@ -155,24 +156,24 @@ class MixtureOfExperts : public Module<MixtureOfExperts> {
   std::shared_ptr<Linear> gate_;
   std::shared_ptr<detail::Experts> experts_;
   std::shared_ptr<SwiGlu> shared_;
-  DeviceMesh ep_;  ///< the ranks over which experts are split; undefined: each rank has all
+  DeviceMesh ep_;  ///< the ranks that split the experts; undefined: no split
   double planned_load_ = 1;
   detail::RouterState router_state_;
 };
 
 /// Splits the experts of every MixtureOfExperts below `module` over the first dimension of `mesh`
-/// (MixtureOfExperts::set_expert_parallel). Call after parallelize_module, and before fully_shard,
-/// with Options::parameter_mesh for the experts (docs/modules/experts.md). Returns the number of
-/// mixtures. Not collective.
+/// (MixtureOfExperts::set_expert_parallel). Call apply_expert_parallel() after parallelize_module,
+/// and before fully_shard, with Options::parameter_mesh for the experts (docs/modules/experts.md).
+/// Returns the number of mixtures. Not collective.
 std::int64_t apply_expert_parallel(ModuleBase& module, const DeviceMesh& mesh);
 
 /// Auxiliary losses of the mixtures of a model, and how evenly the experts are loaded.
 struct RouterLosses {
   /// Load-balancing loss (Fedus et al. 2022), as `transformers` computes it: experts * sum over
   /// experts of (share of the tokens that chose the expert) * (mean probability of the expert),
-  /// over the tokens of all layers together. top_k if the load is even.
+  /// over the tokens of all layers together. The loss is top_k if the load is even.
   at::Tensor load_balancing;
-  at::Tensor z;  ///< mean of the squared log-sum-exp of the logits (Zoph et al. 2022)
+  at::Tensor z;  ///< mean squared log-sum-exp of the router's logits (Zoph et al. 2022)
   /// For each mixture, the tokens of the expert with most tokens divided by the mean.
   std::vector<double> largest_over_mean;
 };
@@ -180,13 +181,13 @@ struct RouterLosses {
 /// and removes their records. Add the losses, times a coefficient, to the loss before backward.
 /// `mesh`: the ranks that have different rows of the batch. The mean of each loss over these ranks
 /// is the loss of the whole batch, so that FSDP's mean of gradients is right. Collective: one
-/// all-reduce of the numbers of tokens over `mesh`. Throws Error if there is no record.
+/// all-reduce of the numbers of tokens over `mesh`. Throws Error if no forward was recorded.
 RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh = {});
 
 /// For mixtures with ExpertsOptions::selection_bias: adds `rate` to the bias of each expert that
 /// had fewer tokens than the mean since the last call, and subtracts `rate` for more tokens (Wang
-/// et al. 2024). Call after each optimizer step; take_router_losses() counts the tokens. Every rank
-/// computes the same bias, without communication.
+/// et al. 2024). Call update_selection_bias() after each optimizer step; take_router_losses()
+/// counts the tokens. Every rank computes the same bias, without communication.
 void update_selection_bias(ModuleBase& module, double rate = 1e-3);
 
 }  // namespace tessera::nn

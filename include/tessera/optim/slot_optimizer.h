@@ -34,9 +34,10 @@ struct Batch {
   /// For each tensor, the index of its parameter in Optimizer::parameters(). If shards of several
   /// parameters were joined to one tensor, the index of the first parameter.
   std::vector<std::size_t> shards = {};
-  /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor(): plain,
-  /// 0-d fp64, on the device of the batch. Undefined: the factor is 1. If the factor is not finite,
-  /// update_batch() must change nothing, because the step counters have not counted the step.
+  /// The factor by which update_batch() multiplies the gradients if takes_gradient_factor() is
+  /// true: plain, 0-d fp64, on the device of the batch. Undefined: the factor is 1. If the factor
+  /// is not finite, update_batch() must change nothing, because the step counters have not counted
+  /// the step.
   at::Tensor gradient_factor = {};
 };
 

@@ -22,7 +22,7 @@ namespace tessera {
 
 class DistributedTensor;
 
-/// Throws Error, on every rank, if the ranks of the tensor's mesh disagree on its sizes, type or
+/// Throws Error, on every rank, if the ranks of the mesh disagree on the tensor's sizes, type or
 /// placements. Collective. In builds without NDEBUG, or with TESSERA_DEBUG=1 in the environment,
 /// from_local and distribute_tensor make this check and are then collective; TESSERA_DEBUG=0 turns
 /// the check off.

@@ -32,8 +32,8 @@ class DeferredBias {
 };
 
 /// Computes the matrix products of several Linears with one input x. Backward adds the products'
-/// gradients of x in place (`addmm_` with beta = 1), unless an addition communicates or is
-/// recorded.
+/// gradients of x in place (`addmm_` with beta = 1), unless additions communicate or are recorded
+/// by autograd.
 class LinearProducts {
  public:
   virtual ~LinearProducts() = default;

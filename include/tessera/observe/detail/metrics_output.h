@@ -32,8 +32,8 @@ std::string titan_line(const StepMetrics& metrics, int world_size);
 /// folder. For use by one thread of one rank. Throws Error if the file can't be written.
 class MetricsWriter {
  public:
-  /// Opens the file. Retains the records of an existing file up to step `resumed`. Removes all
-  /// records if `resumed` is 0, as in a new run.
+  /// Opens the JSONL file. Retains the records of an existing file up to step `resumed`. Removes
+  /// all records if `resumed` is 0, as in a new run.
   explicit MetricsWriter(const std::filesystem::path& path, std::int64_t resumed = 0);
   /// Appends the metrics of a step as one line.
   void write(const StepMetrics& metrics);
