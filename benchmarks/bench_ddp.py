@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The step time of data parallelism: fsdp::replicate in C++ and Python's DistributedDataParallel, in one run.
+"""Measures the step time of data parallelism: fsdp::replicate in C++ and Python's DistributedDataParallel, in one run.
   benchmarks/bench_ddp.py [--width 1024 --layers 3 --batch 64 --ranks 2 --steps 30 --rounds 5] [--out FILE.json]
-Both train the same MLP from the same weights on the same rows, in fp32 on CPUs with one thread per rank, with fused
-AdamW. Each rank has a batch of --batch rows. malloc keeps freed memory on both sides (keep_freed_memory() in C++,
-glibc's variables in Python), and DDP's gradients are views of its buckets, so that DDP copies less. In a round each side runs once: DDP on Gloo, Tessera on Gloo
-(TESSERA_SHM=0), and Tessera on shared memory, its default on one host. A side's time in a round is the median of its
-steps without the first ones. The ratios are computed within each round, so that changes of the machine's speed
-affect both sides. The losses of all sides must agree.
+Both programs train the same MLP from the same weights on the same rows, in fp32 on CPUs with one thread per rank, with
+fused AdamW. Each rank has a batch of --batch rows. malloc keeps freed memory on both sides (keep_freed_memory() in
+C++, glibc's variables in Python), and DDP's gradients are views of its buckets, so that DDP copies less. In each round
+each side runs once: DDP on Gloo, Tessera on Gloo (TESSERA_SHM=0), and Tessera on shared memory, its default on one
+host. A side's time in a round is the median of its steps without the first ones. The ratios are computed within each
+round, so that changes of the machine's speed affect both sides. The losses of all sides must agree.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ def parse():
 
 
 def peer(args):
-    """The program bench_ddp.cpp in Python."""
+    """Trains in Python what the program bench_ddp.cpp trains."""
     import torch
     import torch.distributed as dist
 
@@ -64,7 +64,7 @@ def peer(args):
 
 
 def measure(side, args):
-    """The median step time in seconds, and the losses of all steps."""
+    """Returns the median step time in seconds, and the losses of all steps."""
     if side == "ddp":
         flags = [f"--{name}={getattr(args, name)}" for name in ("width", "layers", "batch", "steps")]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", args.ranks,

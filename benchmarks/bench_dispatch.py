@@ -1,6 +1,6 @@
-"""The overhead that a distributed tensor adds to an operator: Tessera and PyTorch's DTensor in one run.
+"""Measures the overhead that a distributed tensor adds to an operator: Tessera and PyTorch's DTensor in one run.
   bench_dispatch.py [--program build/bin/bench_dispatch] [--min-time 0.05]
-Both measure the same operators on the same small tensors on one rank, with and without autograd:
+Both programs measure the same operators on the same small tensors on one rank, with and without autograd:
 the time on a distributed tensor minus the time on a plain tensor. PyTorch's times are measured here
 with torch.utils.benchmark. Then the total time of a first call is measured: of each operator after
 the plan caches were emptied, and of mm on meshes of 1, 2 and 3 dimensions.
@@ -27,7 +27,7 @@ from torch.utils.benchmark import Timer
 import results
 
 
-# The number of an operator's last inputs that are replicated, as weights are; the others are Shard(0).
+# How many of an operator's last inputs are replicated, like weights; all other inputs are Shard(0).
 WEIGHTS = {"mm": 1, "addmm": 1, "embedding": 1}
 # Operators that are measured only without autograd.
 NO_AUTOGRAD = {"mul_", "foreach_add_200", "detach"}
@@ -61,7 +61,7 @@ def cases():
 def microseconds(run, inputs, min_time):
     run(inputs)
     timer = Timer("run(inputs)", globals={"run": run, "inputs": inputs})
-    # The fastest block, because other load on the machine can only slow a block down.
+    # Takes the fastest block, because other load on the machine can only slow a block down.
     return min(timer.blocked_autorange(min_run_time=min_time).times) * 1e6
 
 
@@ -117,7 +117,7 @@ def peer(min_time):
 
 
 def peer_misses():
-    """Times of the first mm with each layout, on simulated ranks without communication."""
+    """Returns the times of the first mm with each layout, on simulated ranks without communication."""
     times = {}
     for ndim in (1, 2, 3):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2**ndim)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Step time and memory of llama_train and of PyTorch's FSDP2 + DTensor on the same files, in one run.
+"""Compares step time and memory of llama_train with PyTorch's FSDP2 + DTensor on the same files, in one run.
 Both sides train the same model from the same weights and tokens, with sequence and loss parallelism,
 one thread per rank. Rounds alternate between the sides, so that changes of the machine's speed affect
 both. A round's figure is its median step time (without the first steps), and the ratio is computed
@@ -9,8 +9,8 @@ step time that llama_train waits for data is also printed.
 Another script may replace the peer: torch.distributed.run starts it with --peer-args (in which {metrics}
 is the JSONL file to write) and the flags --model --tokens --steps --batch --seq --dp --tp --threads.
 --flags are passed to llama_train, for example --flags='--zero 2'. With --against, the other side is
-llama_train with these flags instead of the peer. With --against-bin, it is llama_train of another build:
---against-bin OLD/build/bin compares a source tree with an earlier one.
+llama_train with these flags instead of the peer. With --against-bin, the other side is llama_train of another build:
+--against-bin OLD/build/bin compares a source tree with an earlier tree.
 """
 import argparse
 import pathlib
@@ -39,7 +39,7 @@ def config_of(args):
 
 
 def resident_peaks(launcher):
-    """VmHWM of each rank in bytes. With both launchers, ranks are the launcher's children."""
+    """Returns VmHWM of each rank in bytes. The ranks of both launchers are child processes of the launcher."""
     peaks = {}
     try:
         children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
@@ -48,7 +48,7 @@ def resident_peaks(launcher):
                 if line.startswith("VmHWM:"):
                     peaks[pid] = int(line.split()[1]) * 1024
     except OSError:
-        pass  # the process ended in the meantime
+        pass  # the process has ended
     return peaks
 
 
@@ -102,11 +102,11 @@ def parse_arguments():
 
 
 def sides(args, common, metrics, world):
-    """The commands of the two sides."""
+    """Returns the commands of the two sides."""
     mesh = f"--dp {args.dp} --tp {args.tp} "
     other_build = args.against_bin is not None
     if args.against is None and not other_build:
-        # The peer saves the gathered activations of sequence parallelism, so llama_train does too.
+        # PyTorch saves the gathered activations of sequence parallelism, so llama_train saves them, too.
         return (ours(mesh + "--no-sp-regather " + args.flags, common, metrics, world),
                 theirs(args, common, metrics, world))
     flags = args.against if args.against is not None else mesh + args.flags

@@ -1,4 +1,4 @@
-"""Raw results of benchmarks, and the tables in docs/performance.md that are made from them.
+"""Makes the tables in docs/performance.md from the raw results of the benchmarks.
   benchmarks/results.py          writes the tables of docs/performance.md from benchmarks/results/
   benchmarks/results.py --check  fails if the page differs from the tables that would be written
 """
@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 def machine():
-    """Properties of the machine on which the figures depend."""
+    """Returns the properties of the machine on which the figures depend."""
     import torch
     cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()

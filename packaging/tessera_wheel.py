@@ -1,4 +1,4 @@
-"""The build backend of the wheel: scikit-build-core's, which cannot take a dependency from the result of the build.
+"""The build backend of the wheel. scikit-build-core alone cannot take a dependency from the result of the build.
 
 This backend adds the requirement of the torch version that CMake found to the wheel. There is no function
 prepare_metadata_for_build_wheel, because the requirement is only known after the build.
@@ -18,7 +18,7 @@ __all__ = ["build_wheel", "get_requires_for_build_wheel"]
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    # CMake's default compilers. scikit-build-core would choose those that Python was built with, and so compile all files
+    # CMake's default compilers. scikit-build-core would choose the compilers of Python, and so compile all files
     # of a build folder again that CMake has made.
     os.environ.setdefault("CC", "cc")
     os.environ.setdefault("CXX", "c++")
@@ -45,7 +45,7 @@ def require_torch(wheel):
 
 
 def with_hash(record, name, content):
-    """The table RECORD with another content of the file `name`."""
+    """Returns the wheel's table RECORD with new content of the file `name`."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
     result = io.StringIO()
     rows = ([name, f"sha256={digest}", len(content)] if row[0] == name else row for row in csv.reader(io.StringIO(record)))

@@ -13,7 +13,7 @@ from pip._vendor.packaging.requirements import Requirement
 
 
 def requirements_of(package, extras=()):
-    """The requirements that apply to this machine, by name, including those of the given extras."""
+    """Returns the requirements that apply to this machine, by name, including those of the given extras."""
     found = {}
     for text in importlib.metadata.requires(package) or []:
         requirement = Requirement(text)

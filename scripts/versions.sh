@@ -1,4 +1,4 @@
-# All versions that Tessera pins; read by scripts/setup and scripts/test.
+# All versions that Tessera pins. scripts/setup and scripts/test read this file.
 
 supported_distributions="Debian 12, Debian 13, Ubuntu 24.04"
 minimum_python=3.10
@@ -7,7 +7,7 @@ minimum_python=3.10
 # accepts, the oldest first.
 read -ra tested_torch < <(sed -n 's/^set(TESSERA_TESTED_TORCH \(.*\))$/\1/p' cmake/TesseraTorch.cmake)
 
-# The tested version that "2.13" or "2.13.0" stands for; fails if there is none.
+# Prints the tested version that "2.13" or "2.13.0" stands for; fails if there is no such version.
 tested_version() {
   local tested
   for tested in "${tested_torch[@]}"; do
@@ -16,13 +16,13 @@ tested_version() {
   return 1
 }
 
-# The folder of a tested version's wheel: .deps/venv for the newest version, which is the default.
+# Prints the folder of a tested version's wheel: .deps/venv for the newest version, which is the default.
 venv_of() {
   if [[ $1 == "${tested_torch[-1]}" ]]; then echo .deps/venv; else echo ".deps/venv-$1"; fi
 }
 
 # The package for each shared library that libtorch loads and the machine may lack. The metadata of
-# torch's wheel determines its version (torch_requirements.py).
+# torch's wheel determines the package's version (torch_requirements.py).
 declare -A library_wheels=(
   [libcudart.so.13]=nvidia-cuda-runtime
   [libcupti.so.13]=nvidia-cuda-cupti

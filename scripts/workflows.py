@@ -1,6 +1,6 @@
 """Checks the files that the hosting site reads: .github, CITATION.cff and the release notes.
 
-Run it with .deps/venv/bin/python. If actionlint is on PATH, it checks the workflows too.
+Run it with .deps/venv/bin/python. If actionlint is on PATH, actionlint checks the workflows, too.
 """
 import pathlib
 import re
@@ -30,13 +30,13 @@ def failure_of(command, **options):
 
 
 def faults_of_step(step):
-    """The faults of one step of a workflow: its action, or its shell commands."""
+    """Returns the faults of one step of a workflow: its action, or its shell commands."""
     action, commands = step.get("uses"), step.get("run")
     if action is not None and not re.fullmatch(r"[\w./-]+@v\d+", action):
         yield f"{action} is not pinned by its major version, such as actions/checkout@v5"
     if commands is None:
         return
-    # The site pastes the text of an expression into the commands, where that text can run.
+    # GitHub pastes the text of an expression into the shell commands, where the text could be executed.
     if "${{" in commands:
         yield "the commands contain ${{ }}: pass the value through env"
     yield failure_of([TOOLS / "shellcheck", "--shell=bash", "--external-sources", "-"], input=commands)

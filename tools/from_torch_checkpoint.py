@@ -31,7 +31,7 @@ DTYPES |= {getattr(torch, name): text for name, text in
 
 
 def renamed(name, prefixes):
-    """The new name, or None if the tensor is left out."""
+    """Returns the new name of a tensor, or None if the tensor is left out."""
     for old, new in prefixes:
         if name.startswith(old):
             return new + name[len(old):]
@@ -39,7 +39,7 @@ def renamed(name, prefixes):
 
 
 def chosen(described, prefixes):
-    """{name in the file: name in the checkpoint}, sorted, and the names that are left out."""
+    """Returns {name in the file: name in the checkpoint}, sorted, and the names that are left out."""
     names, left_out = {}, []
     for name, each in sorted(described.items()):
         new = renamed(name, prefixes)

@@ -107,12 +107,12 @@ def card(title, note, body):
     return f'<figure class="card">{heading}{body}</figure>\n'
 
 def table(head, rows, kind=""):
-    """`head`: column names; a name that ends in > marks a column of numbers. `rows`: HTML."""
+    """Returns an HTML table. `head`: column names; a name that ends in > marks a column of numbers. `rows`: HTML."""
     cells = "".join(f'<th class="n">{esc(name[:-1])}</th>' if name.endswith(">") else f"<th>{esc(name)}</th>" for name in head)
     return f'<div class="card scroll"{kind}><table><thead><tr>{cells}</tr></thead><tbody>\n{rows}</tbody></table></div>\n'
 
 def row(cells, kind=""):
-    """A table row. A cell is a text, or (text, tooltip) for a number."""
+    """Returns a table row. A cell is a text, or (text, tooltip) for a number."""
     made = "".join(f'<td class="n" title="{esc(cell[1])}">{esc(cell[0])}</td>' if isinstance(cell, tuple) else f"<td>{esc(cell)}</td>" for cell in cells)
     return f'<tr class="{kind}">{made}</tr>\n'
 
@@ -192,7 +192,7 @@ def running_mean(points, reach):
     return [(step, statistics.fmean(value for _, value in points[max(0, i - reach):i + reach + 1])) for i, (step, _) in enumerate(points)]
 
 def upright(axes, names, low, high):
-    """Labels a row for each name, the first on top."""
+    """Labels one row for each name, with the first name on top."""
     axes.set(xlim=(low, high), ylim=(len(names) - 0.5, -0.5))
     axes.set_yticks(range(len(names)), names)
     axes.grid(axis="x")
@@ -207,7 +207,7 @@ def steps_axis(axes, first, last):
     under_left(axes, "step")
 
 def curve(title, unit, points, smooth=True, from_zero=False, may_be_logarithmic=False):
-    """A card with one curve over the steps. Values that are not finite are omitted."""
+    """Returns a card with one curve over the steps. Values that are not finite are omitted."""
     points = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
     if not points:
         return card(title, unit, '<p class="empty">no finite values</p>')
@@ -273,7 +273,7 @@ ON_HOST = KINDS[:3]  # memory kinds that are on the host with FSDP offloading
 PHASES = {"forward": "p0", "backward": "p1", "update": "p5", "all_gather": "p3", "reduce_scatter": "p2", "all_reduce": "p4", "waiting": "bad"}
 
 def memory_picture(plan, kind):
-    """A bar for each moment of the step with the live memory; the highest bar is labelled."""
+    """Draws the live memory of a step as one bar for each moment; the highest bar is labelled."""
     moments = kind["moments"]
     picture = Picture("memory over the step", 15.5, 4.05)
     axes, peak = picture.axes, max(moments, key=lambda moment: moment["bytes"])
@@ -315,7 +315,7 @@ def drawn_spans(spans, near):
     return drawn
 
 def timeline_picture(kind, begin, end):
-    """Operators, waiting, and the collectives of each mesh dimension, between two times in seconds."""
+    """Draws operators, waiting, and the collectives of each mesh dimension, between two times in seconds."""
     rows = ["operators", "waiting", *kind["communication_s"]]
     picture = Picture("time line", 15.5, 0.62 + 0.36 * len(rows), left=1.2)
     unit, scale = ("ms", 1e-3) if end - begin < 1 else ("s", 1)
@@ -336,7 +336,7 @@ def layout_name(layout):
             f"ZeRO-{layout['zero']}{', %d micro-batches' % layout['accumulate'] if layout['accumulate'] > 1 else ''}")
 
 def search_picture(search):
-    """Each layout's memory over its time, with the frontier as a line."""
+    """Draws the memory of each training layout over its time, with the frontier as a line."""
     room = search["room_bytes"]
     shown = [layout for layout in search["layouts"] if layout["peak_bytes"] <= 1.3 * room] or search["layouts"][:1]
     picture = Picture("memory over time of layouts", 15.5, 5)

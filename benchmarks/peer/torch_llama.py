@@ -113,7 +113,7 @@ class Llama(nn.Module):
 
 
 def rope_tables(c, sequence):
-    """cos and sin, (sequence, head_dim) each, computed in fp32 as Hugging Face does."""
+    """Returns cos and sin, (sequence, head_dim) each, computed in fp32 as Hugging Face does."""
     exponent = torch.arange(0, c["head_dim"], 2, dtype=torch.float32) / c["head_dim"]
     frequency = 1.0 / (c.get("rope_theta", 10000.0) ** exponent)
     angle = torch.outer(torch.arange(sequence, dtype=torch.float32), frequency).repeat(1, 2)
@@ -234,7 +234,7 @@ def train(args):
             save_file(state, args.save, metadata={"format": "pt"})
     if world > 1:
         dist.barrier()
-        os._exit(0)  # torch.distributed's teardown may abort after a finished run
+        os._exit(0)  # skips the teardown of torch.distributed, which may abort
 
 
 def main():

@@ -65,7 +65,7 @@ class WithLoss(torch.nn.Module):
 
 
 def shard(model, device, dtype):
-    """One FSDP unit per layer, resharded after forward, as in llama_train on one rank."""
+    """Makes each layer an FSDP unit that is resharded after forward, as in llama_train on one rank."""
     mesh = init_device_mesh(device, (1,), mesh_dim_names=("dp",))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in model.llama.model.layers:
@@ -74,7 +74,7 @@ def shard(model, device, dtype):
 
 
 class Trainer:
-    """Updates the optimizer's parameters: the model's, or fp32 master weights if the model's have another type."""
+    """Updates the optimizer's parameters: the model's parameters, or their fp32 master weights."""
 
     def __init__(self, model):
         self.parameters = list(model.parameters())
@@ -94,7 +94,7 @@ class Trainer:
 
 
 def attention_backend(config, options, device, dtype):
-    """The kernel that scaled_dot_product_attention chooses for this model."""
+    """Returns the kernel that scaled_dot_product_attention chooses for this model."""
     def heads(count):
         return torch.empty(options.batch, count, options.seq, config["head_dim"], device=device, dtype=dtype, requires_grad=True)
     q, kv = config["num_attention_heads"], config["num_key_value_heads"]
@@ -103,7 +103,7 @@ def attention_backend(config, options, device, dtype):
 
 
 def batches(options, device):
-    """The samples of llama_train on one rank: consecutive windows of seq + 1 tokens that overlap by one."""
+    """Returns the samples of llama_train on one rank: consecutive windows of seq + 1 tokens that overlap by one."""
     tokens, seq = torch_llama.read_tokens(options.tokens), options.seq
     samples = (len(tokens) - 1) // seq
     first = 0

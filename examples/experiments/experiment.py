@@ -15,7 +15,7 @@ DEGREES = ("dp-replicate", "dp", "cp", "tp")
 WHOLE = (*DEGREES, "batch", "seq")
 TEXTS = ("model", "config", "text", "tokenizer", "param-dtype", "reduce-dtype", "device")
 MOST_SEED = 2 ** 63 - 1  # TOML's largest integer
-BYTES = 256  # the vocabulary of a text without a tokenizer
+BYTES = 256  # vocabulary of byte tokens (without a tokenizer)
 NAMES = {"title": str, "program": str, "seeds": list, "perturbed": int, "separate": list, "flags": dict,
          "run": list, "axis": list}
 SAME, DIFFERENT = "same", "different"
@@ -23,7 +23,7 @@ TYPES = ("fp32", "fp16", "bf16")  # types in decreasing order of mantissa bits
 
 
 class BadFile(Exception):
-    """A one-line message: what was requested, what was found, and how to correct it."""
+    """An error with a one-line message: what was requested, what was found, and how to correct the file."""
 
 
 def coarsest(*types):
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def precision(self):
-        """The least precise type in which the run computes, out of TYPES."""
+        """Returns the least precise of the TYPES in which the run computes."""
         by_default = "bf16" if self.flags.get("device") == "cuda" else "fp32"
         return coarsest(self.flags.get("param-dtype", by_default), self.flags.get("reduce-dtype", "fp32"))
 
@@ -62,7 +62,7 @@ class Experiment:
     runs: list
 
     def reference(self, run):
-        """The run with which a run is compared: the first run of its part and seed."""
+        """Returns the run with which `run` is compared: the first run of its part and seed."""
         return next(other for other in self.runs if (other.part, other.seed) == (run.part, run.seed))
 
 
@@ -105,7 +105,7 @@ def check_vocabulary(run, home):
 
 
 def config_of(home, flags):
-    """A run's config.json; empty if it can't be read, which the program will report."""
+    """Returns a run's config.json; empty if the file can't be read, which the program will report."""
     name = pathlib.Path(flags["model"], "config.json") if "model" in flags else pathlib.Path(flags.get("config", ""))
     try:
         config = json.loads((home / name).read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ def label_of(name, value):
 
 
 def points_of(axis):
-    """The values of an axis, each as (axis name, value's label, flags)."""
+    """Returns the values of an axis, each as (axis name, value's label, flags)."""
     check(isinstance(axis, dict) and isinstance(axis.get("name"), str) and axis["name"]
           and axis.get("values"),
           "an [[axis]] needs a name, and values: an array of the flag's values, or a table of labels with flags")
@@ -136,7 +136,7 @@ def points_of(axis):
 
 
 def listed_runs(table):
-    """The runs of the file's [[run]] tables: (name, flags, expected verdict, labels)."""
+    """Returns the runs of the file's [[run]] tables: (name, flags, expected verdict, labels)."""
     for entry in table.get("run", []):
         check(isinstance(entry, dict) and isinstance(entry.get("name"), str) and entry["name"],
               "a [[run]] needs a name, and has the flags by which it differs from the others")
@@ -148,7 +148,7 @@ def listed_runs(table):
 
 
 def grid_runs(table):
-    """The runs of every combination of the axes' values, as in listed_runs(); the last axis varies fastest."""
+    """Returns a run for every combination of the axes' values, like listed_runs(). The last axis varies fastest."""
     if "axis" not in table:
         return
     for points in itertools.product(*map(points_of, table["axis"])):

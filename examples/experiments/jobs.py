@@ -1,4 +1,4 @@
-"""Runs of the program. Each run has a folder, and a finished run is not repeated."""
+"""Starts the runs of an experiment. Each run has a folder, and a finished run is not repeated."""
 import contextlib
 import dataclasses
 import fcntl
@@ -19,7 +19,7 @@ from experiment import BadFile, check
 MOST_LETTERS = 60  # maximum letters of a run's name in its folder's name
 END_S = 60  # seconds that the launcher has to end its ranks
 MADE_HERE = ".experiments-run"  # marks a run's folder as created by this script
-# Large enough for speed, small enough for any machine's memory.
+# The number of bytes that are read at a time: fast, and small enough for any machine's memory.
 FLIPPED_AT_ONCE = 1 << 24
 
 
@@ -52,7 +52,7 @@ def toml(flags):
 
 
 def stamp(path):
-    """A value that changes whenever the file changes."""
+    """Returns a value that changes whenever the file changes."""
     status = path.stat()
     return [str(path), status.st_size, status.st_mtime_ns]
 
@@ -78,14 +78,14 @@ class Launcher:
         return [self.launcher, "--nproc", str(ranks), "--", self.program, "--config-file", flags_file]
 
     def inputs(self, flags):
-        """Stamps of all files that a run reads. If one changes, the run must be repeated."""
+        """Returns stamps of all files that a run reads. If a stamp changes, the run must be repeated."""
         values = [part for value in flags.values() for part in (value if isinstance(value, list) else [value])]
         return [stamp(path) for path in [self.program, *(path for value in values if isinstance(value, str)
                                                          for path in files_of(self.home, value))]]
 
 
 def stop(process):
-    """Ends the launcher, which ends its ranks; kills it after END_S."""
+    """Ends the launcher, which ends its ranks; kills the launcher after END_S."""
     process.terminate()
     try:
         process.wait(END_S)
@@ -95,7 +95,7 @@ def stop(process):
 
 
 def files_of(home, value):
-    """The files that a flag's value names: a file, the files of a folder, or the matches of a pattern."""
+    """Returns the files that a flag's value names: a file, the files of a folder, or the matches of a pattern."""
     path = home / value
     if os.path.isdir(path) and value:
         return sorted(file for file in path.iterdir() if file.is_file())
@@ -103,14 +103,14 @@ def files_of(home, value):
 
 
 def why_failed(log, program):
-    """The line of a failed run's output with the reason: an error message of the program, or else the last line."""
+    """Returns the line of a failed run's output with the reason: an error message, or else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if f"{program}: " in line or "error: " in line]
     return own[0] if own else (lines or ["it wrote nothing"])[-1]
 
 
 def read_metrics(path):
-    """The metrics records, without an incomplete last line of a killed run."""
+    """Returns the metrics records, without an incomplete last line of a killed run."""
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
     except OSError:
@@ -141,13 +141,13 @@ def flip(path, seed, bit=0):
 
 
 def folder_name(name):
-    """The folder name of a run: unique for each name, and without path separators."""
+    """Returns the folder name of a run: unique for each name, and without path separators."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:MOST_LETTERS].strip("-")
     return "-".join(filter(None, [readable, hashlib.sha256(name.encode()).hexdigest()[:8]]))
 
 
 class Folder:
-    """The folder with the runs and the report of an experiment. Only one process at a time may use it."""
+    """The folder with the runs and the report of an experiment. Only one process at a time may use the folder."""
 
     def __init__(self, path, asked):
         self.path, self.file = path, asked.path
@@ -166,7 +166,7 @@ class Folder:
         return self
 
     def claim(self):
-        """Claims the folder for this experiment's file; raises BadFile if it belongs to another file."""
+        """Reserves the folder for this experiment's file; raises BadFile if the folder belongs to another file."""
         owner = self.path / "experiment.json"
         if owner.exists():
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -218,7 +218,7 @@ class Folder:
     def run(self, job, launcher, folder):
         flags = dict(job.flags)
         if job.flipped:
-            # The weights with which the unperturbed run starts, written by this run's own program.
+            # The initial weights of the run without flipped bits, which the same program writes.
             weights = folder / "weights"
             error = self.start(launcher, job.ranks, flags | {"steps": 0, "save-hf": str(weights)}, folder / "weights.log")
             if error:
@@ -240,7 +240,7 @@ class Folder:
             process = subprocess.Popen(
                 launcher.command(ranks, flags_file), cwd=launcher.home, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, pass_fds=[self.lock.fileno()],
-                # Makes metrics count tensors' memory. On a CPU the process itself has more memory.
+                # Makes the metrics count only the memory of tensors: on a CPU the process has other memory, too.
                 env=dict(os.environ, TESSERA_COUNT_MEMORY="1"))
             try:
                 status = process.wait()

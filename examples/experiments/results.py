@@ -35,12 +35,12 @@ def job_of(run, seed=None, name=None, flipped=0):
 
 
 def references(asked):
-    """The first run of each part, with the first seed."""
+    """Returns the first run of each part, with the first seed."""
     return [run for run in asked.runs if asked.reference(run) is run and run.seed == asked.seeds[0]]
 
 
 def rule_of(asked, run):
-    """The type whose rounding determines the allowed difference between a run and its reference."""
+    """Returns the type whose rounding determines the allowed difference between a run and its reference."""
     return coarsest(run.precision, asked.reference(run).precision)
 
 
@@ -75,19 +75,19 @@ def jobs_of(asked):
 
 
 def longest_sum(asked, flags):
-    """The number of terms in the longest sum of a step: over features, the vocabulary or the tokens of a batch."""
+    """Returns the number of terms in the longest sum of a step: over features, vocabulary or a batch's tokens."""
     config = config_of(asked.path.parent, flags)
     sizes = [config.get(name) or 0 for name in ("hidden_size", "intermediate_size", "vocab_size")]
     return max(flags.get("batch", 4) * flags.get("seq", 128), *sizes)
 
 
 def values(steps, figure):
-    """A figure at each step. Values that are not finite become NaN, which is equal to nothing."""
+    """Returns a figure at each step. Values that are not finite become NaN, which is equal to nothing."""
     return [math.nan if step[figure] is None else step[figure] for step in steps]
 
 
 def largest_so_far(numbers):
-    """The running maximum. A single difference would be too small where two curves cross by chance."""
+    """Returns the running maximum: a single difference would be too small where two curves cross by chance."""
     result, largest = [], 0.0
     for number in numbers:
         largest = max(largest, number)
@@ -96,7 +96,7 @@ def largest_so_far(numbers):
 
 
 def last_place(value):
-    """The value of the last digit of an fp32 figure."""
+    """Returns the value of the last digit of an fp32 figure."""
     return 2 * ROUNDING * 2.0 ** math.floor(math.log2(abs(value))) if value and math.isfinite(value) else 0.0
 
 
@@ -124,7 +124,7 @@ def spread_of_seeds(asked, run, outcomes, figure):
 
 
 def allowed_of(asked, run, outcomes):
-    """The allowed difference from the run's reference at each step, by figure."""
+    """Returns the allowed difference from the run's reference at each step, by figure."""
     allowed = {figure: rounding_allowed(asked, run, outcomes, figure) for figure in FIGURES}
     if rule_of(asked, run) != "fp32":
         for figure in FIGURES:
@@ -133,7 +133,7 @@ def allowed_of(asked, run, outcomes):
 
 
 def found_from(base, allowed):
-    """The smallest detectable fault, as a fraction of the figure, at the step where it is smallest."""
+    """Returns the smallest detectable fault, as a fraction of the figure, at the step where it is smallest."""
     return min((limit / abs(value) for value, limit in zip(base, allowed) if value and math.isfinite(value)),
                default=math.inf)
 
@@ -160,7 +160,7 @@ FIRST_TIMED = 1
 
 
 def spread(numbers):
-    """The median and quartiles."""
+    """Returns the median and the quartiles."""
     low, middle, high = (statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else numbers * 3)
     return {"median": middle, "low": low, "high": high}
 
@@ -171,7 +171,7 @@ def bytes_by_dimension(record):
 
 
 def figures(steps):
-    """Time, memory and traffic of rank 0 of a run, from the program's metrics."""
+    """Returns time, memory and traffic of rank 0 of a run, from the program's metrics."""
     timed = steps[FIRST_TIMED:] or steps
     memory = "peak_active_bytes" if "peak_active_bytes" in steps[0] else "peak_memory_bytes"
     made = {"step_time_s": spread([step["step_time_s"] for step in timed]),
@@ -186,7 +186,7 @@ def figures(steps):
 
 
 def why_none(asked, run, outcomes):
-    """The reason why a run has no verdict, or nothing."""
+    """Returns the reason why a run has no verdict, or an empty text."""
     reference = asked.reference(run)
     if outcomes[run.name].error:
         return f"failed: {outcomes[run.name].error}"
@@ -201,7 +201,7 @@ def why_none(asked, run, outcomes):
 
 
 def judged(asked, run, outcomes):
-    """The verdict on a run: for each figure, and overall."""
+    """Returns the verdict on a run: for each figure, and overall."""
     reference = asked.reference(run)
     steps, base = outcomes[run.name].steps, outcomes[reference.name].steps
     allowed = allowed_of(asked, run, outcomes)
@@ -232,7 +232,7 @@ def row_of(asked, run, outcomes):
 
 
 def report(asked, outcomes):
-    """The whole report as numbers, texts and lists."""
+    """Returns the whole report as numbers, texts and lists."""
     rows = [row_of(asked, run, outcomes) for run in asked.runs]
     by_name = {row["name"]: row for row in rows}
     for row in rows:
@@ -246,21 +246,21 @@ def report(asked, outcomes):
 
 
 def share_text(share):
-    """The fraction of the allowed difference that is used."""
+    """Returns as text the largest difference as a fraction of the allowed difference."""
     if share == float("inf"):
         return "∞ times"
     return f"{100 * share:.2g} %" if share <= 1 else f"{share:.3g} times"
 
 
 def limits_text(row):
-    """The smallest fault that the verdict can detect, in words."""
+    """Returns the smallest fault that the verdict can detect, in words."""
     return (f"{'weak: ' if row['weak'] else ''}finds faults from {100 * row['loss']['found_from']:.2g} % of the loss, "
             f"{100 * row['grad_norm']['found_from']:.2g} % of the gradient norm"
             + ("; compare in fp32 to find smaller ones" if row["weak"] and row["rule"] != "fp32" else ""))
 
 
 def sentence(row):
-    """The verdict in words."""
+    """Returns the verdict in words."""
     if row["error"]:
         return row["error"]
     if row["verdict"] is None:

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 
-BIN = pathlib.Path(__file__).resolve().parent  # llama_train, llama_plan and tessera-run are here, too
+BIN = pathlib.Path(__file__).resolve().parent  # the folder also has llama_train, llama_plan and tessera-run
 # Every run reads the whole token file.
 MOST_TOKENS = 1 << 28
 
@@ -84,7 +84,7 @@ class Trial:
 # ---- Flags.
 
 class Once(argparse.Action):
-    """Refuses a second value of a flag that has one."""
+    """Rejects a second value of a flag that takes one value."""
     def __call__(self, parser, namespace, value, option=None):
         first = parser.given.setdefault(self.dest, value)
         if first != value:
@@ -117,7 +117,7 @@ def number(least):
 
 
 def several(read):
-    """Comma-separated values."""
+    """Parses comma-separated values."""
     def split(text):
         return [read(part) for part in text.split(",")]
     split.__name__ = "list"
@@ -133,7 +133,7 @@ def one_of(*names):
 
 
 def checkpointing(text):
-    """The value of --ac: a kind, and what may follow it after a colon, which llama_train checks."""
+    """Checks the kind in a value of --ac. llama_train checks what may follow after a colon."""
     one_of("none", "full", "selective", "auto")(text.partition(":")[0])
     return text
 
@@ -182,7 +182,7 @@ def make_parser():
 
 
 def words_of(path):
-    """The flags of a TOML file, as words of a command line."""
+    """Returns the flags of a TOML file as words of a command line."""
     try:
         import tomllib
         table = tomllib.loads(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ def words_of(path):
 
 
 def check_outputs(given):
-    """An output must not replace an input or another output."""
+    """Raises an error if an output would replace an input or another output."""
     out = pathlib.Path(given.out)
     files = [("--config", config) for config in given.config] + [("--peer", given.peer)] * bool(given.peer)
     files += [(f"config.json of --shape {name}", config_of(out, name)) for name in given.shape]
@@ -249,12 +249,12 @@ def degrees_of(mesh):
 
 
 def config_of(out, name):
-    """Where the config.json of a --shape is written."""
+    """Returns the path to which the config.json of a --shape is written."""
     return out / "shapes" / f"{name}.json"
 
 
 def model_of(config):
-    """The name of a file, or of the folder of a config.json."""
+    """Returns the name of a file, or the name of the folder of a config.json."""
     path = pathlib.Path(config)
     if path.suffix != ".json":
         return config
@@ -279,7 +279,7 @@ def trials_of(given):
 # ---- Measurements.
 
 def error_in(log):
-    """The first error, because later errors are those of ranks that waited for the failed rank; else the last line."""
+    """Returns the first error (later errors are of ranks that waited for the failed rank), or else the last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line]
     errors = [line for line in lines if "llama_train: " in line or "llama_plan: " in line]
     return (errors or lines[-1:] or ["the program wrote nothing"])[0]
@@ -302,7 +302,7 @@ def run_flags(trial, given):
 
 
 def flops_of_step(flags, folder):
-    """FLOPs over all ranks, as llama_plan counts them in the operators of a step: equal for every machine."""
+    """Returns the FLOPs of all ranks that llama_plan counts in a step's operators: equal for every machine."""
     run_logged([BIN / "llama_plan", *flags, "--gpu", "h100", "--json", folder / "plan.json"], folder / "plan.log")
     kinds = json.loads((folder / "plan.json").read_text())["kinds"]
     return sum(kind["ranks"] * kind["flops"] for kind in kinds)
@@ -323,7 +323,7 @@ def counted_steps(metrics, warmup):
 
 
 def middle_step(steps):
-    """The step with the median time. All figures of a run are taken from this step, so that they are consistent."""
+    """Returns the step with the median time. All figures of a run are taken from this step, to be consistent."""
     return sorted(steps, key=lambda step: step["step_time_s"])[len(steps) // 2]
 
 
@@ -341,7 +341,7 @@ def figures_of(steps, flops, ranks):
 
 
 def measure_peer(trial, given, name, folder, tokens):
-    """A trial's step on PyTorch, by the script of --peer."""
+    """Measures a trial's step on PyTorch with the script of --peer."""
     log = folder / f"peer-{name}.log"
     if trial.ranks != 1:
         raise Failure(f"--peer runs one rank, not {trial.ranks}")
@@ -355,7 +355,7 @@ def measure_peer(trial, given, name, folder, tokens):
 
 
 def figures_or_error(measured):
-    """The figures that `measured` returns, or {"error": why there are none}."""
+    """Returns the figures that `measured` returns, or {"error": why there are no figures}."""
     try:
         return measured()
     except (Failure, OSError, ValueError, KeyError, ArithmeticError) as error:
@@ -363,7 +363,7 @@ def figures_or_error(measured):
 
 
 def measure(trial, given, peak_flops, folder, tokens):
-    """The row of a trial in results.json."""
+    """Returns the row of a trial for results.json."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def train():
@@ -385,7 +385,7 @@ def measure(trial, given, peak_flops, folder, tokens):
 
 
 def write_tokens(path, count):
-    """An llm.c shard of small ids, which every model has."""
+    """Writes an llm.c shard of small token ids, which every vocabulary has."""
     period = struct.pack("<61H", *range(61))
     with open(path, "wb") as out:
         out.write(struct.pack("<256i", 20240520, 1, count, *[0] * 253))
@@ -427,7 +427,7 @@ def peers_text(rows):
 
 
 def write_results(path, rows):
-    """Replaces the file, which a reader sees whole."""
+    """Replaces the file atomically, so that a reader never sees a part of the file."""
     runs = [{name: value for name, value in row.items() if name != "mesh"} for row in rows]
     new = path.with_suffix(".json.new")
     new.write_text(json.dumps({"runs": runs}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -454,7 +454,7 @@ def measure_all(words):
         rows.append(measure(trial, given, repr(known) if known else given.peak_flops, folder, tokens))
         if rows[-1]["peak_flops"]:
             peaks.setdefault(trial.ranks, rows[-1]["peak_flops"])
-        write_results(out / "results.json", rows)  # after each trial, so that an interruption loses only one
+        write_results(out / "results.json", rows)  # after each trial, so that an interruption loses only one trial
     print(to_table(rows) + peers_text(rows) + "".join(f"published, {name}: {SHAPES[name].published}\n" for name in given.shape) +
           f"written: {out / 'results.json'}")
     return 1 if any(row["error"] for row in rows) else 0

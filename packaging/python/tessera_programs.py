@@ -13,7 +13,7 @@ TREE = pathlib.Path(__file__).resolve().parent / "tessera"
 
 
 def find_torch():
-    """The folder of the torch that this Python imports; throws ImportError if Tessera was built with another version."""
+    """Returns the folder of the torch that this Python imports; throws ImportError if Tessera needs another version."""
     wanted = (TREE / "torch-version").read_text().strip()
     spec = importlib.util.find_spec("torch")
     folder = pathlib.Path(spec.origin).parent if spec and spec.origin else None
@@ -27,12 +27,12 @@ def find_torch():
 
 
 def folders_elsewhere(torch):
-    """The folder of torch, in a list, if torch is not next to Tessera, where Tessera's run paths find it."""
+    """Returns torch's folder, in a list; empty if torch is next to Tessera, where Tessera's run paths find torch."""
     return [] if TREE.parent.samefile(torch.parent) else [torch]
 
 
 def main():
-    """Becomes the program that has the name of this script."""
+    """Replaces this process by the program that has the name of this script."""
     name = pathlib.Path(sys.argv[0]).name
     try:
         for folder in folders_elsewhere(find_torch()):

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def seconds_of(call, repetitions):
-    """The shortest time of several repetitions, by the device's own clock."""
+    """Returns the shortest time of several repetitions, by the device's own clock."""
     call()
     times = []
     for _ in range(repetitions):

@@ -24,20 +24,20 @@ def versions(context):
 
 
 def worst(rows, others):
-    """The largest relative difference of losses."""
+    """Returns the largest relative difference of losses."""
     return max(abs(row["loss"] - other["loss"]) / max(abs(other["loss"]), 1e-9)
                for row, other in zip(rows, others, strict=True))
 
 
 def initial_weights(context, flags):
-    """The bytes of the weights before the first step."""
+    """Returns the bytes of the weights before the first step."""
     with tempfile.TemporaryDirectory() as folder:
         llama_train(context, [*flags, "--steps", 0, "--save-hf", f"{folder}/model"])
         return pathlib.Path(folder, "model", "model.safetensors").read_bytes()
 
 
 def small_run(context):
-    """The flags of a run that is short enough to be repeated on a CPU in seconds."""
+    """Returns the flags of a run that is short enough to be repeated on a CPU in seconds."""
     steps, seq = (2, 16) if context.rehearse else (20, 128)
     return ["--config", context.config("small"), "--batch", 8, "--seq", seq], ["--steps", steps]
 
@@ -65,7 +65,7 @@ IN_BF16 = ("FSDP", "TP", "2-D")
 
 
 def nccl_shares_the_card(context):
-    """Whether NCCL allows several ranks on one GPU. Otherwise they communicate by Gloo, through host memory."""
+    """Whether NCCL allows several ranks on one GPU. Otherwise the ranks communicate by Gloo, through host memory."""
     base, _ = small_run(context)
     try:
         llama_train(context, [*base, *FP32, "--dp", 2, "--steps", 1], ranks=2, several_hosts=True)
@@ -88,7 +88,7 @@ def ranks(context):
         context.add("ranks", f"{kind}, {dtype}, {'NCCL' if nccl else 'staged'}, to a CPU", difference, "relative",
                     ok=difference < bound)
 
-    # The flags of the other kinds need no rehearsal.
+    # A rehearsal leaves out the flags of the other kinds of training.
     for kind, mesh, count in KINDS_OF_RANKS[2:3] if context.rehearse else KINDS_OF_RANKS:
         flags = [*base, *steps, *mesh.split()]
         compare(kind, "fp32", 1e-3, llama_train(context, [*flags, *FP32], count, several_hosts=nccl))
@@ -98,7 +98,7 @@ def ranks(context):
 
 
 def resumed(context, flags, steps, nccl):
-    """The metrics of a run that saves a checkpoint halfway, and of the run that continues from it."""
+    """Returns the metrics of a run that saves a checkpoint halfway, and of a run that continues from it."""
     with tempfile.TemporaryDirectory() as folder:
         flags = [*flags, "--checkpoint", folder]
         first = llama_train(context, [*flags, "--steps", steps // 2], 2, several_hosts=nccl)

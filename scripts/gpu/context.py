@@ -1,4 +1,4 @@
-"""Shared by the stages of scripts/gpu/run: their results, and starting programs."""
+"""Code that the stages of scripts/gpu/run share: storing results and starting programs."""
 import array
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def add(results, **row):
 
 @dataclasses.dataclass
 class Context:
-    """The context of one item: a stage, or a stage for one shape."""
+    """The context in which one item runs: a stage, or a stage for one shape."""
     results: pathlib.Path
     item: str
     rehearse: bool
@@ -52,12 +52,12 @@ class Context:
     def environment(self):
         environment = dict(os.environ)
         if self.rehearse:
-            # One device shared by several ranks, as in the real checks.
+            # Several ranks share one device, as in the checks on a GPU.
             environment |= {"LD_PRELOAD": str(FAKE), "TESSERA_FAKE_CUDA_DEVICES": "1"}
         return environment
 
     def config(self, name):
-        """The config.json of a model; a rehearsal's models are all small."""
+        """Returns the config.json of a model; a rehearsal's models are all small."""
         name = "small" if self.rehearse else name
         path = self.results.parent.resolve() / f"{name}.json"
         path.write_text(json.dumps(MODELS[name]))
@@ -65,7 +65,7 @@ class Context:
 
 
 def torch_folders():
-    """The folders of the libraries that libtorch loads, from this machine's python3."""
+    """Returns the folders of the libraries that libtorch loads, from this machine's python3."""
     import torch
     root = pathlib.Path(torch.__file__).parent
     return [root / "lib", *sorted((root.parent / "nvidia").glob("*/lib"))]
@@ -95,7 +95,7 @@ def for_programs(context):
 
 
 class OutOfMemory(RuntimeError):
-    """The GPU has too little memory for a run; counts as the result of the run."""
+    """Raised if the GPU has too little memory for a run; counts as the result of the run."""
 
 
 def check(done, what):
@@ -103,7 +103,7 @@ def check(done, what):
     if done.returncode == 0:
         return
     said = f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
-    # The message of libtorch and PyTorch.
+    # The error message of libtorch and PyTorch for lack of GPU memory.
     kind = OutOfMemory if "out of memory" in f"{done.stdout}{done.stderr}" else RuntimeError
     raise kind(f"{what}: exit code {done.returncode}\n{said}")
 
@@ -115,7 +115,7 @@ HOST_EACH = ["sh", "-c", 'NCCL_HOSTID=rank$RANK exec "$0" "$@"']
 
 
 def llama_train(context, flags, ranks=1, prefix=(), several_hosts=False):
-    """The metrics of a run of llama_train. Raises OutOfMemory if the run ended for lack of memory."""
+    """Returns the metrics of a run of llama_train. Raises OutOfMemory if the run ended for lack of memory."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         metrics = folder / "m.jsonl"

@@ -42,11 +42,11 @@ SHAPES = [Shape("1b", 4, 4096), Shape("1b", 8, 4096), Shape("1b", 8, 4096, "sele
 
 
 def sizes(context, shape):
-    """The numbers of warm-up steps and measured steps, the batch size and the sequence length."""
+    """Returns the numbers of warm-up steps and measured steps, the batch size and the sequence length."""
     return (1, 2, 2, 128) if context.rehearse else (5, 15, shape.batch, shape.seq)
 
 
-# Patterns of kernel names, tried in this order.
+# Patterns of kernel names. The first pattern that matches decides the family of a kernel.
 FAMILIES = {"products": "gemm|cutlass|nvjet|xmma|cublas", "attention": "flash|fmha|attention",
             "collectives": "nccl", "our own": "tessera", "optimizer": "multi_tensor|adam", "copies": "memcpy|memset|copy|cat",
             "reductions": "reduce|softmax|norm", "elementwise": "elementwise|vectorized"}
@@ -57,7 +57,7 @@ def family_of(name):
 
 
 def busy_time(spans):
-    """The total length of the union of (begin, end) intervals."""
+    """Returns the total length of the union of (begin, end) intervals."""
     busy, until = 0, float("-inf")
     for begin, end in sorted(spans):
         busy += max(0, end - max(begin, until))
@@ -126,7 +126,7 @@ def train(context, shape):
 
 
 def add_readings(context, stage, what, readings):
-    """The last third of the readings is from steps; earlier readings include loading and the first steps."""
+    """Adds the medians of the last third of the readings: earlier readings include loading and the first steps."""
     for figures, unit in zip(zip(*readings[-len(readings) // 3:]), ("W", "MHz", "degrees C")):
         context.add(stage, what, statistics.median(figures), unit)
 
@@ -146,7 +146,7 @@ def peer_steps(context, shape, flags, warm_seconds=0, steps=None):
 
 
 def measured_step(context, shape):
-    """The median step time in seconds that the stage `train` measured for this shape; 0.25 s before that stage."""
+    """Returns the median step time in seconds that the stage `train` measured for a shape; 0.25 s before that stage."""
     times = [row["value"] / 1e3 for row in read(context.results)
              if (row["stage"], row["what"], row.get("unit")) == ("train", shape.name(), "ms a step")]
     return times[-1] if times else 0.25
@@ -202,7 +202,7 @@ def peer(context, shape):
 
 
 def copy_ceiling(context):
-    """The copy speed in bytes/s measured by the stage `ceilings`; None if that stage has not run."""
+    """Returns the copy speed in bytes/s that the stage `ceilings` measured; None if that stage has not run."""
     copies = [row["value"] for row in read(context.results) if (row["stage"], row["what"]) == ("ceilings", "copy")]
     return copies[-1] * 1e12 if copies else None
 

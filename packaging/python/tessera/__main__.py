@@ -1,4 +1,4 @@
-"""python -m tessera --cmake-prefix"""
+"""Implements python -m tessera --cmake-prefix"""
 import argparse
 
 from . import __version__, cmake_prefix_path
