@@ -1,4 +1,4 @@
-// Background saves: copy the state to host memory, and write the copy on a separate thread.
+// Background saves of checkpoints: copy the state to host memory, then write it on a thread.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -31,10 +31,10 @@
 
 namespace tessera::checkpoint {
 
-/// A save on a separate thread. Not thread safe: only one thread at a time may call its functions.
+/// A checkpoint save on a separate thread. Only one thread at a time may call its functions.
 class BackgroundSave : tessera::detail::NoCopy {
  public:
-  /// Starts the thread, which begins to save. Throws Error if the thread cannot be created.
+  /// Starts the thread that saves. Throws Error if the thread cannot be created.
   BackgroundSave(comm::CommunicatorPtr hosts, PreparedSave prepared) : hosts_(std::move(hosts)) {
     try {
       thread_ = std::thread(
@@ -44,7 +44,8 @@ class BackgroundSave : tessera::detail::NoCopy {
            ": allow the program more threads or memory, or save at once");
     }
   }
-  /// Waits for the thread. If no call has thrown the save's error, prints a warning with the error.
+  /// Waits for the thread. Prints the save's error as a warning if no call has thrown the error
+  /// yet.
   ~BackgroundSave() {
     try {
       wait_once();
@@ -63,7 +64,7 @@ class BackgroundSave : tessera::detail::NoCopy {
     }
   }
 
-  /// Like wait(), but throws an error only if no call has thrown this error yet.
+  /// Like wait(), but throws the save's error only if no call has thrown this error yet.
   void wait_once() {
     join();
     if (!error_thrown_) {
@@ -103,18 +104,18 @@ struct Mapping {
   std::size_t size = 0;
 };
 
-/// Memory mappings of earlier saves that no save uses now. The kernel may reclaim the pages of
-/// these mappings (MADV_FREE). The next save reuses the remaining pages without clearing them.
+/// Memory mappings of earlier saves that no save uses now. The kernel may reclaim their pages
+/// (MADV_FREE). The next save reuses the remaining pages without clearing them.
 class KeptMappings {
  public:
   static KeptMappings& instance() {
-    // The object is never destroyed, because a save may end after main().
+    // The cache of mappings is never destroyed, because a save may end after main().
     static auto* const kept = new KeptMappings;
     return *kept;
   }
 
-  /// Returns a cached mapping of `size` bytes. If there is none, the size of the state has changed,
-  /// and all cached mappings are unmapped.
+  /// Returns a cached mapping of `size` bytes. If no cached mapping has this size, the size of the
+  /// state has changed, and all cached mappings are unmapped.
   Mapping take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(kept_, size, &Mapping::size);
@@ -144,7 +145,7 @@ class KeptMappings {
 /// many small pages takes as long as the copy.
 class HostMemory {
  public:
-  /// Allocates memory for copies of all CPU blocks. Throws Error if this fails.
+  /// Allocates memory for copies of all blocks that are on the CPU. Throws Error if this fails.
   explicit HostMemory(const std::vector<ShardFile>& files) {
     for (const ShardFile& file : files) {
       for (const FileChunk& chunk : file.chunks) {
@@ -163,13 +164,13 @@ class HostMemory {
       TESSERA_CHECK(mapped != MAP_FAILED, "the copy of ", size,
                     " bytes that a save in the background writes has no memory: ",
                     std::strerror(errno), ": save at once");
-      madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional, so a failure is ignored
+      madvise(mapped, size, MADV_HUGEPAGE);  // huge pages are optional: errors are ignored
     }
     memory_ = std::shared_ptr<void>(
         mapped, [size](void* memory) { KeptMappings::instance().keep({memory, size}); });
   }
 
-  /// Returns a contiguous tensor with uninitialized values. The tensor keeps the memory alive.
+  /// Returns a contiguous, uninitialized tensor in the mapping, which the tensor keeps alive.
   at::Tensor take(at::IntArrayRef sizes, c10::ScalarType dtype) {
     const std::int64_t size = bytes_of_copy(sizes, dtype);
     TESSERA_CHECK(taken_ + size <= bytes_, "a copy of ", size, " bytes was to be put behind ",
@@ -191,8 +192,8 @@ class HostMemory {
   std::int64_t taken_ = 0;
 };
 
-/// Replaces each block by a copy in host memory, page-locked for a block on a GPU. When the
-/// function returns, the model and the optimizer may change.
+/// Replaces each block of the state by a copy in host memory, page-locked for a block on a GPU.
+/// When the function returns, the program may change the model and the optimizer.
 void copy_to_host(std::vector<ShardFile>& files) {
   HostMemory memory(files);
   std::optional<c10::Device> device;
@@ -252,7 +253,7 @@ void finish_pending_save(comm::Communicator& hosts) {
       save->wait_once();
     }
   } catch (const comm::PeerError&) {
-    throw;  // the process group is aborted, so all ranks fail
+    throw;  // all ranks fail, because the process group is aborted
   } catch (...) {
     error = std::current_exception();
   }

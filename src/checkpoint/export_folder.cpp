@@ -53,8 +53,8 @@ constexpr const char* kConfigFile = "config.json";
 /// The largest accepted size of config.json, far above the size of any real config.json.
 constexpr std::uint64_t kMaxConfigBytes = 10'000'000;
 
-/// Whether this export or an earlier export wrote the file as a shard. The pattern of names is
-/// narrow, because other files in the folder belong to the user.
+/// Whether an export of a model wrote the file as a shard. The pattern of shard names is narrow,
+/// because other files in the folder belong to the user.
 bool is_shard(const std::string& name) {
   static const std::regex shard(R"(model-([0-9a-f]{8}-)?\d{5}-of-\d{5}\.safetensors)");
   return std::regex_match(name, shard);
@@ -80,7 +80,7 @@ std::vector<std::vector<Item>> split_in_shards(const std::vector<Item>& items, s
   return shards;
 }
 
-/// Returns `folder` or its nearest existing parent.
+/// Returns `folder`, or its nearest parent that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder) {
   std::filesystem::path existing = std::filesystem::absolute(folder);
   while (!std::filesystem::exists(existing)) {
@@ -110,7 +110,7 @@ const char* torch_name(c10::ScalarType dtype) {
 }
 
 /// Throws Error if the folder has a different `config_file`. Weights and configuration cannot be
-/// replaced together atomically, so a reader could combine an old file with a new file.
+/// replaced together atomically, so a reader could combine old weights with a new configuration.
 void check_same_config(const std::filesystem::path& folder, const std::string& config_json,
                        const char* config_file) {
   const std::filesystem::path path = folder / config_file;
@@ -126,7 +126,7 @@ void check_same_config(const std::filesystem::path& folder, const std::string& c
 }
 
 /// Throws Error if the folder of a model has an adapter, or the folder of an adapter has a model:
-/// readers of such a folder confuse the two.
+/// readers of a folder with both confuse the two.
 void check_no_other_kind(const std::filesystem::path& folder, bool adapter) {
   std::error_code missing;
   for (const auto& entry : std::filesystem::directory_iterator(folder, missing)) {
@@ -178,8 +178,8 @@ std::string config_of_weights(const std::string& config_json, c10::ScalarType dt
       config[key] = name;
     }
   }
-  // The type is added only for weights other than fp32, because readers assume fp32 if no type is
-  // declared.
+  // The type is added to the configuration only for weights other than fp32, because readers assume
+  // fp32 if no type is declared.
   if (config.is_object() && !named && dtype != c10::kFloat) {
     config["torch_dtype"] = name;
     changed = true;
@@ -199,8 +199,8 @@ ExportFolder::ExportFolder(const std::filesystem::path& folder, const std::vecto
                            std::string config_json, std::int64_t max_shard_bytes)
     : folder_(folder), config_json_(std::move(config_json)) {
   files::create_folders(folder);
-  // Removes temporary files of earlier, killed exports. Shard names are never reused, so no later
-  // writer would find and remove these files.
+  // Removes temporary files of earlier exports that were killed. Shard names are never reused, so
+  // no later writer of the same name would remove these files.
   files::remove_leftovers(
       folder, [](const std::string& name) { return is_shard(name) || name == kIndexFile; });
   const auto shards = split_in_shards(items, max_shard_bytes);
@@ -224,7 +224,7 @@ void ExportFolder::write(const std::string& name, std::span<const std::int64_t> 
 }
 
 void ExportFolder::publish() {
-  // All files become durable before the first rename.
+  // seal() makes all files durable before publish() renames the first file.
   for (auto& writer : writers_) {
     writer.seal();
   }
@@ -233,13 +233,13 @@ void ExportFolder::publish() {
   }
   if (writers_.size() > 1) {
     files::write_file(folder_ / kIndexFile, index_json());
-    remove(kSingleFile);  // the single file is removed, because readers prefer it
+    remove(kSingleFile);  // readers would prefer a single file to the index
   } else {
     remove(kIndexFile);
   }
   remove_older_shards();
-  // config.json is written last, because a folder with config.json counts as a model. An existing
-  // config.json is equal: see check_export_folder().
+  // config.json is written last, because a folder with config.json counts as a model. If
+  // config.json exists, check_export_folder() has found its content equal.
   if (!std::filesystem::exists(folder_ / kConfigFile)) {
     files::write_file(folder_ / kConfigFile, config_json_);
   }
@@ -249,14 +249,14 @@ void ExportFolder::publish() {
 /// random number for later models.
 std::string ExportFolder::shard_prefix() const {
   bool first = true;
-  std::error_code ignored;  // ignored, because opening the first file reports the error
+  std::error_code ignored;  // errors are ignored: opening the first file reports them
   for (const auto& entry : std::filesystem::directory_iterator(folder_, ignored)) {
     first &= !entry.path().filename().string().starts_with("model-");
   }
   return first ? "model-" : fmt::format("model-{:08x}-", std::random_device()());
 }
 
-/// Returns the text of the index file, sorted by tensor name, as `transformers` writes the index.
+/// Returns the text of the index file, sorted by tensor name, as `transformers` writes it.
 std::string ExportFolder::index_json() const {
   ordered_json index;
   index["metadata"]["total_size"] = total_bytes_;
@@ -295,7 +295,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The largest accepted size of a file, far above the size of any real tokenizer.
+/// The largest accepted size of a tokenizer file, far above the size of any real tokenizer.
 constexpr std::uint64_t kMaxBytes = 500'000'000;
 
 /// The names that `transformers` uses for the files of a tokenizer. Additional chat templates are
@@ -315,8 +315,8 @@ std::string content_of(const fs::path& path) {
   return files::read_file(path, "a file of a model", kMaxBytes);
 }
 
-/// Returns the files in a folder other than weights and configuration. Symbolic links are listed
-/// even if their target does not exist.
+/// Returns the files in a model folder other than weights and configuration. Symbolic links are
+/// listed even if their target does not exist.
 std::map<std::string, fs::path> files_in(const fs::path& folder) {
   std::map<std::string, fs::path> files;
   for (const char* name : kNames) {

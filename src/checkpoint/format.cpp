@@ -23,8 +23,8 @@ std::vector<std::int64_t> row_major_strides(SizesRef sizes) {
   return strides;
 }
 
-/// Returns the number n of leading dimensions to loop over when a block is split into contiguous
-/// ranges. The block has the full size of the tensor in each dimension after dimension n.
+/// Returns the number n of leading dimensions to loop over when a block of a tensor is split into
+/// contiguous ranges. In each dimension after dimension n the block is as large as the tensor.
 std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   std::size_t dim = sizes.size();
   while (dim > 0 && block[dim - 1] == sizes[dim - 1]) {
@@ -33,8 +33,8 @@ std::size_t outer_dims(SizesRef sizes, SizesRef block) {
   return dim == 0 ? 0 : dim - 1;
 }
 
-/// Advances `index` to the next position in `block`, in row-major order. Returns false if `index`
-/// was the last position.
+/// Advances `index` to the next position in `block`, in row-major order. Returns false if there is
+/// no next position.
 bool advance(std::vector<std::int64_t>& index, SizesRef block) {
   for (std::size_t dim = index.size(); dim-- > 0;) {
     if (++index[dim] < block[dim]) {
@@ -66,7 +66,7 @@ void check_block(SizesRef sizes, SizesRef offset, SizesRef block) {
 /// last dimension before them. The loop iterates over the remaining leading dimensions.
 void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
                   const std::function<void(std::int64_t, std::int64_t)>& visit) {
-  // Returns early for an empty block, because the loop below visits at least one range.
+  // An empty block has no range, but the do-while loop would visit at least one range.
   if (std::find(block.begin(), block.end(), 0) != block.end()) {
     return;
   }
@@ -76,7 +76,7 @@ void for_each_run(SizesRef sizes, SizesRef offset, SizesRef block,
   const auto first =
       std::inner_product(offset.begin(), offset.end(), strides.begin(), std::int64_t{0});
   std::vector<std::int64_t> index(outer, 0);
-  // For a scalar, the index is empty and advance() returns false, so the loop visits one element.
+  // For a scalar, `index` is empty and advance() returns false, so the loop visits one element.
   do {
     visit(std::inner_product(index.begin(), index.end(), strides.begin(), first), count);
   } while (advance(index, block.first(outer)));
@@ -115,13 +115,13 @@ std::vector<std::int64_t> moved(SizesRef from, SizesRef by) {
   return place;
 }
 
-/// The result usually has one block. Some layouts split the shard of a rank into several blocks:
-/// see owned_boxes().
+/// owned_blocks() usually returns one block. Some layouts split the shard of a rank into several
+/// blocks: see owned_boxes().
 std::vector<Box> owned_blocks(const at::Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const std::vector<std::int64_t> zeros(sizes.size(), 0);
   if (!tessera::is_distributed(tensor)) {
-    // A plain tensor is complete on every rank.
+    // A tensor that is not distributed is complete on every rank.
     return {Box{zeros, zeros, sizes.vec()}};
   }
   const auto& spec = sharding_spec(tensor);
@@ -145,7 +145,7 @@ at::Tensor local_block(const at::Tensor& local, const Box& box) {
 
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out) {
-  // An eighth of a 2 MiB L2 cache. Checksumming blocks of 1 MiB took 1.9 times as long.
+  // The buffer has an eighth of a 2 MiB L2 cache. Checksums of 1 MiB blocks took 1.9 times as long.
   constexpr std::size_t kCachedBytes = std::size_t{256} << 10;
   std::uint32_t sum = 0;
   while (!out.empty()) {
@@ -177,8 +177,8 @@ namespace {
 
 using c10::ScalarType;
 
-/// The types of the format that libtorch has, in the order of the enum in Hugging Face's
-/// safetensors library, because the order of the tensors in a file depends on this order.
+/// The types of the safetensors format that libtorch has, in the order of the enum in Hugging
+/// Face's safetensors library, because this order decides the order of the tensors in a file.
 constexpr SafetensorsDtype kDtypes[] = {
     {"BOOL", ScalarType::Bool},
     {"U8", ScalarType::Byte},
@@ -238,7 +238,7 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type) {
 }
 
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype) {
-  // Sizes of 0 count as 1, so that an overflow of the other sizes is found in an empty tensor, too.
+  // Sizes of 0 count as 1, so that the product of the other sizes may not overflow either.
   std::int64_t positions = 1;
   for (const auto size : sizes) {
     TESSERA_CHECK(!__builtin_mul_overflow(positions, std::max<std::int64_t>(size, 1), &positions),
@@ -289,7 +289,7 @@ std::int64_t natural_number(const nlohmann::json& value, const char* what) {
 }
 
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what) {
-  constexpr std::size_t kMaxDims = 64;  // of libtorch's operators (at::dim_bitset_size)
+  constexpr std::size_t kMaxDims = 64;  // the limit of libtorch (at::dim_bitset_size)
   TESSERA_CHECK(value.is_array(), what, " is not a list");
   TESSERA_CHECK(value.size() <= kMaxDims, what, " has ", value.size(), " dimensions");
   std::vector<std::int64_t> numbers;

@@ -1,5 +1,5 @@
-// Functions that readers and writers of files share: blocks of tensors, checksums of files, types
-// and names of tensors, and the writer of files.
+// Functions that readers and writers of checkpoint files share: blocks of tensors, checksums of
+// files, types and names of tensors, and the writer of safetensors files.
 
 #pragma once
 
@@ -44,18 +44,18 @@ void for_each_run(std::span<const std::int64_t> sizes, std::span<const std::int6
 inline constexpr std::int64_t kMostPieceBytes = std::int64_t{32} << 20;
 
 /// Calls `visit(offset, sizes)` for pieces of a block of `sizes`, in row-major order. A piece has
-/// at most `most_elements` elements: a range of rows or, if a row is larger, a part of a row. A
-/// scalar is one piece; an empty block has no pieces.
+/// at most `most_elements` elements: a range of rows or, if a row has more elements, a part of a
+/// row. A scalar is one piece; an empty block has no pieces.
 void for_each_piece(std::span<const std::int64_t> sizes, std::int64_t most_elements,
                     const std::function<void(std::span<const std::int64_t> offset,
                                              std::span<const std::int64_t> sizes)>& visit);
 
-/// Returns the elementwise sum of `from` and `by`.
+/// Returns the elementwise sum of the offsets `from` and `by`.
 std::vector<std::int64_t> moved(std::span<const std::int64_t> from,
                                 std::span<const std::int64_t> by);
 
-/// Returns this rank's blocks of a tensor: one block for a plain tensor, none if the rank is not on
-/// the tensor's mesh.
+/// Returns the blocks of a tensor that this rank stores: one block for a plain tensor, none if the
+/// rank is not on the tensor's mesh.
 std::vector<Box> owned_blocks(const at::Tensor& tensor);
 /// Returns a view of the block [offset, offset + sizes) of `tensor`.
 at::Tensor block_at(const at::Tensor& tensor, std::span<const std::int64_t> offset,
@@ -65,13 +65,13 @@ at::Tensor local_block(const at::Tensor& local, const Box& box);
 
 inline constexpr std::uint64_t kGranuleBytes = std::uint64_t{1} << 20;
 
-/// The number of blocks of 1 MiB (granules) in a file; the last block may be shorter.
+/// Returns the number of 1 MiB blocks (granules) in a file; the last block may be shorter.
 constexpr std::uint64_t granules_of(std::uint64_t bytes) {
   return tessera::detail::ceil_div(bytes, kGranuleBytes);
 }
 
-/// Fills `out`, of at most 1 MiB, with the bytes of a file at `offset`, and returns their CRC-32C.
-/// Parts are checksummed right after reading, in the CPU's cache.
+/// Reads the bytes of a file at `offset` into `out`, at most 1 MiB, and returns their CRC-32C.
+/// Parts are checksummed right after reading, while the parts are in the CPU's cache.
 std::uint32_t read_and_sum(const files::InputFile& file, std::uint64_t offset,
                            std::span<std::byte> out);
 
@@ -89,15 +89,15 @@ class GranuleSums {
   std::vector<std::uint32_t> sums_;
 };
 
-/// A type of the safetensors format.
+/// A data type of the safetensors format, and the corresponding type of libtorch.
 struct SafetensorsDtype {
   std::string_view name;
   c10::ScalarType scalar_type;
 };
 
-/// Finds a type by its name in the format; nullptr if no type has this name.
+/// Finds a data type by its name in safetensors; nullptr if no type has this name.
 const SafetensorsDtype* find_dtype(std::string_view name);
-/// Finds the type of the format for a type of libtorch; nullptr if the format lacks the type.
+/// Finds the safetensors type for a type of libtorch; nullptr if safetensors lacks the type.
 const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
 /// Returns the number of bytes of a tensor of these sizes. Throws Error if the product of the sizes
@@ -117,8 +117,8 @@ void check_tensor_name(std::string_view name);
 /// `value` is a natural number of at most 2^63 - 1.
 std::int64_t natural_number(const nlohmann::json& value, const char* what);
 
-/// Parses a list of natural numbers, one for each dimension of a tensor. Also throws Error for more
-/// dimensions than libtorch's operators support.
+/// Parses a list of natural numbers, one number for each dimension of a tensor. Throws Error for
+/// more dimensions than libtorch's operators support.
 std::vector<std::int64_t> natural_numbers(const nlohmann::json& value, const char* what);
 
 /// Writes a safetensors file block by block, so that only one block is in memory. The bytes are
@@ -134,9 +134,9 @@ class SafetensorsWriter {
     c10::ScalarType dtype;
     std::vector<std::int64_t> sizes;
   };
-  /// Throws Error for duplicate or invalid names, for a type that the format lacks, and if the disk
-  /// is full. If `sums` is not null, it gets all bytes of the file; tensors must then be written in
-  /// the order of names().
+  /// Throws Error for duplicate or invalid names, for a type that safetensors lacks, and if the
+  /// disk is full. If `sums` is not null, it gets all bytes of the file, and tensors must be
+  /// written in the order of names().
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<Item>& items,
                     const std::map<std::string, std::string>& metadata = {{"format", "pt"}},
                     GranuleSums* sums = nullptr);
@@ -147,15 +147,15 @@ class SafetensorsWriter {
   std::vector<std::string> names() const;
   /// Writes a whole tensor from any device, with any strides. Tensors may be written in any order.
   void write(const std::string& name, const at::Tensor& tensor);
-  /// Writes the block of a tensor that starts at `offset`. Blocks must not overlap.
+  /// Writes the block of a tensor that begins at `offset`. Blocks must not overlap.
   void write(const std::string& name, std::span<const std::int64_t> offset,
              const at::Tensor& block);
 
   /// Completes the file: calls seal() and publish().
   void finish();
-  /// Checks that every element was written, and syncs the temporary file to disk.
+  /// Checks that every element was written, and makes the temporary file durable (fsync).
   void seal();
-  /// Renames the sealed temporary file to `path`, and replaces an older file.
+  /// Renames the temporary file to `path`. Must be called after seal(). Replaces an older file.
   void publish();
 
  private:

@@ -22,8 +22,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMostBlockBytes = std::int64_t{8} << 20;
-/// The largest number of elements in a block. A limit on the bytes alone does not suffice, because
-/// comparisons convert small types to wider types.
+/// The largest number of elements in a block. A limit of the bytes alone would not bound memory,
+/// because comparisons convert small types to wider types.
 constexpr std::int64_t kMostBlockElements = std::int64_t{2} << 20;
 
 /// Lists the tensors that have bytes in [begin, end) of a file, with the offset in each tensor.
@@ -90,8 +90,8 @@ class Verification {
     }
   }
 
-  /// Names the tensors that have bytes in [begin, end) of a file, or the header if the header
-  /// cannot be read.
+  /// Returns the names of the tensors that have bytes in [begin, end) of a file, or ", in its
+  /// header" if the file's header cannot be read.
   static std::string names_at(const std::filesystem::path& path, std::uint64_t begin,
                               std::uint64_t end) {
     try {
@@ -116,8 +116,8 @@ class Verification {
                   file.tensors().size(), " tensors, but the manifest says ", expected);
   }
 
-  /// Reports shards that the manifest lacks, because PyTorch's reader reads every shard in the
-  /// folder.
+  /// Reports shard files that the manifest does not list, because PyTorch's reader reads every
+  /// shard in the folder.
   void check_others() {
     std::set<std::string> known;
     for (const FileRecord& file : manifest_.files) {
@@ -174,7 +174,7 @@ namespace {
 struct Difference {
   bool found = false;
   double absolute = 0;
-  double relative = 0;  ///< the difference divided by the larger value
+  double relative = 0;  ///< the absolute difference divided by the larger value
 
   /// Adds the difference of two blocks. A NaN in only one of the blocks, and unequal infinities,
   /// count as an infinite difference.
@@ -185,7 +185,7 @@ struct Difference {
     const at::Tensor x = a.to(a.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor y = b.to(b.is_complex() ? at::kComplexDouble : at::kDouble);
     const at::Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
-    // at::equal() has found a difference. Doubles may hide it for integers beyond 2^53.
+    // at::equal() found a difference, which conversion to double may hide for integers beyond 2^53.
     found = found || c10::isIntegralType(a.scalar_type(), /*includeBool=*/true) ||
             !same.all().item<bool>();
     const double infinity = std::numeric_limits<double>::infinity();

@@ -1,5 +1,5 @@
-// load() has two phases, which all ranks end together. The first phase reads the manifest and the
-// headers of the needed files and compares them with the state. The second phase fills the tensors.
+// load() has two phases, and no rank begins the second before all ranks have ended the first. The
+// first phase compares the manifest and file headers with the state. The second fills tensors.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
@@ -42,7 +42,7 @@ bool is_excluded(const std::string& name, const LoadOptions& options) {
   return matches_any(options.exclude, name);
 }
 
-/// Whether the options allow `name` to be missing, unexpected, or of different sizes.
+/// Whether the options allow tensor `name` to be missing, unexpected, or of different sizes.
 bool is_partial(const std::string& name, const LoadOptions& options) {
   return matches_any(options.partial, name);
 }
@@ -77,7 +77,7 @@ void compare(const json& saved, const std::vector<std::pair<std::string, Object*
   }
 }
 
-/// Adds the names of all tensors and objects in the step and in the state to `names`.
+/// Adds the names of all tensors and objects in the saved step and in the state to `names`.
 void add_all_names(const Manifest& manifest, const StateDict& state, std::set<std::string>& names) {
   const auto add = [&names](auto&& named) {
     for (const auto& [name, unused] : named) {
@@ -125,8 +125,8 @@ void load_object(const std::string& name, const std::function<void()>& load) {
   }
 }
 
-/// Loads this rank's state into an object. `of_ranks`: the states of all ranks that saved. States
-/// are merged or reset as RankState describes.
+/// Loads this rank's state into an object. `of_ranks`: the states of the object on all ranks that
+/// saved. The object merges or resets states as RankState describes.
 void load_rank_state(RankState& object, const json& of_ranks, int rank, int world_size) {
   if (of_ranks.size() == static_cast<std::size_t>(world_size)) {
     object.load_state_dict(of_ranks.at(static_cast<std::size_t>(rank)));
@@ -160,8 +160,8 @@ void load_objects(const Manifest& manifest, const StateDict& state, const LoadOp
   }
 }
 
-/// Restores the counters that dropout_calls() returned. Counters that are excluded, or that `saved`
-/// lacks because the checkpoint is older, stay unchanged.
+/// Restores the counters that dropout_calls() returned. Counters that the options exclude, or that
+/// an older checkpoint lacks, stay unchanged.
 void set_dropout_calls(nn::ModuleBase& module, const json& saved, const LoadOptions& options) {
   nn::visit_modules(module, [&](const std::string& fqn, nn::ModuleBase& each) {
     auto* dropout = dynamic_cast<nn::Dropout*>(&each);
@@ -189,13 +189,13 @@ void check_same_request(comm::World& world, const fs::path& path, const LoadOpti
                 "partial: pass the same on all ranks");
 }
 
-/// Opens the step that rank 0 chooses. Rank 0 broadcasts the manifest, because on a network file
-/// system other ranks may still see an older state of the folder.
+/// Opens the saved step that rank 0 chooses. Rank 0 broadcasts the manifest, because on a network
+/// file system other ranks may still see an older state of the folder.
 StoredStep open_step(comm::World& world, const fs::path& path) {
   std::string folder;
   std::string text;
-  // Checksums are required for a save by Tessera, but not for shards that PyTorch wrote. Only rank
-  // 0 knows which kind it has read.
+  // Checksums are required if Tessera saved the step, but not for shards that PyTorch wrote. Only
+  // rank 0 knows which program wrote the step.
   Checksums checksums = Checksums::kOptional;
   run_or_fail_on_all(world, [&] {
     if (world.rank() == 0) {
@@ -216,16 +216,16 @@ StoredStep open_step(comm::World& world, const fs::path& path) {
   return std::move(*step);
 }
 
-/// A tensor of the state that the load fills, and the name of the tensor in the checkpoint.
+/// A tensor of the state that the load fills, and the tensor's name in the checkpoint.
 struct Filling {
   StateEntry entry;
   std::string name;
-  /// Names of further tensors in the checkpoint, if the parameter is tied in this model but was
-  /// untied in the saved model.
+  /// Further names in the checkpoint, if the parameter is tied in this model but was not tied in
+  /// the saved model.
   std::vector<std::string> copies;
 };
 
-/// Compares a state with a step: decides which tensors are filled, and makes the report.
+/// Compares a state with a saved step: decides which tensors are filled, and makes the report.
 class Comparison {
  public:
   Comparison(const StoredStep& step, const LoadOptions& options) : step_(step), options_(options) {
@@ -244,14 +244,14 @@ class Comparison {
     }
   }
 
-  /// Whether all values of the parameter are valid after the load. Elements that the step lacks are
-  /// valid only if the parameter had values before the load.
+  /// Whether all values of the parameter are valid after the load. Elements that the saved step
+  /// lacks are valid only if the parameter had values before the load.
   bool will_be_whole(const nn::ParameterSlot& slot) const {
     const auto found = incomplete_.find(&slot);
     return found == incomplete_.end() || found->second;
   }
 
-  /// Throws Error for names, sizes or types that do not fit, unless the options allow them.
+  /// Throws Error if names, sizes or types do not fit and the options do not allow the difference.
   void finish(const StateDict& state) {
     for (const auto& [name, tensor] : step_.manifest().tensors) {
       const bool known = known_.contains(name) || std::ranges::any_of(tensor.tied, [&](auto& tied) {
@@ -296,7 +296,7 @@ class Comparison {
     }
   }
 
-  /// Returns the names of the tensor `entry` in the step: one name for each distinct stored tensor.
+  /// Returns the stored names of the tensor `entry`: one name for each distinct stored tensor.
   std::vector<std::string> names_in_step(const StateEntry& entry) const {
     std::vector<std::string> names;
     std::set<const ManifestTensor*> tensors;
@@ -370,8 +370,8 @@ bool are_equal_here(const Filling& filling, const std::string& copy, StoredStep&
   return equal;
 }
 
-/// Returns an error message if the step has different values for names that are tied in this model;
-/// otherwise "".
+/// Returns an error message if the saved step has different values for names that are tied in this
+/// model; otherwise "".
 std::string lost_by_ties(const std::vector<Filling>& fillings, const StoredStep& step) {
   for (const Filling& filling : fillings) {
     for (const std::string& copy : filling.copies) {
@@ -432,8 +432,8 @@ LoadReport load(comm::World& world, const fs::path& dir_or_step, const StateDict
     lost = lost_by_ties(comparison.fillings(), step);
   });
   run_or_fail_on_all(world, [&] { TESSERA_CHECK(lost.empty(), lost); });
-  // Objects (Stateful, RankState) are loaded before parameters, so that errors of objects appear
-  // before a parameter changes.
+  // Objects (Stateful, RankState) are loaded before parameters, so that an error of an object is
+  // thrown before any parameter changes.
   run_or_fail_on_all(
       world, [&] { load_objects(step.manifest(), state, options, world.rank(), world.size()); });
   try {

@@ -1,6 +1,6 @@
 // load_hugging_face() has three passes: match parameters with the tensors in the files, and compare
 // sizes and types; check that the parameters can be written; fill the parameters. The first two
-// passes change nothing. Filling begins only after all ranks have finished the first two passes.
+// passes change nothing. Filling begins only after all ranks have finished both passes.
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
@@ -24,11 +24,11 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A model folder may come from an untrusted source, such as a download, so all entries of its
-// model.safetensors.index.json are checked against the files.
+// A model folder may come from an untrusted source, such as a download, so all entries of the
+// folder's model.safetensors.index.json are checked against the files.
 
 using nlohmann::json;
-/// Maps the name of each tensor to the file name of the tensor's shard.
+/// Maps each tensor's name to the name of the shard file that stores the tensor.
 using WeightMap = std::map<std::string, std::string>;
 
 /// The largest accepted size of an index file, far above the size of any real index file.
@@ -47,8 +47,8 @@ void check_shard_name(const std::string& name) {
                 " is not the name of a file in this folder");
 }
 
-/// Reads model.safetensors.index.json. Its metadata are ignored, because the headers of the shards
-/// have all sizes. Each error message contains the path of the file.
+/// Reads model.safetensors.index.json. The file's metadata are ignored, because the headers of the
+/// shards have all sizes. Each error message contains the path of the file.
 WeightMap read_index(const std::filesystem::path& path) {
   const std::string text = files::read_file(path, "an index of weights", kMaxIndexBytes);
   try {
@@ -69,7 +69,7 @@ WeightMap read_index(const std::filesystem::path& path) {
   }
 }
 
-/// Throws Error for a broken symbolic link, which an incomplete download leaves in the cache.
+/// Throws Error for a broken symbolic link. Incomplete downloads leave such links in the cache.
 void check_link(const std::filesystem::path& path) {
   std::error_code error;
   TESSERA_CHECK(!std::filesystem::is_symlink(path, error) || std::filesystem::exists(path, error),
@@ -79,8 +79,8 @@ void check_link(const std::filesystem::path& path) {
                 "link");
 }
 
-/// Returns the file to open for a shard. A symbolic link is followed only from a snapshot in a
-/// Hugging Face cache into the blobs of the same model.
+/// Returns the path of a shard. A symbolic link is followed only from a snapshot in a Hugging Face
+/// cache into the blobs of the same model.
 std::filesystem::path shard_path(const std::filesystem::path& folder, const std::string& name) {
   auto path = folder / name;
   std::error_code error;
@@ -116,7 +116,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder) : folder_(folder) {
   TESSERA_CHECK(single || std::filesystem::exists(folder / kIndexFile), "the model folder '",
                 folder.string(), "' has neither ", kSingleFile, " nor ", kIndexFile,
                 ": give the folder of a Hugging Face model in safetensors format");
-  // A folder may have both a single file and an index; `transformers` also prefers the single file.
+  // If a folder has both a single file and an index, `transformers` also prefers the single file.
   single ? open_single() : open_index();
 }
 
@@ -135,17 +135,17 @@ void ModelFiles::open_index() {
     if (shards.contains(shard)) {
       continue;
     }
-    // Symlinks::kRefuse is used, because shard_path() has already resolved every permitted link.
+    // Links are refused (Symlinks::kRefuse): shard_path() has resolved every permitted link.
     const auto& file = files_.emplace_back(shard_path(folder_, shard), Symlinks::kRefuse);
     shards.emplace(shard, &file);
-    // A tensor that the index assigns to another shard is allowed here, as an outdated copy.
+    // The index may assign the tensor to another shard; this shard then has an outdated copy.
     for (const auto& [name, entry] : file.tensors()) {
       TESSERA_CHECK(weight_map.contains(name), "tensor '", name, "' is in '", file.path().string(),
                     "', but the index '", path.string(),
                     "' does not list it: copy or write the model again");
     }
   }
-  // Every tensor in the index must be in its shard: entry() throws for a missing tensor.
+  // Every tensor in the index must be in its shard: entry() throws Error if the tensor is missing.
   for (const auto& [tensor, shard] : weight_map) {
     shards.at(shard)->entry(tensor);
     tensors_.emplace(tensor, shards.at(shard));
@@ -159,10 +159,10 @@ struct FileTensor {
   std::string name;
 };
 
-/// Returns the model's name for a tensor of the files; "" if the tensor is to be skipped.
+/// Returns the model's name for a tensor in the files; "" if the load skips the tensor.
 using ModelName = std::function<std::string(const std::string& tensor)>;
 
-/// Returns the tensors in the files, by the model's names. Throws Error if two names are equal.
+/// Returns the tensors in the files by the model's names. Throws Error if two have one name.
 std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
                                                   const ModelName& model_name) {
   std::map<std::string, FileTensor> tensors;
@@ -178,13 +178,13 @@ std::map<std::string, FileTensor> renamed_tensors(const ModelFiles& files,
   return tensors;
 }
 
-/// A parameter, and the file tensor that fills the parameter or a part of it. For a tied parameter,
-/// `stored` belongs to the name under which the files have the parameter.
+/// A parameter, and the tensor in the files that fills the parameter or a part of the parameter.
+/// For a tied parameter, `stored` belongs to the name that the files use.
 struct Match {
   nn::SlotPtr slot;
   StoredTensor stored;
   FileTensor in_file;
-  std::vector<Match> copies;  ///< tensors under other names of a tied parameter, with equal values
+  std::vector<Match> copies;  ///< equal tensors under further names of a tied parameter
 };
 
 /// Whether a tensor is a rotary-embedding buffer that older Llama exports contain. The model
@@ -224,7 +224,7 @@ std::vector<Match> match_all(const nn::ModuleBase& module, const ModelFiles& fil
   Mismatch mismatch;
   std::set<std::string> known;
   for (const auto& [slot, names, is_buffer] : model_slots(module)) {
-    // The tensors that store the parameter, one or several for each name of the parameter.
+    // For each name of the parameter, the tensors that store the parameter or its parts in files.
     std::vector<std::vector<StoredTensor>> by_name;
     for (const std::string& name : names) {
       by_name.push_back(stored_tensors(name, *slot));
@@ -284,7 +284,7 @@ void check_copies(const Match& match) {
   });
 }
 
-/// Fills the parameters. Reads only the blocks of this rank, in the order of the files.
+/// Fills the parameters. Each rank reads only its own blocks, in the order of the files.
 void fill(std::vector<Match> matches) {
   std::ranges::stable_sort(matches, {}, [](const Match& match) {
     const auto& [file, name] = match.in_file;
@@ -305,7 +305,7 @@ using RunStep = std::function<void(const std::function<void()>& step)>;
 
 void load(nn::ModuleBase& module, const std::filesystem::path& folder, const ModelName& model_name,
           const RunStep& run) {
-  // Without this guard, filling a leaf that requires a gradient would throw.
+  // Gradients are disabled, because filling a leaf that requires a gradient would throw.
   const at::NoGradGuard no_grad;
   std::optional<ModelFiles> files;
   std::vector<Match> matches;

@@ -1,6 +1,6 @@
-// The text of a manifest is one JSON object, whose last member is the CRC-32C of all text before
-// this member. A folder of PyTorch's shards has no manifest file; its manifest is made from the
-// headers of the shards.
+// The text of a checkpoint's manifest is one JSON object, whose last member is the CRC-32C of all
+// text before this member. A folder of PyTorch's shards has no manifest file; Tessera makes a
+// manifest from the headers of the shards.
 
 #include <fmt/format.h>
 
@@ -24,12 +24,12 @@ namespace {
 
 using nlohmann::json;
 
-/// The maximum number of comparisons between stored blocks (chunks), which bounds the time for
-/// untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
+/// The maximum number of comparisons between stored blocks (chunks) of a tensor. The limit bounds
+/// the time for untrusted manifests. A matrix of 300 x 300 chunks needs fewer comparisons.
 constexpr std::size_t kMostComparisons = 40'000'000;
 
-/// Returns the dimension in which the stored blocks (chunks) have the most distinct offsets, so
-/// that few blocks overlap in this dimension.
+/// Returns the dimension in which a tensor's stored blocks (chunks) have the most distinct offsets,
+/// because few blocks overlap in this dimension.
 std::size_t widest_dim(const ManifestTensor& tensor) {
   std::size_t widest = 0;
   std::size_t most = 0;
@@ -51,7 +51,7 @@ std::size_t widest_dim(const ManifestTensor& tensor) {
 /// chunk can overlap only later chunks that begin before it ends. Chunks without overlaps cover the
 /// tensor exactly if they have as many elements as the tensor.
 void check_tiling(const ManifestTensor& tensor) {
-  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws if the number of bytes overflows
+  tensor_bytes(tensor.sizes, *find_dtype(tensor.dtype));  // throws Error if the product overflows
   const std::int64_t all = product(tensor.sizes);
   std::int64_t elements = 0;
   for (const ManifestChunk& chunk : tensor.chunks) {
@@ -61,7 +61,7 @@ void check_tiling(const ManifestTensor& tensor) {
   }
   TESSERA_CHECK(elements == all, "its chunks have ", elements, " elements, not ", all);
   if (tensor.sizes.empty()) {
-    return;  // a scalar has one chunk, which has one element
+    return;  // the only chunk of a scalar has one element
   }
   const std::size_t dim = widest_dim(tensor);
   std::vector<const ManifestChunk*> order;
@@ -90,7 +90,7 @@ constexpr int kVersion = 1;
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{1} << 32;
 constexpr JsonLimits kManifestLimits{.depth = 32, .keys = 50'000'000, .values = 200'000'000};
 
-/// Whether a file name has the form that saves use: "shard-00000-model-00001-of-00002.safetensors".
+/// Whether a file has the name of a saved shard: "shard-00000-model-00001-of-00002.safetensors".
 bool is_shard_name(std::string_view name) {
   constexpr std::string_view kForm = "shard-#####-model-#####-of-#####.safetensors";
   return std::ranges::equal(name, kForm, [](char c, char form) {
@@ -111,7 +111,7 @@ std::uint32_t parse_hex(std::string_view text) {
   return number;
 }
 
-/// Returns the end of a manifest's text: the checksum of `body`, which is all text before the end.
+/// Returns the end of a manifest's text: the checksum of `body`, the text before the checksum.
 std::string ending(std::string_view body) {
   return ",\"crc32c\":\"" + hex(tessera::detail::crc32c(std::as_bytes(std::span(body)))) + "\"}\n";
 }
@@ -172,7 +172,7 @@ ManifestTensor parse_tensor(const json& value, std::size_t files) {
   return tensor;
 }
 
-/// Parses the members of a manifest that older versions did not write.
+/// Parses members of the manifest that older versions of Tessera did not write.
 void parse_objects(Manifest& manifest, const json& root) {
   manifest.stateful = root.value("stateful", json::object());
   manifest.rank_states = root.value("rank_states", json::object());
@@ -212,7 +212,7 @@ Manifest from_json(const json& root, Checksums checksums) {
                   manifest.files.back().name, "' twice");
   }
   for (const auto& [name, value] : root.at("tensors").items()) {
-    check_tensor_name(name);  // checked before any message contains the tensor's name
+    check_tensor_name(name);  // no message may contain an unchecked name
     try {
       manifest.tensors.emplace(name, parse_tensor(value, manifest.files.size()));
     } catch (const Error& error) {
@@ -270,7 +270,7 @@ std::string to_text(const Manifest& manifest) {
     root["tensors"][name] = tensor_json(tensor);
   }
   std::string text = root.dump();
-  text.pop_back();  // removes the last brace: the checksum follows as a member of the object
+  text.pop_back();  // the checksum is inserted before the last brace
   return text + ending(text);
 }
 

@@ -1,5 +1,5 @@
-// manifest.json: the tensors of a step and where its files store them, with checksums of every
-// byte, including the bytes of the manifest.
+// manifest.json of a saved step: the tensors of the step, the files that store them, and checksums
+// of every byte, including the bytes of the manifest.
 
 #pragma once
 
@@ -23,11 +23,11 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kManifestFile = "manifest.json";
 
-/// A file of a step.
+/// A file of a saved step, as the manifest describes the file.
 struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
-  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; empty for shards of PyTorch's writer
+  std::vector<std::uint32_t> sums;  ///< CRC-32C of each MiB; empty if PyTorch wrote the file
 };
 
 /// A block of a tensor, and the file that stores the block.
@@ -36,11 +36,11 @@ struct ManifestChunk {
   std::vector<std::int64_t> offset, sizes;
 };
 
-/// A tensor of a step. Its chunks (stored blocks) cover each element exactly once.
+/// A tensor of a saved step. Its chunks (stored blocks) cover each element exactly once.
 struct ManifestTensor {
-  std::string dtype;  ///< the type's name in safetensors
+  std::string dtype;  ///< the name of the data type in safetensors
   std::vector<std::int64_t> sizes;
-  std::vector<std::string> tied;  ///< further names of a tied tensor
+  std::vector<std::string> tied;  ///< further names of a tied parameter
   std::vector<ManifestChunk> chunks;
 };
 
@@ -63,20 +63,20 @@ struct Manifest {
 
 std::string to_text(const Manifest& manifest);
 
-/// Whether the files in a manifest must have checksums. Files of other writers may lack checksums.
+/// Whether a manifest must have checksums of the files. Other writers may omit checksums.
 enum class Checksums { kRequired, kOptional };
 
-/// Whether the checksum at the end of the text of a manifest is correct.
+/// Whether the checksum at the end of a manifest's text is correct.
 bool is_as_written(std::string_view text);
 
-/// Parses a manifest. Throws Error, with `path`, for a wrong checksum, an unknown version, file
-/// names that lead out of the folder, files without checksums, and blocks that do not cover each
-/// element of a tensor exactly once.
+/// Parses a manifest. Throws Error, with `path`, for a wrong checksum, an unknown version, paths
+/// that lead out of the folder, files without checksums, and tensors whose blocks do not cover each
+/// element exactly once.
 Manifest parse_manifest(const std::string& text, const std::filesystem::path& path,
                         Checksums checksums = Checksums::kRequired);
 
-/// Returns the text of the manifest in the folder of a step. Throws Error if the manifest is a
-/// symbolic link.
+/// Returns the text of the manifest in the folder of a saved step. Throws Error if the manifest is
+/// a symbolic link.
 std::string read_manifest_text(const std::filesystem::path& folder);
 Manifest read_manifest(const std::filesystem::path& folder);
 
@@ -94,7 +94,7 @@ void refuse_torch_checkpoint(const std::filesystem::path& folder);
 /// missing, and for blocks that overlap or do not cover their tensor.
 Manifest manifest_of_shards(const std::filesystem::path& folder);
 
-/// Reads the manifest of a step, or makes one from the shards of PyTorch's writer.
+/// Reads the manifest of a saved step, or makes a manifest from the shards of PyTorch's writer.
 Manifest manifest_in(const std::filesystem::path& folder);
 
 /// Returns the overlap of two blocks of one tensor; nullopt if the blocks do not overlap. The

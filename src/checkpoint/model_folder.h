@@ -1,4 +1,4 @@
-// The folder of a Hugging Face model: reading its files, and exporting to it.
+// The folder of a Hugging Face model: reads its files, and exports a model to the folder.
 
 #pragma once
 
@@ -15,16 +15,16 @@ namespace tessera::checkpoint {
 
 inline constexpr const char* kSingleFile = "model.safetensors";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
-/// The file names that PEFT uses for adapters.
+/// The names of the files in which PEFT saves adapters.
 inline constexpr const char* kAdapterFile = "adapter_model.safetensors";
 inline constexpr const char* kAdapterConfig = "adapter_config.json";
 
 /// The weights of a Hugging Face model folder: model.safetensors, or the shards listed in
 /// model.safetensors.index.json. The constructor reads all headers and checks them against the
-/// index. The index is not trusted: a shard must be a file in this folder, not a path or a link out
-/// of the folder (links into the blobs of a Hugging Face cache are followed). Throws Error with the
-/// file's name. Also throws Error for a folder with an adapter, which other programs would load
-/// together with its base model.
+/// index. The index is not trusted: a shard must be a file in the model folder, not a path or a
+/// link out of the folder (but links into the blobs of a Hugging Face cache are followed). Throws
+/// Error with the file's name. Also throws Error for a folder with an adapter, which other programs
+/// would load together with its base model.
 class ModelFiles {
  public:
   explicit ModelFiles(const std::filesystem::path& folder);
@@ -38,8 +38,8 @@ class ModelFiles {
   void open_index();
 
   std::filesystem::path folder_;
-  /// The opened files. A deque, unlike a vector, keeps the pointers in `tensors_` valid while it
-  /// grows.
+  /// The opened files. The container is a deque, because a growing deque, unlike a vector, does not
+  /// invalidate the pointers in `tensors_`.
   std::deque<SafetensorsFile> files_;
   std::map<std::string, const SafetensorsFile*> tensors_;
 };
@@ -56,7 +56,7 @@ void check_export_folder(const std::filesystem::path& folder, const std::string&
 /// support.
 std::string config_of_weights(const std::string& config_json, c10::ScalarType dtype);
 
-/// Returns the total number of bytes of the tensors' values.
+/// Returns the total number of bytes of the values of all tensors.
 std::int64_t bytes_of_all(const std::vector<SafetensorsWriter::Item>& items);
 
 /// The files of one export, on the rank that writes the files. Until publish(), only temporary

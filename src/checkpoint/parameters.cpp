@@ -18,8 +18,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Returns the parameters of a module, each once, in order of registration. A tied parameter is
-/// listed with all of its FQNs, because files may use any of them.
+/// Returns the parameters of a module, each parameter once, in order of registration. A tied
+/// parameter is listed with all of its FQNs, because files may use any of the FQNs.
 std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
   std::unordered_map<const nn::ParameterSlot*, std::vector<std::string>> names;
   nn::visit_modules(module,
@@ -37,8 +37,8 @@ std::vector<NamedParameter> parameter_names(const nn::ModuleBase& module) {
 }
 
 /// Returns how files store the optimizer state `tensor`. State with the sizes of the parameter is
-/// stored like the parameter. For a fused parameter, each part has its own state tensor and its own
-/// copy of a counter.
+/// stored like the parameter. For a fused parameter, each part has its own state tensor, and a
+/// counter is stored once for each part.
 std::vector<StoredTensor> stored_beside(const std::string& fqn, const nn::ParameterSlot& slot,
                                         const at::Tensor& tensor) {
   std::vector<StoredTensor> stored = stored_tensors(fqn, slot);
@@ -124,13 +124,13 @@ void check_filled(const std::vector<NamedParameter>& parameters) {
 void check_fillable(const nn::ParameterSlot& slot, const std::string& name) {
   TESSERA_CHECK(!local_tensor(slot.persistent()).is_meta(), "parameter '", name,
                 "' has no storage: call nn::to_empty() before loading");
-  // A load fills the FSDP shard; forward and backward would still use the old gathered values.
+  // A load fills the FSDP shard, but forward and backward would still use the old gathered values.
   TESSERA_CHECK(!slot.role.gathered, "parameter '", name,
                 "' is gathered: load before the first forward, or call fsdp::reshard() first");
 }
 
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to) {
-  // Quantized weights cannot be converted without their scales.
+  // Only plain floating-point types are convertible: quantized weights would need their scales.
   const auto is_plain_float = [](c10::ScalarType type) {
     return type == c10::kFloat || type == c10::kHalf || type == c10::kBFloat16 ||
            type == c10::kDouble;

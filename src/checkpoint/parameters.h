@@ -16,7 +16,7 @@
 
 namespace tessera::checkpoint {
 
-/// A parameter, and all FQNs of the parameter; a tied parameter has several FQNs.
+/// A parameter with all of its FQNs. A tied parameter has several FQNs.
 struct NamedParameter {
   nn::SlotPtr slot;
   std::vector<std::string> names;  ///< all FQNs; the first is the name in named_slots()
@@ -30,8 +30,8 @@ std::vector<NamedParameter> saved_slots(const nn::ModuleBase& module);
 /// Returns saved_slots() without adapters (nn::apply_lora), which model files do not contain.
 std::vector<NamedParameter> model_slots(const nn::ModuleBase& module);
 
-/// Returns the element of `of_parameters` for the parameter whose optimizer state has the name
-/// `state` ("FQN.exp_avg"). Throws Error if no parameter has this name.
+/// Returns the element of `of_parameters` for the parameter to which the optimizer state `state`
+/// ("FQN.exp_avg") belongs. Throws Error if there is no such parameter.
 template <class T>
 T& find_for_state(std::map<std::string, T>& of_parameters, const std::string& state) {
   const std::size_t dot = state.rfind('.');
@@ -50,7 +50,7 @@ nlohmann::json dropout_calls(const nn::ModuleBase& module);
 /// Throws Error for a parameter that is Partial or marked as different between ranks
 /// (set_distinct_along), because a file has one value for each name.
 void check_one_value(const nn::ParameterSlot& slot, const std::string& name);
-/// Throws Error if a parameter has no values yet.
+/// Throws Error if a parameter has not been initialized yet.
 void check_filled(const std::vector<NamedParameter>& parameters);
 /// Throws Error if the values of the parameter cannot be set now, because the parameter is on the
 /// meta device or gathered.
@@ -60,26 +60,26 @@ void check_fillable(const nn::ParameterSlot& slot, const std::string& name);
 /// converted; other conversions could lose values.
 bool is_convertible_type(c10::ScalarType from, c10::ScalarType to);
 
-/// The names of the tensors in which a model and its files differ.
+/// The names of the tensors that differ between a model and its files.
 struct Mismatch {
   std::vector<std::string> missing, unexpected, different;
 
   bool empty() const { return missing.empty() && unexpected.empty() && different.empty(); }
 };
-/// Returns a text such as "; missing: a, b": the first of `names`, and the number of further names.
-/// "" if `names` is empty.
+/// Returns a text such as "; missing: a, b": the first names of `names`, and how many more there
+/// are. Returns "" if `names` is empty.
 std::string listed(const char* what, const std::vector<std::string>& names);
 
-/// A tensor in files: a whole parameter, or the rows of a fused parameter that belong to one of its
-/// parts (nn::StoredParts).
+/// A tensor in checkpoint files: a whole parameter, or the rows of a fused parameter that belong to
+/// one of the fused parameter's parts (nn::StoredParts).
 struct StoredTensor {
   std::string name;
   std::vector<std::int64_t> sizes;
-  /// The rows of the parameter that the tensor stores; nullopt: all rows.
+  /// The rows of the parameter that the tensor stores. nullopt means all rows.
   std::optional<PartRows> rows{};
 
-  /// A function that receives an offset in the stored tensor, and the part of the parameter's block
-  /// at this offset.
+  /// A function that receives an offset in the stored tensor, and the values of the parameter at
+  /// this offset.
   using Visit = std::function<void(std::span<const std::int64_t> offset, const at::Tensor& part)>;
   /// Calls `visit` for the overlap of the stored tensor with the parameter's block at `offset`.
   void visit(std::span<const std::int64_t> offset, const at::Tensor& block,
@@ -98,11 +98,11 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 /// The parts of a fused parameter are stored separately, so that models with and without fusion can
 /// load them.
 struct StateEntry {
-  nn::SlotPtr slot;          ///< the parameter's slot, also if the entry is optimizer state
-  bool is_parameter = true;  ///< false: optimizer state; true: a parameter or a buffer
+  nn::SlotPtr slot;          ///< the parameter's slot, even for optimizer state
+  bool is_parameter = true;  ///< a parameter or a buffer, not optimizer state
   at::Tensor tensor;
-  StoredTensor stored;             ///< how files store the entry under its first name
-  std::vector<std::string> names;  ///< the entry's names; several for tied parameters
+  StoredTensor stored;             ///< how files store the tensor under names[0]
+  std::vector<std::string> names;  ///< the tensor's names; several for a tied parameter
 };
 
 /// Returns the tensors that a checkpoint of a state has. The list is equal on every rank if the

@@ -20,10 +20,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The evidence, from a failed read, that a file of a step is damaged or missing.
+/// What a failed read shows: that a file of a saved step is damaged, or is missing.
 struct Proof {
   bool damaged = false;
-  std::string missing;  ///< the path of the file that does not exist
+  std::string missing;  ///< the path of the missing file
 };
 
 void read(const std::function<void()>& work, Proof& proof) {
@@ -46,10 +46,10 @@ bool is_gone(const std::string& file) {
 
 using Sizes = std::vector<std::int64_t>;
 
-/// A rank that sends its shard of a tensor. If several ranks have the same shard, only the first
-/// rank sends the shard.
+/// A rank that sends its shard of a tensor to rank 0. If several ranks have the same shard, only
+/// the first of these ranks sends the shard.
 struct PartHolder {
-  std::size_t index;  ///< the index of the rank in the mesh's ranks
+  std::size_t index;  ///< the index of the rank in the list of the mesh's ranks
   Sizes coordinate;
   Sizes local_sizes;
 
@@ -71,7 +71,7 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
     for (int dim = 0; dim < shape.ndim(); ++dim) {
       replica |= spec.layout->sharded_dim(dim) < 0 && coordinate[static_cast<std::size_t>(dim)] > 0;
     }
-    // This rank is skipped, because an earlier rank has the same elements.
+    // The rank is skipped, because an earlier rank has the same elements.
     if (replica) {
       continue;
     }
@@ -81,8 +81,8 @@ std::vector<PartHolder> parts_of(const ShardingSpec& spec, std::span<const std::
   return parts;
 }
 
-/// Returns the part of `box` inside the local rows [begin, end). If `box` has no such rows, one
-/// size of the result is 0. The local offset of the result is relative to row `begin`.
+/// Returns the part of `box` inside the local rows [begin, end). If `box` has no such rows, the
+/// result is empty. The local offset of the result is relative to row `begin`.
 Box clipped(Box box, std::int64_t begin, std::int64_t end) {
   if (box.sizes.empty()) {
     return box;
@@ -127,7 +127,7 @@ class Gather {
       row_elements = std::max(row_elements, part.row_elements());
     }
     const auto count = static_cast<std::int64_t>(parts_.size());
-    // Rank 0 receives from all ranks at once, so `round_elements` limits the sum of all shards.
+    // Rank 0 receives from all ranks at once, so `round_elements` limits the total over all ranks.
     const auto step = std::max<std::int64_t>(1, round_elements / (row_elements * count));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       round(begin, begin + step);
@@ -140,7 +140,7 @@ class Gather {
     // Every rank of the world takes part in the all-to-all, even if the rank has nothing to send.
     const at::Tensor sent = mine_ == nullptr ? at::empty({0}, options()) : rows_of(begin, end);
     std::vector<std::int64_t> out(static_cast<std::size_t>(world_.size()), 0), in = out;
-    // All elements are sent to rank 0.
+    // The all-to-all sends elements only to rank 0.
     out[0] = sent.numel();
     if (world_.rank() == 0) {
       for (const auto& part : parts_) {
@@ -200,7 +200,7 @@ class Gather {
   }
   at::TensorOptions options() const { return at::TensorOptions(dtype_).device(device_); }
 
-  // The references are valid because a Gather exists only during one call of gather_blocks().
+  // The references are valid, because a Gather is destroyed before gather_blocks() returns.
   const at::Tensor& tensor_;
   const ShardingSpec& spec_;
   Sizes sizes_;

@@ -19,28 +19,28 @@ class World;
 
 namespace tessera::checkpoint {
 
-/// Returns the process group of all ranks. The group connects each rank that saves or loads with
-/// rank 0, even if the world is larger than the meshes of the model. Collective at the first call.
+/// Returns the process group of all ranks, which connects each rank that saves or loads with rank
+/// 0, even if the world is larger than the meshes of the model. The first call is collective.
 comm::CommunicatorPtr all_ranks(comm::World& world);
 
 /// Returns a CPU process group of all ranks, used only by sharded saves: a background save uses
-/// this group while the program uses the other groups. Collective at the first call.
+/// this group while the program uses the other groups. The first call is collective.
 comm::CommunicatorPtr hosts_of_saves(comm::World& world);
 
 /// Runs `work`, which must not communicate, on every rank. If `work` throws on one rank, all ranks
 /// throw an Error with the message of that rank, so that no rank waits for a failed peer.
 /// Collective over `world`.
 void run_or_fail_on_all(comm::World& world, const std::function<void()>& work);
-/// Like run_or_fail_on_all() for a world, for the ranks of the CPU process group `hosts`.
+/// Like run_or_fail_on_all() for a World, but for the ranks of the CPU process group `hosts`.
 void run_or_fail_on_all(comm::Communicator& hosts, const std::function<void()>& work);
 
-/// Like run_or_fail_on_all(), for work that reads the files of a step. All ranks throw DamagedStep
-/// if bytes do not match their checksums, or if a file is missing for rank 0 too. A file that
-/// exists but could not be read is no proof of damage and throws a plain Error.
+/// Like run_or_fail_on_all(), for work that reads the files of a saved step. All ranks throw
+/// DamagedStep if bytes do not match their checksums, or if rank 0 also finds a file missing. A
+/// file that exists but could not be read is no proof of damage and causes a plain Error.
 void read_or_fail_on_all(comm::World& world, const std::function<void()>& work);
 
-/// A function that is called on rank 0 with a block of the global tensor; the block begins at
-/// `offset`.
+/// A function that gather_blocks() calls on rank 0 with a block of a global tensor. The block
+/// begins at `offset`.
 using BlockVisitor =
     std::function<void(std::span<const std::int64_t> offset, const at::Tensor& block)>;
 

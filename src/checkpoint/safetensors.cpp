@@ -1,5 +1,5 @@
-// Reads and writes one safetensors file, block by block: checked reads, headers, the reader and the
-// writer.
+// Reads and writes a safetensors file block by block. Contains reads with checksums, headers, the
+// reader and the writer.
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -22,10 +22,10 @@
 
 namespace tessera::checkpoint {
 
-// The types below are not in the unnamed namespace, because members of SafetensorsFile::Impl and
-// SafetensorsWriter::Impl have these types.
+// CheckedFile and the header types are not in the unnamed namespace, because members of
+// SafetensorsFile::Impl and SafetensorsWriter::Impl have these types.
 
-/// A file whose bytes are verified against checksums while they are read. Thread safe.
+/// A file whose bytes are verified against checksums when they are read. Thread safe.
 class CheckedFile {
  public:
   /// `sums`: the checksum of each 1 MiB of the file; if empty, nothing is verified. Throws Error if
@@ -43,7 +43,7 @@ class CheckedFile {
   /// Reads bytes of the file. Every 1 MiB block that contains some of these bytes is verified.
   /// Throws Error, with the file and the offset, for bytes that do not match their checksum.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const {
-    // InputFile throws an Error for a range beyond the end of the file.
+    // For a range beyond the end of the file, InputFile throws an Error with a clear message.
     if (offset + out.size() > size()) {
       return file_.read_at(offset, out);
     }
@@ -64,7 +64,7 @@ class CheckedFile {
   }
 
  private:
-  /// A 1 MiB block of the file that was read although only a part of the block was needed.
+  /// The last 1 MiB block of which a read needed only a part.
   struct CachedGranule {
     std::vector<std::byte> bytes;
     std::uint64_t index = UINT64_MAX;
@@ -102,16 +102,16 @@ class CheckedFile {
 
   files::InputFile file_;
   std::vector<std::uint32_t> sums_;
-  // The last 1 MiB block that each thread has read. One block is enough, because each thread reads
-  // short ranges in ascending order. The mutex protects only the map, so that no thread waits for
-  // the reads of another thread.
+  // The last 1 MiB block that each thread has read. One block per thread is enough, because each
+  // thread reads short ranges in ascending order. The mutex protects only the map, so that no
+  // thread waits for the reads of another thread.
   mutable std::mutex mutex_;
   mutable std::map<std::thread::id, CachedGranule> cache_;
 };
 
-/// The parsed header of a file.
+/// The parsed header of a safetensors file.
 struct SafetensorsHeader {
-  /// Tensors by name; offsets are from the start of the data.
+  /// The tensors by name. Offsets are relative to the start of the data, after the header.
   std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
 };
@@ -154,7 +154,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   TensorEntry entry{std::string(dtype.name), dtype.scalar_type,
                     natural_numbers(field(value, "shape"), "its shape")};
   const auto& offsets = field(value, "data_offsets");
-  // The three required fields are present, so any fourth field is unknown.
+  // An entry has exactly the three required fields; a fourth field would be unknown.
   TESSERA_CHECK(value.size() == 3, "its entry has fields besides dtype, shape and data_offsets");
   TESSERA_CHECK(offsets.is_array() && offsets.size() == 2, "its data_offsets are not two numbers");
   const auto begin = natural_number(offsets[0], "its data_offsets");
@@ -169,7 +169,7 @@ TensorEntry parse_entry(const json& value, std::uint64_t data_bytes) {
   return entry;
 }
 
-/// Parses "__metadata__". null counts as no metadata, as in Hugging Face's reader.
+/// Parses "__metadata__". The value null means no metadata, as in Hugging Face's reader.
 std::map<std::string, std::string> parse_metadata(const json& value) {
   TESSERA_CHECK(value.is_object() || value.is_null(), "__metadata__ is not an object");
   std::map<std::string, std::string> metadata;
@@ -181,9 +181,9 @@ std::map<std::string, std::string> parse_metadata(const json& value) {
   return metadata;
 }
 
-/// Throws Error unless the tensors cover the data exactly: no holes, which could hide data, and no
-/// overlaps, which would give the same data two names. Tensors are sorted by offset, then by size,
-/// so that an empty tensor precedes the tensor that begins at the same offset.
+/// Throws Error unless the tensors cover the file's data exactly: a hole could hide data, and an
+/// overlap would give the same data two names. Tensors are sorted by offset, then by size, so that
+/// an empty tensor precedes the tensor that begins at the same offset.
 void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint64_t data_bytes) {
   std::vector<std::pair<const std::string, TensorEntry> const*> order;
   for (const auto& item : tensors) {
@@ -203,8 +203,8 @@ void check_coverage(const std::map<std::string, TensorEntry>& tensors, std::uint
                 data_bytes, " bytes of data");
 }
 
-/// Parses and checks the header of a file with `data_bytes` bytes of data. Throws Error, with the
-/// name of the tensor, for everything that the format forbids.
+/// Parses and checks the header of a safetensors file with `data_bytes` bytes of data. Throws
+/// Error, with the name of the tensor, for everything that the format forbids.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes) {
   const json root = tessera::detail::parse_strict_json(text, kHeaderLimits);
   SafetensorsHeader header;
@@ -246,7 +246,7 @@ std::string json_text(const std::string& text) {
   }
 }
 
-/// Returns the text of "__metadata__", the header's first entry, as in Hugging Face's library.
+/// Returns the text of "__metadata__", the first entry of the header, as in Hugging Face's library.
 std::string metadata_json(const std::map<std::string, std::string>& metadata) {
   std::vector<std::string> pairs;
   for (const auto& [key, value] : metadata) {
@@ -263,7 +263,7 @@ std::string entry_json(const std::string& name, const TensorEntry& entry) {
 
 HeaderPlan plan_header(std::vector<Item> items,
                        const std::map<std::string, std::string>& metadata) {
-  // The last types of the format come first: they are the widest, so that all data are aligned.
+  // Types are sorted from wide (the last types of the format) to narrow, which aligns all data.
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return std::pair(dtype_of(b), a.name) < std::pair(dtype_of(a), b.name);
   });
@@ -312,8 +312,8 @@ class RunReader {
     end_ = offset + count;
   }
 
-  /// Reads the collected ranges: a single range directly into its destination, several ranges
-  /// through the buffer.
+  /// Reads the collected ranges. A single range is read directly into its destination, several
+  /// ranges are read through the buffer.
   void flush() {
     if (runs_.size() == 1) {
       file_.read_at(end_ - runs_[0].count, {out_, runs_[0].count});
@@ -329,10 +329,10 @@ class RunReader {
 
  private:
   /// The largest gap between two ranges that are read together. Reading an eighth of the columns
-  /// (3.5 KiB of every 28 KiB) from a cold disk took 0.08 s instead of 0.8 s; with gaps of 100 KiB,
-  /// joint reads took longer.
+  /// (3.5 KiB of every 28 KiB) together from a cold disk took 0.08 s instead of 0.8 s; with gaps of
+  /// 100 KiB, reading together took longer.
   static constexpr std::uint64_t kMaxGap = std::uint64_t{64} << 10;
-  /// The maximum number of bytes of a joint read, which limits the size of the buffer.
+  /// The maximum number of bytes that are read together, which limits the size of the buffer.
   static constexpr std::uint64_t kMaxSpan = 1 << 20;
 
   struct Run {
@@ -352,7 +352,7 @@ class RunReader {
   }
 
   const CheckedFile& file_;
-  std::byte* out_;         ///< the destination in memory of the next range
+  std::byte* out_;         ///< the memory into which the next range is read
   std::uint64_t end_ = 0;  ///< the offset in the file at which the last added range ends
   std::vector<Run> runs_;
   std::vector<std::byte> buffer_;
@@ -372,7 +372,7 @@ struct SafetensorsFile::Impl {
   SafetensorsHeader header;
 
   /// Reads and checks the header. An Error about the header's content names the file and gives
-  /// advice; errors of opening and reading the file are thrown unchanged.
+  /// advice; errors of opening and reading the file are not changed.
   void read_header();
 
  private:
@@ -387,7 +387,7 @@ void SafetensorsFile::Impl::read_header() {
   TESSERA_CHECK(file_bytes >= sizeof(header_bytes), invalid(), "it has only ", file_bytes,
                 " bytes: it is truncated", kAdvice);
   file.read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-  // The length is checked before memory is allocated, because the length comes from the file.
+  // The header's length comes from the file, so the length is checked before memory is allocated.
   TESSERA_CHECK(header_bytes <= kMaxHeaderBytes, invalid(), "its header claims ", header_bytes,
                 " bytes, more than ", kMaxHeaderBytes, kAdvice);
   const std::uint64_t data_begin = sizeof(header_bytes) + header_bytes;
@@ -400,8 +400,8 @@ void SafetensorsFile::Impl::read_header() {
   } catch (const Error& error) {
     fail(invalid(), error.what(), kAdvice);
   }
-  // The header's offsets count from the start of the data; entries count from the start of the
-  // file.
+  // Offsets in the header are relative to the start of the data; offsets in entries are relative to
+  // the start of the file.
   for (auto& [name, entry] : header.tensors) {
     entry.offset += data_begin;
   }
@@ -462,8 +462,8 @@ const TensorEntry& SafetensorsFile::entry_with(const std::string& name,
                                                std::span<const std::int64_t> offset,
                                                std::span<const std::int64_t> sizes) const {
   const auto& item = entry(name);
-  // With the checks of the header, this check guarantees that every byte of the block is inside the
-  // file.
+  // Together with the checks of the header, the check of `offset` guarantees that every byte of the
+  // block is inside the file.
   check_block(item.sizes, offset, sizes);
   return item;
 }
@@ -501,7 +501,7 @@ void SafetensorsFile::read_into(const std::string& name, std::span<const std::in
   const TensorEntry& item = entry_with(name, offset, sizes);
   if (takes_bytes(block, item.dtype)) {
     read_bytes(item, offset, block);
-    // The direct read is counted as an in-place write of the tensor, as copy_() would be.
+    // The direct read into the tensor increments the tensor's version counter, as copy_() would.
     tessera::detail::count_write(block);
   } else {
     block.copy_(read(name, offset, sizes));
@@ -513,7 +513,7 @@ struct SafetensorsWriter::Impl {
       : path(path.string()), plan(std::move(planned)), file(path), sums(granule_sums) {
     const std::uint64_t header_bytes = plan.json.size();
     data_begin = sizeof(header_bytes) + header_bytes;
-    // If the disk is full, reserving space throws Error now, before any data are gathered.
+    // Reserving space throws Error now if the disk is full, before any data are gathered.
     file.reserve(data_begin + plan.data_bytes);
     write_at(0, std::as_bytes(std::span(&header_bytes, 1)));
     write_at(sizeof(header_bytes), std::as_bytes(std::span(plan.json)));
@@ -554,7 +554,7 @@ struct SafetensorsWriter::Impl {
   files::AtomicFile file;
   GranuleSums* sums;
   std::uint64_t data_begin = 0;
-  /// For each tensor: number of bytes not yet written.
+  /// The number of bytes of each tensor that are not written yet.
   std::map<std::string, std::uint64_t> missing;
 };
 
@@ -604,8 +604,8 @@ void SafetensorsWriter::write(const std::string& name, std::span<const std::int6
     impl_->write_at(
         impl_->data_begin + entry.offset + static_cast<std::uint64_t>(element) * itemsize,
         bytes.first(run));
-    // Ranges are visited in the row-major order of the block, so the bytes of the block are used
-    // sequentially.
+    // The ranges of the file are visited in the row-major order of the block, so the bytes of the
+    // block are read sequentially.
     bytes = bytes.subspan(run);
   });
 }

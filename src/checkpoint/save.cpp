@@ -1,5 +1,5 @@
-// A save has four phases, which all ranks end together: check and plan; create the folder; write;
-// commit.
+// A checkpoint save has four phases: check and plan; create the folder; write; commit. No rank
+// begins a phase before all ranks have ended the previous phase.
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
@@ -33,8 +33,8 @@ namespace {
 
 using nlohmann::json;
 
-// The plan of a save says which rank writes which blocks, and from which memory. The plan depends
-// only on the layouts, so every rank computes the plan of all ranks, without communication.
+// A SavePlan says which rank writes which blocks, and from which memory. The plan depends only on
+// the layouts, so every rank computes the plan of all ranks, without communication.
 
 /// Consecutive rows of a stored block (chunk), and their position in the local tensor.
 struct ChunkRows {
@@ -47,17 +47,17 @@ struct ChunkRows {
 struct PlannedChunk {
   std::size_t entry = 0;
   std::vector<int> holders = {};  ///< the ranks that have the block
-  int rank = 0;                   ///< the rank that writes the block
-  int file = 0;                   ///< the index of the file among the rank's files, from 1
+  int rank = 0;                   ///< the rank that writes the block to a file
+  int file = 0;                   ///< number of the rank's file that has the block, from 1
   std::vector<std::int64_t> offset, sizes;
-  std::vector<ChunkRows> parts;  ///< the block as consecutive ranges of rows
+  std::vector<ChunkRows> parts;  ///< consecutive ranges of rows of the block
 };
 
 struct SavePlan {
-  std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, in the order of the entries
+  std::vector<PlannedChunk> chunks;  ///< the blocks of all ranks, ordered by StateEntry
   int files = 1;                     ///< the largest number of files that a rank writes
 
-  /// Returns the name of the file of a block: "shard-00000-model-00001-of-00002.safetensors".
+  /// Returns a block's file name, for example "shard-00000-model-00001-of-00002.safetensors".
   std::string file_name(const PlannedChunk& chunk) const {
     return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", chunk.rank, chunk.file,
                        files);
@@ -69,15 +69,15 @@ using Coordinate = std::vector<std::int64_t>;
 /// The ranks that have one shard of a tensor.
 struct Holders {
   Coordinate coordinate;   ///< the mesh coordinate of the shard; empty for a plain tensor
-  std::vector<int> ranks;  ///< world ranks that have the shard, ascending
+  std::vector<int> ranks;  ///< world ranks that have the shard, in ascending order
 };
 
-/// Returns, for each position in `mesh`, the ranks at this position in `mesh` and in all other
+/// Returns, for each position in `mesh`, the ranks at the same position in `mesh` and in all other
 /// slices of the root mesh along the same dimensions.
 std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
   const DeviceMesh root = mesh.root();
   const std::vector<int>& root_ranks = root.ranks();
-  std::vector<Coordinate> coordinates;  // in the root mesh
+  std::vector<Coordinate> coordinates;  // coordinates in the root mesh
   for (const int rank : mesh.ranks()) {
     const auto found = std::ranges::find(root_ranks, rank);
     coordinates.push_back(root.shape().coordinate(found - root_ranks.begin()));
@@ -114,15 +114,15 @@ std::vector<std::vector<int>> ranks_by_position(const DeviceMesh& mesh) {
 /// the layout, and is equal on every rank. If the mesh is a slice of a root mesh, slices along the
 /// same dimensions have copies. Throws Error if the ranks of the slices are unknown.
 std::vector<Holders> holders_of(const at::Tensor& tensor) {
-  // Plain tensors are saved from rank 0: plain buffers may differ between ranks, for example the
-  // running statistics of a norm.
+  // Plain tensors are saved from rank 0, because plain buffers may differ between ranks, for
+  // example the running statistics of a norm.
   if (!tessera::is_distributed(tensor)) {
     return {{{}, {0}}};
   }
   const ShardingSpec& spec = sharding_spec(tensor);
   const auto positions = ranks_by_position(spec.mesh);
   // Ranks are grouped by their coordinate along the mesh dimensions that shard the tensor. Ranks
-  // that differ only along other mesh dimensions have copies.
+  // with the same such coordinate have copies of the same shard.
   std::map<Coordinate, Holders> holders;
   for (std::size_t position = 0; position < positions.size(); ++position) {
     Coordinate coordinate = spec.mesh.shape().coordinate(static_cast<std::int64_t>(position));
@@ -166,8 +166,8 @@ bool continues(const PlannedChunk& chunk, const PlannedChunk& next) {
          std::equal(chunk.sizes.begin() + 1, chunk.sizes.end(), next.sizes.begin() + 1);
 }
 
-/// Appends the block `next`, which has one range of rows. If the last block ends where `next`
-/// begins, merges the two blocks.
+/// Appends the block `next`, which has one range of rows, to a list. If the last block of the list
+/// ends where `next` begins, merges the two blocks.
 void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   if (chunks.empty() || !continues(chunks.back(), next)) {
     chunks.push_back(std::move(next));
@@ -179,7 +179,7 @@ void append(std::vector<PlannedChunk>& chunks, PlannedChunk next) {
   chunk.parts.push_back(std::move(next.parts[0]));
 }
 
-/// Returns the blocks to store of a StateEntry that ranks at one mesh coordinate have.
+/// Returns the blocks of a StateEntry that ranks at one mesh coordinate have to store.
 std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                     const Coordinate& coordinate) {
   std::vector<PlannedChunk> chunks;
@@ -246,7 +246,7 @@ void choose_ranks(std::vector<PlannedChunk>& chunks, const std::vector<StateEntr
   }
 }
 
-/// Makes the plan. Rank 0 writes plain tensors.
+/// Makes the SavePlan. Rank 0 writes plain tensors.
 SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   SavePlan plan;
   for (std::size_t index = 0; index < entries.size(); ++index) {
@@ -262,9 +262,9 @@ SavePlan plan_save(const std::vector<StateEntry>& entries, int world_size) {
   return plan;
 }
 
-/// Returns a hash of the folder of a step, of the names, types, sizes and stored blocks of a state,
-/// and of `others`, further values that must be equal on all ranks. Ranks that save the same state
-/// to the same folder have equal hashes.
+/// Returns a hash of the step folder's path, of the names, types, sizes and stored blocks of a
+/// state, and of `others`, further values that must be equal on all ranks. Ranks that save the same
+/// state to the same folder have equal hashes.
 std::int64_t fingerprint(const std::filesystem::path& folder,
                          const std::vector<StateEntry>& entries, const SavePlan& plan,
                          const std::string& others) {
@@ -314,7 +314,7 @@ std::vector<ShardFile> shard_files(const SavePlan& plan, const std::vector<State
   return files;
 }
 
-/// Limits for an object's JSON state: the maximum depth of a manifest minus the levels above it.
+/// JSON limits of an object's state: a manifest's maximum depth minus the levels around the state.
 constexpr JsonLimits kStateLimits{.depth = 29};
 
 std::string text_of(const json& state) {
@@ -322,7 +322,7 @@ std::string text_of(const json& state) {
 }
 
 bool survives_text(const json& state) {
-  const json object = {{"state", state}};  // the parser accepts only objects
+  const json object = {{"state", state}};  // parse_strict_json() accepts only objects
   try {
     return tessera::detail::parse_strict_json(text_of(object), kStateLimits) == object;
   } catch (const Error&) {
@@ -342,8 +342,8 @@ std::string path_of_nonfinite(const json& state) {
   return "";
 }
 
-/// Throws Error for JSON that saving and loading would change. `what` names the state in the
-/// message.
+/// Throws Error for JSON that would change when it is saved and loaded. `what` names the state in
+/// the message.
 void check_storable(const json& state, const std::string& what) {
   const std::string nonfinite = path_of_nonfinite(state);
   TESSERA_CHECK(nonfinite.empty(), what, ": the number at '", nonfinite,
@@ -428,8 +428,8 @@ void check_entries(const std::vector<StateEntry>& entries) {
 }
 
 /// Throws Error unless all ranks plan the same save. Ranks with different models would write blocks
-/// that contradict the manifest; a rank with another step would overwrite the files of an older
-/// step.
+/// that contradict the manifest; a rank with another step number would overwrite the files of an
+/// older step.
 void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
   const auto others = comm::ranks_that_differ(hosts, c10::kCPU, own);
   TESSERA_CHECK(
@@ -439,8 +439,8 @@ void check_same_plan(comm::Communicator& hosts, std::int64_t own) {
       "all ranks");
 }
 
-/// Returns the tensors whose copies must be equal on all ranks: parameters and optimizer state.
-/// Buffers may differ, for example the running statistics of a norm.
+/// Returns the tensors whose copies on different ranks must be equal: parameters and optimizer
+/// state. Buffers may differ, for example the running statistics of a norm.
 std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model,
                                                      const std::vector<StateEntry>& entries) {
   std::set<std::string> buffers;
@@ -470,7 +470,7 @@ std::vector<nn::detail::CopiedTensor> copied_tensors(const nn::ModuleBase& model
   return tensors;
 }
 
-/// Records the mesh of the first distributed tensor in the manifest, only to describe the save.
+/// Records the mesh of the first distributed tensor in the manifest, as information for users.
 void set_mesh(Manifest& manifest, const std::vector<StateEntry>& entries) {
   for (const StateEntry& entry : entries) {
     if (tessera::is_distributed(entry.tensor)) {
@@ -505,8 +505,8 @@ void set_tensors(Manifest& manifest, const std::vector<StateEntry>& entries, con
   }
 }
 
-/// Returns the metadata that PyTorch's HuggingFaceStorageReader needs: the offset of each block in
-/// the tensor of the block.
+/// Returns the metadata of a file that PyTorch's HuggingFaceStorageReader needs: the offset of each
+/// block in its tensor.
 std::string sharding_info(const ShardFile& file) {
   json info;
   for (const FileChunk& chunk : file.chunks) {
@@ -575,7 +575,7 @@ PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path
     copied = copied_tensors(state.model, entries);
   });
   check_same_plan(hosts, own);
-  // If copies on different ranks differed, the files would contain a mixture of the copies.
+  // If copies of a tensor differed between ranks, the files would contain a mixture of the copies.
   nn::detail::check_copies({&hosts, comm::ranks_of_world(hosts.size()), c10::kCPU}, copied,
                            {.what = "checkpoint::save"});
   if (!state.rank_states.empty()) {
@@ -604,7 +604,7 @@ std::string to_json_text(const std::vector<FileRecord>& records) {
   return list.dump();
 }
 
-/// Fills the file records of the manifest from the records of all ranks.
+/// Sets the file records of the manifest to the file records of all ranks.
 void complete_files(Manifest& manifest, const std::vector<std::string>& of_ranks) {
   std::map<std::string, FileRecord*> by_name;
   for (FileRecord& file : manifest.files) {
@@ -620,7 +620,7 @@ void complete_files(Manifest& manifest, const std::vector<std::string>& of_ranks
 }
 
 /// Writes all files and commits the step. Rank 0 receives the file records of all ranks as text.
-/// `committed` is set to true on rank 0 as soon as the step exists.
+/// Sets `committed` to true on rank 0 as soon as the step exists.
 void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& committed) {
   std::vector<FileRecord> records;
   run_or_fail_on_all(hosts, [&] { records = write_shards(save.folder.path(), save.files); });
@@ -629,7 +629,7 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
     if (hosts.rank() == 0) {
       complete_files(save.manifest, of_ranks);
       const std::string text = to_text(save.manifest);
-      // A manifest that load() would reject is never committed.
+      // The manifest is parsed first, so that a manifest that load() rejects is never committed.
       parse_manifest(text, save.folder.path() / kManifestFile);
       save.folder.commit(text);
       committed = true;
@@ -637,8 +637,8 @@ void write_and_commit(comm::Communicator& hosts, PreparedSave& save, bool& commi
   });
 }
 
-/// Removes the marker file of the completed save, and old steps. The step already exists, so a
-/// failure of tidy_up() only wastes disk space.
+/// Removes the marker file of the completed save, and old steps. If tidy_up() fails, the step
+/// exists nevertheless, and only disk space is wasted.
 void tidy_up(const StepFolder& folder, int keep) noexcept {
   try {
     folder.release();
@@ -661,8 +661,8 @@ void save_step(comm::Communicator& hosts, PreparedSave save) {
   try {
     write_and_commit(hosts, save, committed);
   } catch (const comm::PeerError&) {
-    // The folder is not removed, because other ranks may still write or may have committed. The
-    // next save removes leftovers.
+    // The folder of the failed save is not removed, because other ranks may still write or may have
+    // committed. The next save removes leftovers.
     throw;
   } catch (...) {
     if (hosts.rank() == 0 && !committed) {

@@ -1,4 +1,4 @@
-// The stages that immediate and background saves share.
+// The stages of a checkpoint save that immediate and background saves share.
 
 #pragma once
 
@@ -22,7 +22,7 @@ struct FileChunk {
   std::string tensor;  ///< the name under which the tensor is stored
   c10::ScalarType dtype;
   std::vector<std::int64_t> offset, sizes;
-  std::vector<RowBlock> blocks;  ///< the block as consecutive ranges of rows
+  std::vector<RowBlock> blocks;  ///< consecutive ranges of rows of the block
 };
 
 struct ShardFile {
@@ -30,22 +30,22 @@ struct ShardFile {
   std::vector<FileChunk> chunks;
 };
 
-/// Everything that a save needs. A PreparedSave refers to the memory of the blocks, not to the
-/// model or the optimizer.
+/// Everything that a checkpoint save needs. A PreparedSave refers to the memory of the blocks, not
+/// to the model or the optimizer.
 struct PreparedSave {
   StepFolder folder;
   int keep = 0;
-  Manifest manifest;             ///< the manifest, without the sizes and checksums of files
+  Manifest manifest;             ///< the manifest, not yet with sizes and checksums of files
   std::vector<ShardFile> files;  ///< the files that this rank writes
 };
 
-/// Checks and plans a save, and writes nothing. Collective over `hosts`. Throws the errors of
-/// save().
+/// Checks and plans a save, and writes nothing. Collective over the CPU process group `hosts`.
+/// Throws the errors of save().
 PreparedSave prepare_save(comm::Communicator& hosts, const std::filesystem::path& dir,
                           std::int64_t step, const StateDict& state, const SaveOptions& options);
 
-/// Writes the files of one rank into the folder of a step. The files are durable when the function
-/// returns. At most 32 MiB of a tensor are copied at once.
+/// Writes the files of one rank into the folder of a saved step. The files are durable when the
+/// function returns. At most 32 MiB of a tensor are copied at once.
 std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
                                      const std::vector<ShardFile>& files);
 
@@ -53,8 +53,8 @@ std::vector<FileRecord> write_shards(const std::filesystem::path& folder,
 /// thread. Throws the errors of save(), and PeerError.
 void save_step(comm::Communicator& hosts, PreparedSave save);
 
-/// Waits for the background save that uses the process group `hosts`. Throws the error of that save
-/// on all ranks, unless every rank has already thrown the error. Collective over `hosts`.
+/// Waits for the background save that uses the process group `hosts`. Throws the save's error on
+/// all ranks, unless every rank has already thrown the error. Collective over `hosts`.
 void finish_pending_save(comm::Communicator& hosts);
 
 }  // namespace tessera::checkpoint

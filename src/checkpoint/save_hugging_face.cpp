@@ -1,4 +1,4 @@
-// Exports of a model, and of its adapters, to a folder.
+// Exports a model, or its adapters, to a folder in Hugging Face's format.
 
 #include <ATen/core/grad_mode.h>
 #include <nlohmann/json.hpp>
@@ -27,8 +27,8 @@ struct SentParameter {
   std::vector<StoredTensor> tensors;
 };
 
-/// The type in which floating-point values are written. nullopt: fp64 for fp64 values, and fp32 for
-/// all other values, because fp32 represents every 16-bit value exactly.
+/// The type in which floating-point values are exported. nullopt: fp64 for fp64 values, and fp32
+/// for all other values, because fp32 represents every 16-bit value exactly.
 using SentType = std::optional<c10::ScalarType>;
 
 c10::ScalarType saved_type(const at::Tensor& tensor, SentType dtype) {
@@ -47,7 +47,7 @@ std::vector<SentParameter> sent_by_name(const std::vector<NamedParameter>& param
   return sent;
 }
 
-/// Returns the tensors to be written to files. Throws Error for parameters that cannot be saved.
+/// Returns the tensors to export. Throws Error for parameters that cannot be saved.
 std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& parameters,
                                               SentType dtype = {}) {
   std::vector<SafetensorsWriter::Item> items;
@@ -60,15 +60,15 @@ std::vector<SafetensorsWriter::Item> items_of(const std::vector<SentParameter>& 
   return items;
 }
 
-/// Writes a block of a tensor on rank 0.
+/// A function that writes a block of a tensor to a file, on rank 0.
 using Write = std::function<void(const std::string& name, std::span<const std::int64_t> offset,
                                  const at::Tensor& block)>;
 
 /// Sends the parameters to rank 0. `write` gets the parameters under the names of items_of(), in
-/// blocks of bounded size. Returns the error of the first failed write, after which rank 0 still
-/// accepts the remaining blocks, so that the sending ranks do not wait forever. Collective over
-/// `world`: parameters are sent in the same order on every rank. If a rank fails (out of memory,
-/// for example), it aborts the other ranks, which would otherwise wait for the blocks of this rank.
+/// blocks of bounded size. Returns the error of the first failed write. After this error rank 0
+/// still accepts the remaining blocks, so that the sending ranks do not wait forever. Collective
+/// over `world`: every rank sends the parameters in the same order. If a rank fails (out of memory,
+/// for example), the rank aborts the other ranks, which would otherwise wait for its blocks.
 std::exception_ptr send_all(const std::vector<SentParameter>& parameters, comm::World& world,
                             const Write& write, SentType dtype = {}) {
   const auto group = all_ranks(world);
@@ -108,8 +108,8 @@ void rethrow(const std::exception_ptr& failure) {
   }
 }
 
-/// Returns the type of the weights for the configuration: the widest type of the weights, so that
-/// readers that convert to this type lose nothing.
+/// Returns the type of the weights for config.json: the widest type of all weights, so that readers
+/// that convert to this type lose nothing.
 c10::ScalarType type_of_weights(const std::vector<SafetensorsWriter::Item>& items) {
   const bool wide =
       std::ranges::any_of(items, [](const auto& item) { return item.dtype == c10::kDouble; });
@@ -140,8 +140,8 @@ void check_head(const std::string& config_json, const std::vector<NamedParameter
                     std::ranges::find(embedding->names, kHead) != embedding->names.end();
   const auto tie = config.value("tie_word_embeddings", nlohmann::ordered_json());
   const auto type = config.value("model_type", nlohmann::ordered_json());
-  // Without "tie_word_embeddings" the model's class decides whether head and embedding are tied.
-  // The classes of these model types do not tie them.
+  // If "tie_word_embeddings" is missing, the model's class decides whether head and embedding are
+  // tied. The classes of the listed model types do not tie head and embedding.
   const bool apart =
       tie == false || (tie.is_null() && (type.is_null() || type == "llama" || type == "mistral" ||
                                          type == "qwen2" || type == "qwen3"));
@@ -175,8 +175,8 @@ void save_hugging_face(const nn::ModuleBase& module, comm::World& world,
   const comm::CallerScope caller("save_hugging_face");
   const at::NoGradGuard no_grad;
   std::vector<SentParameter> parameters;
-  // `files` exists on rank 0 only. If an exception is thrown below, the destructor removes the
-  // temporary files.
+  // `files` exists only on rank 0. If a later statement throws, the destructor of `files` removes
+  // the temporary files.
   std::optional<ExportFolder> files;
   run_or_fail_on_all(world, [&] {
     const std::vector<NamedParameter> named = model_slots(module);
@@ -303,11 +303,11 @@ std::vector<SentParameter> sent_adapters(const nn::ModuleBase& module) {
   return sent;
 }
 
-/// Checks that the adapters of a model can be saved to the folder, and returns their configuration
-/// for PEFT.
+/// Checks that the adapters of a model can be exported to the folder, and returns the adapters'
+/// configuration for PEFT.
 std::string checked_config(const nn::ModuleBase& module, const std::filesystem::path& folder,
                            const std::string& base_model) {
-  std::error_code missing;  // an error is ignored: base_model may be a name instead of a folder
+  std::error_code missing;  // errors are ignored: base_model need not be a folder
   TESSERA_CHECK(!std::filesystem::equivalent(folder, base_model, missing),
                 "the adapters were to be "
                 "saved to '",
@@ -332,7 +332,7 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
   const at::NoGradGuard no_grad;
   std::vector<SentParameter> parameters;
   std::string config;
-  // `file` exists on rank 0 only. If an exception is thrown below, the destructor removes the
+  // `file` exists only on rank 0. If a later statement throws, the destructor of `file` removes the
   // temporary file.
   std::optional<SafetensorsWriter> file;
   run_or_fail_on_all(world, [&] {
@@ -354,7 +354,7 @@ void save_lora(const nn::ModuleBase& module, comm::World& world,
       rethrow(failure);
       file->finish();
       // adapter_config.json is written last, because a folder with this file counts as an adapter.
-      // An existing adapter_config.json is equal.
+      // An existing adapter_config.json has the same content.
       files::write_file(folder / kAdapterConfig, config);
     }
   });

@@ -32,17 +32,17 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A tensor of a model or an optimizer, and the names of the tensor in a state dict.
 struct StateItem {
-  nn::SlotPtr slot;  ///< the parameter's slot, also if the item is optimizer state
+  nn::SlotPtr slot;  ///< the parameter's slot, even for optimizer state
   at::Tensor tensor;
-  std::vector<std::string> names;  ///< the item's names; several for tied parameters
-  bool is_left_out = false;        ///< whether the options exclude the item
+  std::vector<std::string> names;  ///< names in a state dict; several for a tied parameter
+  bool is_left_out = false;        ///< whether StateDictOptions excludes the item
 };
 
 bool is_left_out(const nn::ParameterSlot& slot, const StateDictOptions& options) {
   return options.ignore_frozen_params && !slot.persistent().requires_grad();
 }
 
-/// Returns the tensors of a model; the list is equal on ranks that have the same model.
+/// Returns the tensors of a model. Ranks with the same model get equal lists.
 std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictOptions& options) {
   std::vector<StateItem> items;
   for (NamedParameter& parameter : saved_slots(model)) {
@@ -53,7 +53,7 @@ std::vector<StateItem> model_items(const nn::ModuleBase& model, const StateDictO
   return items;
 }
 
-/// Returns the tensors of an optimizer state. Throws Error for state of unknown parameters.
+/// Returns the tensors of an optimizer's state. Throws Error for state of unknown parameters.
 std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedTensors& named_state,
                                        const StateDictOptions& options) {
   std::map<std::string, nn::SlotPtr> slots;
@@ -70,7 +70,7 @@ std::vector<StateItem> optimizer_items(const nn::ModuleBase& model, const NamedT
 
 using Items = std::function<std::vector<StateItem>()>;
 
-/// Returns the whole tensor on rank 0, and an undefined tensor on the other ranks.
+/// Gathers a tensor: returns the whole tensor on rank 0, and an undefined tensor on other ranks.
 at::Tensor gather_on_rank0(const at::Tensor& tensor, comm::World& world) {
   at::Tensor whole;
   if (world.rank() == 0) {
@@ -127,7 +127,7 @@ TensorDict get_state_dict(comm::World& world, const StateDictOptions& options,
       }
     }
   } catch (...) {
-    world.abort();  // aborts, because the other ranks wait for this rank's blocks
+    world.abort();  // the other ranks wait for this rank's blocks
     throw;
   }
   return dict;
@@ -151,8 +151,8 @@ TensorDict get_optimizer_state_dict(comm::World& world, const nn::ModuleBase& mo
 
 namespace {
 
-/// Returns the dict of rank 0: the tensors themselves on rank 0, and meta tensors of the same sizes
-/// and types on the other ranks.
+/// Returns the state dict of rank 0: the tensors themselves on rank 0, and meta tensors of the same
+/// sizes and types on the other ranks.
 TensorDict outline_of_rank0(comm::World& world, const TensorDict& state) {
   nlohmann::json outline = nlohmann::json::object();
   for (const auto& [name, tensor] : state) {
@@ -179,7 +179,7 @@ struct Source {
   at::Tensor value;
 };
 
-/// Throws Error if the value does not fit the tensor.
+/// Throws Error if the value in the state dict does not fit the tensor of the model.
 void check_source(const Source& source, const StateDictOptions& options) {
   const at::Tensor& into = source.item->tensor;
   const at::Tensor& value = source.value;
@@ -205,7 +205,7 @@ void check_source(const Source& source, const StateDictOptions& options) {
   }
 }
 
-/// Throws Error unless a tied tensor has equal values under all of its names.
+/// Throws Error unless a tied parameter has equal values under all of its names.
 void check_ties(const StateItem& item, const TensorDict& state, const std::string& taken) {
   const at::Tensor one = local_tensor(state.at(taken)).detach();
   for (const std::string& name : item.names) {
@@ -256,12 +256,12 @@ std::vector<Source> compare_state(const std::vector<StateItem>& items, const Ten
   return sources;
 }
 
-/// Copies the elements that this rank has of `piece`, the block of a tensor at `offset`.
+/// Copies a part of `piece`, the block of a tensor at `offset`: the elements that this rank stores.
 void fill_piece(const at::Tensor& tensor, std::span<const std::int64_t> offset,
                 const at::Tensor& piece) {
   const at::Tensor local = local_tensor(tensor).detach();
   for (const Box& box : owned_blocks(tensor)) {
-    // Offsets in the whole tensor are converted to offsets in `piece`.
+    // Offsets in the whole tensor are converted to offsets in `piece`, a block of the tensor.
     if (const auto here = common_block(box.global_offset, box.sizes, offset, piece.sizes())) {
       std::vector<std::int64_t> within = here->global_offset;
       std::ranges::transform(within, box.global_offset, within.begin(), std::minus<>());
@@ -321,7 +321,7 @@ IncompatibleKeys set_state_dict(comm::World& world, const TensorDict& state,
       }
     }
   } catch (...) {
-    world.abort();  // aborts, because the other ranks wait for this rank
+    world.abort();  // the other ranks wait for this rank
     throw;
   }
   return keys;

@@ -40,7 +40,7 @@ std::string quoted_run(const std::string& run_id) {
                                               nlohmann::json::error_handler_t::replace);
 }
 
-/// Returns the step number in a name from step_folder_name(); nullopt for other names.
+/// Returns the step number in a name that step_folder_name() made; nullopt for other names.
 std::optional<std::int64_t> step_of(const fs::path& folder) {
   const std::string name = folder.filename().string();
   std::int64_t step = 0;
@@ -50,7 +50,7 @@ std::optional<std::int64_t> step_of(const fs::path& folder) {
   return name == detail::step_folder_name(step) ? std::optional(step) : std::nullopt;
 }
 
-/// Returns the folders of steps in `dir`, highest step first.
+/// Returns the step folders in `dir`, the highest step first.
 std::map<std::int64_t, fs::path, std::greater<>> steps_in(const fs::path& dir) {
   std::map<std::int64_t, fs::path, std::greater<>> steps;
   std::error_code error;
@@ -95,9 +95,9 @@ void remove_under_marker(const fs::path& folder) {
   std::ranges::for_each(files, remove_file);
 }
 
-/// Throws Error if the step cannot be removed. To be called before the manifest is removed, so that
-/// a step that cannot be removed stays complete. Saves create no subfolders, so a step with a
-/// subfolder is not removed.
+/// Throws Error if the saved step cannot be removed. Must be called before the manifest is removed,
+/// so that a step that cannot be removed stays complete. Saves create no subfolders, so a step with
+/// a subfolder is not removed.
 void check_removable(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     TESSERA_CHECK(!fs::is_directory(entry.symlink_status()), "it has the folder '",
@@ -106,8 +106,8 @@ void check_removable(const fs::path& folder) {
   }
 }
 
-/// Removes a step. The manifest is removed first, so that the step no longer exists. The marker
-/// file is removed last: after an interruption, the run's next save finds the remaining files.
+/// Removes a saved step. The manifest is removed first: without a manifest the step does not exist.
+/// The marker file is removed last: after an interruption, the run's next save finds the rest.
 void remove_step(const fs::path& folder) {
   remove_file(folder / kManifestFile);
   files::sync_folder(folder);
@@ -118,9 +118,9 @@ void remove_step(const fs::path& folder) {
                 "': ", std::strerror(errno), ": remove it yourself");
 }
 
-/// Returns the manifest of a complete step; nullopt if there is no manifest, or if the manifest is
-/// invalid, with a warning. Throws ReadError for a manifest that cannot be read at the moment,
-/// because the manifest may be valid.
+/// Returns the manifest of a complete step. Returns nullopt if the manifest is missing or invalid;
+/// warns about an invalid manifest. Throws ReadError for a manifest that cannot be read at the
+/// moment, because the manifest may be valid.
 std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   if (lacks_manifest(folder)) {
     return std::nullopt;
@@ -132,7 +132,7 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
     return manifest;
   } catch (const tessera::detail::ReadError&) {
     if (lacks_manifest(folder)) {
-      return std::nullopt;  // the step was removed in the meantime
+      return std::nullopt;  // another process has removed the step
     }
     throw;
   } catch (const Error& problem) {
@@ -141,8 +141,8 @@ std::optional<Manifest> committed(const fs::path& folder, std::int64_t step) {
   }
 }
 
-/// Returns the highest step below `before` with a valid manifest. Warns about invalid manifests.
-/// Throws Error for a manifest that exists but cannot be read, because it may be valid.
+/// Returns the highest saved step below `before` with a valid manifest. Warns about invalid
+/// manifests. Throws Error if a manifest cannot be read, because the manifest may be valid.
 std::optional<std::int64_t> newest_step_in(const fs::path& dir,
                                            std::optional<std::int64_t> before = std::nullopt) {
   for (const auto& [step, folder] : steps_in(dir)) {
@@ -165,7 +165,7 @@ json of_first_rank(comm::World& world, const std::function<json()>& look) {
       comm::broadcast_text(*all_ranks(world), c10::Device(world.options().device), 0, text));
 }
 
-/// Calls `look` on rank 0, and broadcasts the result of `look` to all ranks.
+/// Calls `look` on rank 0, and broadcasts its result, which may be nullopt, to all ranks.
 template <class T>
 std::optional<T> optional_of_first_rank(comm::World& world,
                                         const std::function<std::optional<T>()>& look) {
@@ -176,7 +176,7 @@ std::optional<T> optional_of_first_rank(comm::World& world,
   return found.is_null() ? std::nullopt : std::optional(found.get<T>());
 }
 
-/// Returns the run_id of a complete step; nullopt if the step or a valid manifest is missing.
+/// Returns the run_id of a saved step; nullopt if the step or a valid manifest is missing.
 std::optional<std::string> run_of_whole_step(const fs::path& folder) {
   try {
     return lacks_manifest(folder) ? std::nullopt : std::optional(read_manifest(folder).run_id);
@@ -195,8 +195,8 @@ void check_one_run(const fs::path& dir, const fs::path& step, const std::string&
   }
 }
 
-/// Returns the steps above `after`, highest first: a run that continues from `after` withdraws
-/// them.
+/// Returns the saved steps above `after`, highest first. A run that continues from `after`
+/// withdraws these steps.
 std::vector<std::int64_t> steps_to_withdraw_in(const fs::path& dir, std::int64_t after,
                                                const std::string& run_id) {
   std::vector<std::int64_t> found;
@@ -248,7 +248,7 @@ StepFolder::StepFolder(const fs::path& dir, std::int64_t step, std::string run_i
       path_(dir_ / detail::step_folder_name(step)),
       run_id_(std::move(run_id)) {}
 
-/// Creates the marker file. If several runs start the same step at once, only one can create it.
+/// Creates the marker file. If several runs start the same step at once, only one run succeeds.
 void StepFolder::claim() const {
   files::create_folders(dir_);
   TESSERA_CHECK(mkdir(path_.c_str(), 0777) == 0 || errno == EEXIST, "cannot make the folder '",
@@ -261,14 +261,14 @@ void StepFolder::claim() const {
   check_not_there();
   if (is_untouched(path_) && files::write_new_file(path_ / kMarker, run_id_)) {
     if (!lacks_manifest(path_)) {
-      remove_file(path_ / kMarker);  // another run has completed the step in the meantime
+      remove_file(path_ / kMarker);  // another run has just completed the step
     }
     return check_not_there();
   }
   TESSERA_CHECK(marker_of(path_) == run_id_, "'", path_.string(),
                 "' is the unfinished save of another run: remove it first");
   remove_under_marker(path_);
-  files::sync_folder(path_);  // also makes the marker file that a killed save has left durable
+  files::sync_folder(path_);  // a killed save may not have synced its marker file
 }
 
 void StepFolder::check_not_there() const {
@@ -310,15 +310,15 @@ void StepFolder::withdraw() const {
 void StepFolder::discard() const noexcept {
   try {
     remove_step(path_);
-  } catch (const std::exception&) {  // errors are ignored, as step_folder.h documents
+  } catch (const std::exception&) {  // discard() ignores errors
   }
 }
 
 void StepFolder::clean_up_others(int keep) const {
-  int kept = 1;  // counts the step being saved, even if there are higher steps
+  int kept = 1;  // the step being saved always counts
   for (const auto& [step, folder] : steps_in(dir_)) {
     std::error_code ignored;
-    // A linked folder is not removed, because its target may belong to another run.
+    // A symbolic link is not removed, because its target may belong to another run.
     if (step == step_ || fs::is_symlink(folder, ignored)) {
       continue;
     }
@@ -331,7 +331,7 @@ void StepFolder::clean_up_others(int keep) const {
 }
 
 void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, int& kept) const {
-  const bool marked = marker_of(folder) == run_id_;  // by an unfinished save or removal
+  const bool marked = marker_of(folder) == run_id_;  // an unfinished save left the marker file
   if (keep == 0 && !marked) {
     return;
   }
@@ -346,7 +346,7 @@ void StepFolder::clean_up(const fs::path& folder, std::int64_t step, int keep, i
     files::write_file(folder / kMarker, run_id_);
     remove_step(folder);
   } else if (marked) {
-    // A save that was killed after writing the manifest has left its marker file.
+    // The save that wrote the manifest was killed before it removed its marker file.
     remove_file(folder / kMarker);
   }
 }

@@ -1,6 +1,6 @@
-// The folders of steps, on the rank that creates and removes the folders. A step exists if its
-// manifest exists; until then its folder has a marker file. Folders are never renamed, and no file
-// records the newest step, because some network file systems cannot replace either atomically.
+// The folders of saved steps, on the rank that creates and removes the folders. A step exists if
+// its manifest exists; until then its folder has a marker file. Folders are never renamed, and no
+// file records the newest step, because some network file systems replace neither atomically.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace tessera::checkpoint {
 /// Whether a text is a valid run_id: at most 200 printable ASCII characters.
 bool is_run_id(const std::string& text);
 
-/// The folder of a step that is being saved.
+/// The folder of a checkpoint step that is being saved.
 class StepFolder {
  public:
   /// `dir`: the folder of the run. A relative `dir` is resolved in the constructor, so a later
@@ -33,8 +33,8 @@ class StepFolder {
   void commit(const std::string& manifest) const;
   /// Removes the marker file of a complete step.
   void release() const;
-  /// Removes the remains of this run's unfinished saves, and old steps of the run: retains this
-  /// step and the highest other steps, `keep` steps in total (0: retains all steps). A step that
+  /// Removes the remains of this run's unfinished saves, and old steps of the run: retains the step
+  /// being saved and the highest other steps, `keep` steps in total (0: all steps). A step that
   /// cannot be removed is left in place, with a warning. Symbolic links are not removed.
   void clean_up_others(int keep) const;
   /// Removes the folder of the step and ignores errors. The marker file is removed last, so that
@@ -42,14 +42,14 @@ class StepFolder {
   void discard() const noexcept;
 
   /// Throws Error if the step has the manifest of another run or step, or a manifest that cannot be
-  /// read. A damaged manifest is accepted, because it does not show which run wrote the step.
+  /// read. Accepts a damaged manifest, which does not show which run wrote the step.
   void check_withdrawable() const;
   /// Removes the manifest of a step of this run, so that the folder counts as an unfinished save.
   /// Throws the errors of check_withdrawable().
   void withdraw() const;
 
  private:
-  /// Removes another step, in `folder`, if the step is not among the `keep` steps that are
+  /// Removes the older step in `folder`, if the step is not among the `keep` steps that are
   /// retained. `kept`: the number of steps retained so far.
   void clean_up(const std::filesystem::path& folder, std::int64_t step, int keep, int& kept) const;
   void check_not_there() const;
@@ -60,11 +60,11 @@ class StepFolder {
   std::string run_id_;
 };
 
-/// Whether a folder has the marker file of an unfinished save or removal.
+/// Whether a step folder has a marker file, which an unfinished save or removal leaves.
 bool is_marked(const std::filesystem::path& folder);
 
-/// Whether a folder certainly has no manifest. False if this cannot be determined at the moment,
-/// because the step may then be complete.
+/// Whether a step folder certainly has no manifest. False if this cannot be determined at the
+/// moment, because the step may be complete.
 bool lacks_manifest(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint

@@ -16,10 +16,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Runs each task once. Tasks start in order and run concurrently, on this thread and up to
-/// `threads` - 1 other threads (fewer if threads cannot be created). The other threads get this
-/// thread's thread-local state (gradient mode, scopes). Returns when all tasks have ended. Throws
-/// the error of a failed task; tasks that had not started are then skipped.
+/// Runs each task once. Tasks start in order and run concurrently, on the calling thread and up to
+/// `threads` - 1 other threads (fewer if threads cannot be created). The other threads get the
+/// calling thread's thread-local state (gradient mode, scopes). Returns when all tasks have ended.
+/// Throws the error of a failed task; tasks that had not started are then skipped.
 void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks) {
   std::atomic<std::size_t> next{0};
   const auto run_what_is_left = [&] {
@@ -33,7 +33,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
     }
   };
   const tessera::detail::StateOfThread state;
-  // The destructor of a future of std::async waits for the thread, also after an exception.
+  // The destructor of a future that std::async returned waits for the thread, even in an exception.
   std::vector<std::future<void>> others;
   for (int i = 1; i < threads; ++i) {
     others.push_back(std::async(std::launch::async | std::launch::deferred, [&] {
@@ -47,7 +47,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
   }
 }
 
-/// The smallest number of bytes for which a further thread saves time.
+/// The smallest number of bytes to read for which a further thread saves time.
 constexpr std::int64_t kLeastBytesOfAThread = std::int64_t{4} << 20;
 
 void read_piece(const SafetensorsFile& file, const std::string& name,
@@ -61,9 +61,9 @@ void read_piece(const SafetensorsFile& file, const std::string& name,
   }
 }
 
-/// Opens a file of a step. Throws Error for a file that is missing or of another size, and for a
-/// header whose bytes do not match their checksum. The size of the file is checked before the
-/// header: a file of another size is truncated, or is a different file.
+/// Opens a file of a saved step. Throws Error for a file that is missing or of another size, and
+/// for a header whose bytes do not match their checksum. The size is checked before the header,
+/// because a file of another size is truncated, or is a different file.
 SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const FileRecord& record) {
   const std::filesystem::path path = folder / record.name;
   std::error_code error;
@@ -85,8 +85,8 @@ SafetensorsFile open_file_of_step(const std::filesystem::path& folder, const Fil
 
 }  // namespace
 
-/// Splits a read into pieces. The size limit applies to a piece in the wider of two types, that of
-/// the file and that of the target, because memory holds the piece in both types.
+/// Splits a read into pieces. The size limit applies to the wider of two types, the type in the
+/// file and the type of the target, because memory contains a piece in both types.
 void PieceReads::add(const SafetensorsFile& file, const std::string& name,
                      std::span<const std::int64_t> from, const at::Tensor& target) {
   const std::int64_t width = std::max(

@@ -1,4 +1,4 @@
-// A step on disk, and multi-threaded reading of the bytes that a rank needs.
+// A saved step on disk, and multi-threaded reading of the bytes that a rank needs.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 TESSERA_API_FOR_TEST_BEGIN
 namespace tessera::checkpoint {
 
-/// Throws Error unless `file` has the block of the tensor `name` that the manifest describes.
+/// Throws Error unless `file` has the block of tensor `name` that the manifest says it has.
 void check_entry(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor,
                  const ManifestChunk& chunk);
 
@@ -30,8 +30,8 @@ class PieceReads {
   /// the type of `target`. The file must outlive run().
   void add(const SafetensorsFile& file, const std::string& name, std::span<const std::int64_t> from,
            const at::Tensor& target);
-  /// Reads the requested pieces in order. Throws the error of the first read that fails. If the
-  /// cause is not a failed read, the message gets the name of the tensor.
+  /// Reads the requested pieces in order. Throws the error of the first piece that fails. Unless
+  /// reading the file failed, the tensor's name is added to the message.
   void run();
 
  private:
@@ -44,8 +44,8 @@ class PieceReads {
   std::int64_t bytes_ = 0;
 };
 
-/// A step on disk, for reading. Requests are collected before reading, so that each file is opened
-/// only once, no matter how many ranks have written the step.
+/// A saved step on disk, for reading. Requests are collected before reading, so that each file is
+/// opened only once, no matter how many ranks have saved the step.
 class StoredStep {
  public:
   StoredStep(std::filesystem::path folder, Manifest manifest);
@@ -64,7 +64,7 @@ class StoredStep {
   /// Fills the requested blocks, with several threads if there are enough bytes, and clears the
   /// requests. Throws the errors of check(), and Error for bytes that do not match their checksum.
   void read(const ReadLimits& limits = {});
-  /// Reads the block at `offset` of a tensor, converted to `type`.
+  /// Reads the block at `offset` of a tensor of the saved step, converted to `type`.
   at::Tensor values(const std::string& name, std::span<const std::int64_t> offset,
                     std::span<const std::int64_t> sizes, c10::ScalarType type);
 
@@ -74,13 +74,13 @@ class StoredStep {
     std::string name;  ///< the name of the tensor in the file
     const ManifestTensor* tensor;
     const ManifestChunk* chunk;
-    std::vector<std::int64_t> from;  ///< the offset of the requested part within the stored block
+    std::vector<std::int64_t> from;  ///< offset of the requested part in the stored block
     at::Tensor target;
   };
 
-  /// The name under which the files store a tensor.
+  /// Returns the name under which the files store a tensor, which may have several tied names.
   const std::string& stored_name(const std::string& name) const;
-  /// Opens a file, and compares the requested tensors with its header.
+  /// Opens a file, and checks the requested tensors against the file's header.
   SafetensorsFile open(std::size_t file, const std::vector<Wanted>& wanted) const;
 
   std::filesystem::path folder_;

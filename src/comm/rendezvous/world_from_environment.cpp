@@ -333,7 +333,7 @@ JobInfo meet_by_broadcast(JobVariables job, const Broadcast& broadcast,
   text.resize(kPlaceBytes);
   broadcast(text.data(), text.size());
   std::vector<std::string> lines = lines_of(text.substr(0, text.find('\0')));
-  lines.resize(4);  // lines_of() omits empty lines at the end
+  lines.resize(4);  // lines_of() returns no empty last line
   place = {lines[0], lines[1], lines[2], lines[3]};
   TESSERA_CHECK(place.error.empty() && !place.port.empty(), "rank 0 of ", job.size,
                 " cannot open a store for the world of these ranks: ", place.error,
