@@ -28,8 +28,8 @@ class MeshShape {
   const std::vector<std::string>& names() const { return names_; }
   /// The number of positions in the mesh: the product of the sizes.
   std::int64_t numel() const;
-  /// The index of the dimension with the name `name`. Throws Error, with a list of the names, if
-  /// there is no such dimension.
+  /// Returns the index of the dimension `name`. Throws Error, with a list of the names, if there is
+  /// no such dimension.
   int dim(std::string_view name) const;
   /// Returns `dim` as an index from 0; a negative `dim` counts from the end. Throws Error if there
   /// is no such dimension.

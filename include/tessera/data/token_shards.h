@@ -46,8 +46,8 @@ class TokenShardWriter {
   /// Opens a writer whose tokens have 16 bits for a `vocabulary` of up to 65,536, else 32 bits.
   TokenShardWriter(const std::filesystem::path& path, std::int64_t vocabulary);
   ~TokenShardWriter();
-  /// Appends tokens to the shard. Throws Error for a token that does not fit the width, and for
-  /// more than 2^31 - 1 tokens in total.
+  /// Appends tokens to the shard. Throws Error for a token that needs more bits than a token of the
+  /// shard, and for more than 2^31 - 1 tokens in total.
   void append(std::span<const std::int64_t> tokens);
   /// Returns the number of tokens written so far.
   std::int64_t size() const { return size_; }

@@ -42,7 +42,7 @@ class ReplicationScope : tessera::detail::NoCopy {
   bool outer_;
 };
 
-/// The number of implicit redistributions of this thread and of its backwards. An implicit
+/// Returns the number of implicit redistributions of this thread and of its backwards. An implicit
 /// redistribution changes the layout of an operator's argument because the operator needs another
 /// layout.
 std::int64_t implicit_redistributions();

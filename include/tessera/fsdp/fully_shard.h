@@ -73,9 +73,9 @@ void replicate(nn::ModuleBase& module, const DeviceMesh& mesh, const Options& op
 /// negative or if no rank has rows.
 double mean_weight(std::int64_t rows, const DeviceMesh& mesh);
 
-/// A mesh of all ranks of `world` with one dimension, "dp", which is FSDP2's default. The world
-/// must be passed, because a process has no default world: its threads may be ranks of one or of
-/// several worlds. Throws Error for a null world.
+/// Returns a mesh of all ranks of `world` with one dimension, "dp", which is FSDP2's default. The
+/// world must be passed, because a process has no default world: its threads may be ranks of one or
+/// of several worlds. Throws Error for a null world.
 DeviceMesh world_mesh(const comm::WorldPtr& world);
 /// Makes a method of a unit's module callable from outside, like FSDP2's
 /// register_fsdp_forward_method:
@@ -164,8 +164,8 @@ class UnshardScope : tessera::detail::NoCopy {
 // `recurse` is false, to the units of modules below `module`. No setter is collective. Each setter
 // throws Error, before anything is changed, if there is no such unit.
 
-/// With `reshard` true, forward frees its parameters at its end (ZeRO-3); with false, parameters
-/// stay gathered for backward (ZeRO-2).
+/// With `reshard` true, a unit's parameters are freed after forward (ZeRO-3); with false,
+/// parameters stay gathered for backward (ZeRO-2).
 void set_reshard_after_forward(nn::ModuleBase& module, bool reshard, bool recurse = true);
 /// With `reshard` false, parameters stay gathered after backward, until reshard() or a later
 /// backward frees the parameters. Use false if nothing writes to the parameters between

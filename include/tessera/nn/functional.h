@@ -77,9 +77,9 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const at::Tensor& mask = {}, double dropout = 0);
 
 /// allow_math_attention(true) permits PyTorch's "math" attention kernel in training on a GPU, for
-/// all threads. Without this permission such training throws Error, because the kernel is slow and
-/// saves all scores. Attention with dropout always uses the math kernel on a GPU. A CPU accepts
-/// every kernel.
+/// all threads. Without the permission, training with this kernel throws Error, because the kernel
+/// is slow and saves all scores. Attention with dropout always uses the math kernel on a GPU. A CPU
+/// accepts every kernel.
 using tessera::detail::allow_math_attention;
 
 /// Returns the name of the kernel that attention() uses in training, for logs: "flash", "efficient,
@@ -103,15 +103,15 @@ class DocumentOffsets {
   /// Returns offsets() on the device as int32, the format of variable-length attention kernels.
   const at::Tensor& device_offsets() const { return device_offsets_; }
   std::vector<std::int64_t> lengths() const;
-  /// Throws Error, with a message that begins with "attention", unless this object was made for
+  /// Throws Error, with a message that begins with "attention", unless the Documents were made for
   /// `batch` sequences of `tokens` tokens.
   void check_sequences(std::int64_t batch, std::int64_t tokens) const;
   /// Returns the number of tokens in the longest document.
   std::int64_t longest() const { return longest_; }
   /// Whether each sequence is a single document, so that the causal flag alone is sufficient.
   bool are_sequences() const { return std::ssize(offsets_) <= batch_ + 1; }
-  /// Returns the equivalent mask: (batch, 1, tokens, tokens), in the format of causal_mask(). Every
-  /// call makes a new tensor.
+  /// Returns the mask that is equivalent to the documents: (batch, 1, tokens, tokens), in the
+  /// format of causal_mask(). Every call makes a new tensor.
   at::Tensor mask(std::int64_t window = 0) const;
 
  private:

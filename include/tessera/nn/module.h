@@ -118,8 +118,8 @@ class ModuleBase : public torch::nn::Module, public detail::Attachments, tessera
   NamedSlots named_slots() const;
   /// Returns the buffers of this module and of all modules below it, each once, with its first FQN.
   NamedSlots named_buffer_slots() const;
-  /// The longest FQN of this module that named_slots() or an outermost module call has found.
-  /// nullopt before the first such call of a module above this module.
+  /// Returns the longest FQN of this module that named_slots() or an outermost module call has
+  /// found. nullopt before the first such call of a module above this module.
   const std::optional<std::string>& fqn() const { return fqn_; }
   /// Returns the ParameterSlot of this module's own parameter `name`. Throws Error, with a list of
   /// the names, if there is no such parameter.

@@ -32,7 +32,7 @@ struct VerifyOptions {
   /// other ranks, and for a loss or statistic of the whole batch. If true, verify() compares no
   /// outputs, only the gradients, and the loss as a mean over `batch_dims`.
   bool splits_samples = false;
-  /// The least precise type in which the mesh computes or reduces. The option is required if this
+  /// The least precise type in which the mesh computes or reduces. The option is required if that
   /// type is less precise than the reference's parameters.
   std::optional<c10::ScalarType> coarsest{};
 };

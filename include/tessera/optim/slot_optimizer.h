@@ -71,7 +71,7 @@ class SlotOptimizer : public Optimizer {
   /// update_batch() must therefore not communicate. step() throws the exceptions of update_batch()
   /// on this rank only, when earlier batches are already updated.
   virtual void update_batch(const Batch& batch, std::size_t group);
-  /// Whether update_batch() multiplies the gradients of this batch by Batch::gradient_factor. By
+  /// Whether update_batch() multiplies the gradients of `batch` by Batch::gradient_factor. By
   /// default the gradients are multiplied before update_batch(), in place.
   virtual bool takes_gradient_factor(const Batch& /*batch*/, std::size_t /*group*/) const {
     return false;

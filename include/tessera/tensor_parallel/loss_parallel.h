@@ -19,7 +19,7 @@ struct CrossEntropyOptions {
   /// How the losses of the tokens (the rows of the logits) are reduced.
   at::Reduction::Reduction reduction = at::Reduction::Mean;
   /// The divisor of Mean, a tensor with one number. If undefined, the divisor is the number of
-  /// targets of this call that are not ignored, at least 1. This default is correct only if every
+  /// targets of the call that are not ignored, at least 1. This default is correct only if every
   /// data-parallel rank has the same number of such targets.
   at::Tensor tokens = {};
   /// Alternative to `tokens`: the mesh of the data-parallel ranks, which fully_shard uses. Mean is

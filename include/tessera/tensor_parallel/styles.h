@@ -137,8 +137,8 @@ struct RowwiseOptions {
 StylePtr rowwise_parallel(RowwiseOptions options = {});
 
 /// Options of sequence_parallel(), for norms and dropout on activations that are sharded along the
-/// sequence. Each rank computes its own tokens. The parameters are replicated. Korthikanti et al.
-/// 2022.
+/// sequence. Each rank computes its own tokens. The parameters are replicated. See Korthikanti et
+/// al. 2022.
 struct SequenceOptions {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;

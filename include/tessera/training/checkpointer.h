@@ -45,7 +45,7 @@ enum class Resume : std::uint8_t {
   kAuto,    ///< continues the run, or starts a new run if there is no checkpoint
 };
 
-/// Options of a Checkpointer: from which state a run starts, and after which steps it saves.
+/// Options of a Checkpointer: from which state a run starts, and after which steps the run saves.
 struct CheckpointOptions {
   std::filesystem::path folder = {};  ///< folder of the run's checkpoints; empty: nothing is saved
   std::int64_t every = 0;             ///< number of steps between saves; 0: save at the end only
@@ -109,7 +109,7 @@ class Checkpointer : tessera::detail::NoCopy {
   /// on rank 0; not collective.
   void make_folder();
   /// Returns the non-tensor entries of the checkpoint that load() will load, for early checks. The
-  /// entries include those that the program passed to after_step().
+  /// entries include the program's entries from after_step().
   Json peek(const TrainState& state);
   /// Loads the step into `state`. For a step of this run, also restores the random number state. If
   /// a step is damaged, load() loads the step before, with a warning, unless the options name the

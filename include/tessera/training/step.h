@@ -36,9 +36,9 @@ struct TrainState {
 struct StepOptions {
   std::int64_t batch = 1;       ///< number of samples per step, over all ranks
   std::int64_t accumulate = 1;  ///< number of micro-batches, each with a forward and a backward
-  /// True: the loss function returns the mean over a micro-batch, and the step's loss is the mean
-  /// over micro-batches. False: the step's loss is the sum over micro-batches, for losses that are
-  /// divided by the token count of all micro-batches (tensor_parallel::tokens_per_rank).
+  /// If true, the loss function returns the mean over a micro-batch, and the step's loss is the
+  /// mean over micro-batches. If false, the step's loss is the sum over micro-batches, for losses
+  /// that are divided by the token count of all micro-batches (tensor_parallel::tokens_per_rank).
   bool mean_of_micro_batches = true;
   /// Whether FSDP reduces gradients after each micro-batch. False requires reshard_after_forward
   /// false (ZeRO-2): parameters stay gathered, and gradients unreduced, until the last micro-batch.

@@ -84,7 +84,7 @@ class Layout {
   int sharded_dim(int mesh_dim) const { return sharded_dim_[static_cast<std::size_t>(mesh_dim)]; }
   /// Returns the entry of partial() for mesh dimension `mesh_dim`, or nullptr if there is none.
   const PartialDim* partial_on(int mesh_dim) const;
-  /// The mesh dimensions that shard tensor dimension `tensor_dim`, in the order of division
+  /// Returns the mesh dimensions that shard tensor dimension `tensor_dim`, in the order of division
   /// (outermost first).
   std::vector<int> mesh_dims_of(int tensor_dim) const;
 

@@ -40,8 +40,8 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// The blocks of the global tensor that the rank at `coordinate` stores, in row-major order,
-/// without empty blocks. There is one block, unless in some dimension a sharded Digit
+/// Returns the blocks of the global tensor that the rank at `coordinate` stores, in row-major
+/// order, without empty blocks. There is one block, unless in some dimension a sharded Digit
 /// (sub-dimension, see Layout) follows a Digit of which the rank has several positions.
 std::vector<Box> owned_boxes(const Layout& layout, std::span<const std::int64_t> sizes,
                              std::span<const std::int64_t> coordinate);

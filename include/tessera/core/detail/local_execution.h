@@ -56,12 +56,12 @@ struct LocalExecution {
     /// An operation on one rank's shard for which libtorch has no operator (implemented in
     /// src/dtensor).
     enum class PartOperator : std::uint8_t {
-      /// (weight, indices, first, rows): embedding, where `weight` is a shard of a table of `rows`
-      /// rows and begins at row `first`. The result is zero for indices of rows in other shards. An
-      /// index outside of [0, rows) is an error.
+      /// Embedding with arguments (weight, indices, first, rows): `weight` is a shard of a table of
+      /// `rows` rows and begins at row `first`. The result is zero for indices of rows in other
+      /// shards. An index outside of [0, rows) is an error.
       kEmbeddingRows,
-      /// (self, dim, index, first, size): gather, where `self` is a shard of `size` positions along
-      /// `dim` and begins at position `first`. Zeros and errors are as for kEmbeddingRows.
+      /// Gather with arguments (self, dim, index, first, size): `self` is a shard of `size`
+      /// positions of `dim`, from position `first` on. Zeros and errors are as for kEmbeddingRows.
       kGatherPart,
     };
     /// The full name of an operator ("aten::sum"), or a PartOperator.

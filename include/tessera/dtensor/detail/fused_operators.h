@@ -12,8 +12,8 @@
 #include "tessera/internals/detail/graph.h"
 #include "tessera/kernels/detail/cross_entropy.h"
 
-/// Functions that call this library's operators ("tessera::silu_mul" and so on, src/dtensor/fused/)
-/// on plain and distributed tensors. nn/functional.h documents their results.
+/// Functions that call Tessera's operators ("tessera::silu_mul" and so on, src/dtensor/fused/) on
+/// plain and distributed tensors. nn/functional.h documents the operators.
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
@@ -37,8 +37,8 @@ at::Tensor fp8_linear_weight_grad(const at::Tensor& grad, const at::Tensor& x);
 at::Tensor rotary_embedding(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 std::pair<at::Tensor, at::Tensor> rotary_embedding(const at::Tensor& q, const at::Tensor& k,
                                                    const at::Tensor& cos, const at::Tensor& sin);
-/// The cross entropy of each row of the logits, as a tensor (tokens), sharded like the rows.
-/// Collective if the vocabulary is sharded: two all-reduces (row_losses).
+/// Returns the cross entropy of each row of the logits, as a tensor (tokens), sharded like the
+/// rows. Collective if the vocabulary is sharded: two all-reduces (row_losses).
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          const RowLossOptions& options = {});
 /// Causal attention of the queries of several chunks to the keys of the whole sequence, without a

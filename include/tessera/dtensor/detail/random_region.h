@@ -20,7 +20,7 @@
 TESSERA_API_BEGIN
 namespace tessera::detail {
 
-/// Describes the global tensor's elements in a local tensor, for drawing random numbers.
+/// Describes which global elements a local tensor contains, for drawing random numbers.
 struct RandomPlace {
   kernels::GlobalPlace elements;
   /// The sizes with which the local tensor must be viewed before the fill, if `elements` splits
@@ -60,9 +60,9 @@ class BatchRows {
   /// Whether the program declared the rows by a BatchPart; else the forward's input determines the
   /// rows.
   bool is_given() const { return index_ >= 0; }
-  /// At the first call, the data-parallel ranks exchange their numbers of rows, in CPU memory.
-  /// Returns the maximum over these ranks of each element of `values`, whose length must be equal
-  /// on all ranks. Collective.
+  /// Exchanges the data-parallel ranks' numbers of rows at the first call, in CPU memory. Returns
+  /// the maximum over these ranks of each element of `values`, whose length must be equal on all
+  /// ranks. Collective.
   std::vector<std::int64_t> settle(std::vector<std::int64_t> values = {});
   bool is_settled() const { return settled_; }
   /// Converts `place`, elements of this rank's tensor of `sizes`, to elements of the tensor with
@@ -121,8 +121,8 @@ class RandomRegion {
 };
 using RandomRegionPtr = std::shared_ptr<RandomRegion>;
 
-/// This thread's RandomRegion, or nullptr. A backward has the region of the thread that called
-/// backward().
+/// Returns this thread's RandomRegion, or nullptr. A backward has the region of the thread that
+/// called backward().
 const RandomRegionPtr& random_region();
 /// Finds the elements of the global tensor for which `call` draws, in this thread's region. Outside
 /// of any region a plain tensor is a whole tensor.

@@ -64,10 +64,10 @@ enum class Equality : std::uint8_t {
   kRounded,
 };
 
-/// The difference that Equality::kRounded permits for a type, relative to the largest value.
+/// Returns the difference, relative to the largest value, that Equality::kRounded permits.
 double tolerance_of(c10::ScalarType type);
 
-/// A hash of a plain tensor's bytes, in the order of its elements. 0 for a tensor without values.
+/// Returns a hash of a plain tensor's bytes, in element order; 0 for a tensor without values.
 std::int64_t hash_of_values(const at::Tensor& tensor);
 
 /// Throws Error, on all peers, unless their replicas are equal. The message begins with `what`,

@@ -23,7 +23,7 @@ class OperatorModePause {
   detail::CarriedScope<detail::Carried::kOperatorMode, OperatorMode*> scope_;
 };
 
-/// The operator mode that is active on this thread, or nullptr if there is none.
+/// Returns the OperatorMode that is active on this thread, or nullptr if there is none.
 OperatorMode* active_operator_mode();
 
 /// Whether implicit communication throws Error on this thread (StrictScope).
@@ -65,7 +65,7 @@ class MetaFactoryGuard : NoCopy {
  private:
   bool outer_;
   /// Includes kDistributedKey on this thread, so that operators without distributed tensors reach
-  /// the fallback of this key too.
+  /// the fallback of kDistributedKey too.
   IncludeKeys guard_;
 };
 

@@ -40,9 +40,9 @@ namespace tessera::detail {
 /// registration.
 void call_at_end_of_backward(std::function<void()> callback);
 
-/// The process group over which `gradient` must be summed to get the layout of `leaf`, for a leaf
-/// with leave_gradient_pending(). nullptr if the layouts are equal, or if a sum over one group is
-/// not sufficient. Both tensors are distributed. Not collective.
+/// Returns the process group over which `gradient` must be summed to get the layout of `leaf`, for
+/// a leaf with leave_gradient_pending(). nullptr if the layouts are equal, or if a sum over one
+/// group is not sufficient. Both tensors are distributed. Not collective.
 comm::Communicator* pending_sum_group(const at::Tensor& gradient, const at::Tensor& leaf);
 
 /// A DeferredSums object sums many small tensors over the ranks of a process group, such as the

@@ -51,17 +51,17 @@ inline constexpr auto kPlaceholderKey = c10::DispatchKey::TESSERA_PLACEHOLDER_KE
 //
 // Canary: KeyScopesCanary, a test of libtorch itself.
 
-/// While an object of this type exists, operators on this thread are dispatched to the given keys
+/// While an IncludeKeys object exists, operators on this thread are dispatched to the given keys
 /// even if their tensors lack them.
 using IncludeKeys = c10::impl::IncludeDispatchKeyGuard;
-/// While an object of this type exists, operators on this thread skip the given dispatch keys, even
+/// While an ExcludeKeys object exists, operators on this thread skip the given dispatch keys, even
 /// if their tensors have them.
 using ExcludeKeys = c10::impl::ExcludeDispatchKeyGuard;
 
 /// The dispatch keys that a thread includes and excludes.
 using KeysOfThread = c10::impl::LocalDispatchKeySet;
-/// While an object of this type exists, this thread includes and excludes exactly the given
-/// dispatch keys.
+/// While a RestoreKeys object exists, this thread includes and excludes exactly the given dispatch
+/// keys.
 using RestoreKeys = c10::impl::ForceDispatchKeyGuard;
 
 inline KeysOfThread keys_of_thread() {

@@ -220,7 +220,7 @@ struct EngineAnswers {
   variable_list (*execute)(const BackwardCall& call, const RunBackward& run);
 };
 
-/// libtorch's autograd engine with two functions overridden: the two call the functions `hooks` and
+/// libtorch's autograd engine with two functions overridden, which call the functions `hooks` and
 /// `execute` of the installed EngineAnswers. A test derives from this class.
 class AnsweringEngine : public torch::autograd::Engine {
  public:

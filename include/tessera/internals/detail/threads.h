@@ -39,7 +39,7 @@ c10::DebugInfoKind kind_of(Carried what);
 
 /// While a CarriedScope exists, `value` is active on this thread, and on autograd's threads while
 /// they run a backward of this thread. (With CUDA a backward runs on another thread.) An inner
-/// scope hides an outer one. Scopes end in reverse order, on the thread that began them.
+/// scope hides an outer scope. Scopes end in reverse order, on the thread that began them.
 template <Carried kWhat, class T>
 class CarriedScope {
  public:
@@ -70,7 +70,7 @@ class CarriedScope {
 
 /// A copy of libtorch's thread-local state of the thread that makes the object.
 using StateOfThread = at::ThreadLocalState;
-/// While an object of this type exists, this thread has the given thread-local state.
+/// While a StateOfThreadScope exists, this thread has the given thread-local state of libtorch.
 using StateOfThreadScope = at::ThreadLocalStateGuard;
 
 // The thread's state of autocast, without the dispatch key that enables it (dispatch_keys.h): types

@@ -67,8 +67,8 @@ class ModuleBase;
 std::int64_t batch_ranks();
 void set_batch_ranks(std::int64_t ranks);
 
-/// Whether this thread has ever called a function that weights means by the ranks' numbers of batch
-/// rows (weighs_ranks), and the function that records such a call (note_weighing).
+/// weighs_ranks() returns whether this thread has ever called a function that weights means by the
+/// ranks' numbers of batch rows; note_weighing() records such a call.
 bool weighs_ranks();
 void note_weighing();
 
