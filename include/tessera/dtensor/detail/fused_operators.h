@@ -98,7 +98,7 @@ at::Tensor targets_of_rows(const at::Tensor& targets, const ShardingSpec& rows);
 /// A rank's range of columns of the logits, which are split by the vocabulary.
 struct VocabularyShard {
   std::int64_t vocabulary = 0;          ///< total number of columns (tokens) over all ranks
-  std::int64_t first_column = 0;        ///< number of this rank's first column
+  std::int64_t first_column = 0;        ///< index of this rank's first column
   comm::Communicator* group = nullptr;  ///< ranks that split the vocabulary; nullptr: no split
 };
 

@@ -27,9 +27,8 @@ struct RopeScaling {
   /// The context length of pretraining, in tokens: kLlama3 and kYarn count the rotations within
   /// this length.
   std::int64_t original_positions = 0;
-  double low_freq_factor = 1,
-         high_freq_factor = 4;           ///< kLlama3: rotation counts at the ramp's ends
-  double beta_fast = 32, beta_slow = 1;  ///< kYarn: rotation counts that bound the ramp
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< kLlama3: the ramp's rotation counts
+  double beta_fast = 32, beta_slow = 1;              ///< kYarn: rotation counts that bound the ramp
   bool truncate = true;         ///< kYarn: whether the ramp's bounds are rounded to integers
   double attention_factor = 1;  ///< kYarn: factor that multiplies cos and sin
 
