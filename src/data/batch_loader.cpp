@@ -1,6 +1,6 @@
-// Samples of training data, and the batches of a step. The loader has no state: a batch depends
-// only on the step and the data. So a resumed run reads the same batches, and each data-parallel
-// rank loads its rows independently.
+// Samples of training data, and the batches of a training step. BatchLoader has no state: a batch
+// depends only on the step number and the data. So a resumed run reads the same batches, and each
+// data-parallel rank loads its rows independently.
 
 #include "tessera/data/batch_loader.h"
 
@@ -22,11 +22,11 @@
 namespace tessera::data {
 namespace {
 
-/// The value of a target that the loss ignores: cross_entropy's ignore_index.
+/// The value of a target that cross_entropy ignores: the default of its ignore_index.
 constexpr std::int64_t kIgnoredTarget = -100;
 
 /// The number of tokens that are compared with the vocabulary before the first step, which takes
-/// less than a second. Later tokens are checked when they are read.
+/// less than a second. The loader checks later tokens when it reads them.
 constexpr std::int64_t kCheckedAtStart = std::int64_t{1} << 26;
 /// The number of tokens that are read and checked at once, small enough for the CPU's cache.
 constexpr std::int64_t kCheckedAtOnce = std::int64_t{1} << 16;
@@ -40,7 +40,7 @@ class TokenWindows final : public SampleSource {
     check_start();
   }
 
-  // The last token is not an input, because it is only a target: the last target of a sample is the
+  // The last token of a sample is only a target, not an input: the last target of a sample is the
   // first input of the next sample.
   std::int64_t size() const override {
     return std::max<std::int64_t>(tokens_->size() - 1, 0) / sequence_;
@@ -64,8 +64,8 @@ class TokenWindows final : public SampleSource {
   }
 
  private:
-  /// Checks the first tokens at construction, which detects most mismatched tokenizers before the
-  /// first step.
+  /// Checks the first tokens of the data at construction, which detects most tokenizers that do not
+  /// match the data before the first step.
   void check_start() const {
     const std::int64_t end = std::min(tokens_->size(), kCheckedAtStart);
     std::vector<std::int64_t> piece;
@@ -77,7 +77,7 @@ class TokenWindows final : public SampleSource {
   }
 
   /// Throws Error for a token outside the vocabulary, because an index outside the embedding would
-  /// crash on a GPU far from the cause. `begin`: position of the first token, for the message.
+  /// crash on a GPU far from the cause. `begin`: position of the first token, for messages.
   void check_vocabulary(std::int64_t begin, std::span<const std::int64_t> tokens) const {
     const auto outside = [this](std::int64_t token) { return token < 0 || token >= vocabulary_; };
     const auto bad = std::find_if(tokens.begin(), tokens.end(), outside);
@@ -146,7 +146,7 @@ class PromptCompletions final : public SampleSource {
   }
 
  private:
-  /// Returns a sample of `tokens` whose targets begin after the first `prompt` tokens.
+  /// Returns a sample of the tokens `tokens`, whose first `prompt` tokens are not targets.
   static Sample sample_of(std::vector<std::int64_t> tokens, std::size_t prompt) {
     std::vector<bool> learned(tokens.size(), true);
     std::fill_n(learned.begin(), std::min(prompt, learned.size()), false);
@@ -169,8 +169,8 @@ class PromptCompletions final : public SampleSource {
     return sample_of(std::move(all), length);
   }
 
-  /// Cuts the beginning of a prompt that leaves no room for a target, until the whole completion
-  /// fits or one token of the prompt remains. The begin tokens are not cut.
+  /// Shortens a prompt at its beginning, until the whole completion fits into the sample or one
+  /// token of the prompt remains. The begin tokens are not cut.
   void cut_prompt(std::vector<std::int64_t>& tokens, std::size_t& prompt, std::size_t room) const {
     const std::size_t fixed = options_.begin.size();
     if (!options_.truncate || prompt < room || room <= fixed + 1) {
@@ -207,7 +207,7 @@ class PromptCompletions final : public SampleSource {
     return sample;
   }
 
-  /// Adds the sample of a line. `origin`: the file and line number, for messages.
+  /// Adds the sample of one line of a file. `origin`: the file and line number, for messages.
   void add(const std::string& line, const Tokenizer& tokenizer, const std::string& origin) {
     const auto room = static_cast<std::size_t>(sequence_) + 1;
     const std::vector<JsonTexts> fields =
@@ -225,7 +225,7 @@ class PromptCompletions final : public SampleSource {
     TESSERA_CHECK(options_.truncate || size <= room, origin, ": the sample has ", size,
                   " tokens, but a sequence and its last target have ", room,
                   "; take longer sequences, or cut samples");
-    // The first token is never a target.
+    // The first token of a sample is never a target, because no token precedes the first token.
     if (!sample.learned.empty()) {
       sample.learned[0] = false;
     }
@@ -245,7 +245,7 @@ class PromptCompletions final : public SampleSource {
   PromptOptions options_;
   std::vector<std::uint32_t> tokens_;  ///< tokens of all samples, concatenated
   std::vector<bool> learned_;          ///< whether each token in tokens_ is a target
-  std::vector<std::size_t> begins_;    ///< where each sample begins in tokens_
+  std::vector<std::size_t> begins_;    ///< index in tokens_ at which each sample begins
 };
 
 }  // namespace
@@ -307,8 +307,8 @@ class Permutation {
   std::array<std::uint64_t, 4> keys_;
 };
 
-/// Fractions of samples are integers in units of 1 / kUnits, so that two of them multiplied fit
-/// into 62 bits.
+/// Fractions of samples are integers in units of 1 / kUnits, so that the product of two fractions
+/// fits into 62 bits.
 constexpr double kUnits = std::int64_t{1} << 30;
 
 /// Returns round(n * part / all), exact and without overflow for any n.
@@ -319,14 +319,14 @@ std::int64_t dealt(std::int64_t n, std::int64_t part, std::int64_t all) {
 }  // namespace
 
 /// The order of samples from several weighted sources, computed independently for each index. The
-/// sources are the leaves of a binary tree. As in Bresenham's line algorithm, a node whose first
-/// child has the fraction p gives that child round(n p) of its first n samples. So the number of
-/// samples of a source is exact to half a sample per level of the tree, of which there are log2 of
-/// the number of sources.
+/// sources are the leaves of a binary tree. As in Bresenham's line algorithm, if the first child of
+/// a node has the fraction p, it gets round(n p) of the node's first n samples. So the number of
+/// samples of a source is exact to half a sample per level of the tree. The tree has log2(sources)
+/// levels.
 class Mixture {
  public:
-  /// `weights` are positive, one for each source. Fractions are stored as integers, so that every
-  /// machine rounds equally.
+  /// `weights` has a positive weight for each source. Fractions are stored as integers, so that
+  /// every machine rounds equally.
   explicit Mixture(const std::vector<double>& weights) : sums_{0} {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     for (const double weight : weights) {
@@ -370,7 +370,7 @@ class Mixture {
   }
 
  private:
-  /// A node of the tree: the sources [first, last).
+  /// A node of the binary tree of sources: contains the sources [first, last).
   struct Node {
     std::size_t first, last;
   };
@@ -393,8 +393,8 @@ std::vector<double> weights_of(const std::vector<WeightedSamples>& sources) {
   return weights;
 }
 
-/// Sets the positions of one row within its documents. The target at a document's end token would
-/// belong to the next document, so the target is set to -100.
+/// Sets the positions of the tokens of one row within their documents. The target at a document's
+/// end token would belong to the next document, so this target is set to -100.
 void part_documents(std::int64_t end, std::span<const std::int64_t> inputs,
                     std::span<std::int64_t> targets, std::span<std::int64_t> positions) {
   std::int64_t position = 0;
@@ -438,8 +438,8 @@ void BatchLoader::check_sizes() const {
     const SampleSource& source = *sources_[i].samples;
     TESSERA_CHECK(source.sequence() == sequence_, "a source has sequences of ", source.sequence(),
                   " tokens and another of ", sequence_, "; give all the same");
-    // A step must not contain a sample twice, so a source needs at least its maximum number of
-    // samples per batch.
+    // No batch may contain a sample twice, so a source needs at least as many samples as a batch
+    // can contain of this source.
     const std::int64_t most = mixture_->most(i, options_.batch);
     const bool alone = sources_.size() == 1;
     TESSERA_CHECK(source.size() >= most, alone ? "the data hold " : "a source holds ",
@@ -486,7 +486,7 @@ void BatchLoader::read_row(std::int64_t n, const Batch& batch, std::int64_t i) c
   }
 }
 
-/// Returns the source of sample `n`, and the index in the source, which repeats its samples.
+/// Returns the source of sample `n` and the index in this source, whose samples are repeated.
 BatchLoader::Place BatchLoader::place(std::int64_t n) const {
   const Mixture::Place at = (*mixture_)(n);
   const SampleSource* source = sources_[at.source].samples.get();
@@ -541,19 +541,19 @@ PrefetchLoader::PrefetchLoader(std::shared_ptr<const BatchLoader> loader,
 
 void PrefetchLoader::begin(std::int64_t step) {
   step_ = step;
-  // The background thread uses the current GPU of the calling thread: otherwise it would use the
-  // first GPU, where allocating page-locked memory would create another CUDA context. The
-  // DeviceGuard on this thread has no index: it only returns the current GPU.
+  // The background thread uses the calling thread's current GPU: otherwise the background thread
+  // would allocate page-locked memory with the first GPU and create another CUDA context. The
+  // DeviceGuard of the calling thread has no index: it only returns the current GPU.
   const c10::Device device = pinned_ ? c10::DeviceGuard(c10::Device(c10::kCUDA)).original_device()
                                      : c10::Device(c10::kCPU);
-  // The task captures copies, because this object may be moved during the load.
+  // The task captures copies, because the PrefetchLoader may be moved while a batch is loaded.
   batch_ = std::async(background_ ? std::launch::async : std::launch::deferred,
                       [loader = loader_, ranges = ranges_, pinned = pinned_, step, device] {
                         const c10::DeviceGuard guard(device);
                         return loader->load(step, ranges, pinned);
                       });
   if (!background_) {
-    batch_.wait();  // runs the deferred load now, on this thread
+    batch_.wait();  // runs the deferred load on this thread
   }
 }
 
@@ -562,7 +562,7 @@ BatchLoader::Batch PrefetchLoader::load(std::int64_t step) {
   if (step != step_) {
     begin(step);
   }
-  // If get() throws, the next call loads the step again.
+  // If get() throws, the next call of load() loads the step again.
   step_ = -1;
   BatchLoader::Batch batch = batch_.get();
   begin(step + 1);

@@ -18,15 +18,15 @@ namespace {
 /// SentencePiece's symbol for a space.
 constexpr std::string_view kMark = "\xe2\x96\x81";
 
-/// The merges of a BPE model, by the key pair_of() of the two tokens that are merged. Most of the
-/// encoding time is lookups in this map.
+/// The merges of a BPE model. The key is pair_of() the two tokens that are merged. Encoding spends
+/// most of its time looking up merges in this map.
 using Merges = std::unordered_map<std::uint64_t, Merge>;
 
 std::uint64_t pair_of(TokenId left, TokenId right) {
   return std::uint64_t{left} << 32 | right;
 }
 
-/// Returns the merges by pairs of tokens. Of several merges of a pair, the last in the list
+/// Returns the merges by pairs of tokens. If a list has several merges of a pair, the last of them
 /// applies.
 Merges by_pairs(const std::vector<Merge>& merges) {
   Merges by_pair;
@@ -44,17 +44,17 @@ struct Symbol {
   bool merged_away = false;
 };
 
-/// A possible merge of two adjacent tokens; candidates are ordered by rank, then by position.
+/// A possible merge of two adjacent tokens. Candidates are ordered by rank, then by position.
 struct Candidate {
   std::uint64_t rank_and_position = 0;
   TokenId result = 0;
   auto operator<=>(const Candidate&) const = default;
 };
 
-/// Memory that is reused between encodings, by one thread at a time.
+/// Memory for encoding that later encodings reuse. Only one thread at a time uses a Workspace.
 struct Workspace {
   static constexpr std::size_t kCachedWords = std::size_t{1} << 15;
-  /// The size of the longest cached word; longer words rarely occur twice.
+  /// The size of the longest word in the cache. Longer words rarely occur twice.
   static constexpr std::size_t kCachedBytes = 30;
 
   TextMap<std::vector<TokenId>> cache;  ///< the tokens of recently encoded words
@@ -147,7 +147,7 @@ class HeapMerge {
   std::vector<Candidate>& heap_;
 };
 
-/// Encodes words with byte-pair merges. Immutable.
+/// Splits words into tokens with byte-pair merges. Immutable.
 class Bpe {
  public:
   explicit Bpe(BpeModel model) : model_(std::move(model)), merges_(by_pairs(model_.merges)) {
@@ -159,8 +159,8 @@ class Bpe {
     find_inner_borders();
   }
 
-  /// Appends the tokens of a word. The word is not empty, and is valid UTF-8 unless tokens are
-  /// bytes.
+  /// Appends the tokens of a word to `ids`. The word is not empty, and is valid UTF-8 unless tokens
+  /// are bytes.
   void encode(std::string_view word, std::vector<std::int64_t>& ids, Workspace& workspace) const {
     while (!word.empty()) {
       const std::size_t end = divisible_ ? next_border(word) : word.size();
@@ -183,8 +183,8 @@ class Bpe {
 
  private:
   /// Finds borders at which a word may be cut. Without a pre-tokenizer the whole text is one word.
-  /// The text may be cut between two characters that are adjacent in no token, because no merge
-  /// joins these characters. Only cuts before space symbols are used: they give words that the
+  /// A text may be cut between two characters that are adjacent in no token, because no merge joins
+  /// these characters. Only cuts before space symbols are used, because they give words that the
   /// cache can reuse.
   void find_inner_borders() {
     std::unordered_set<TokenId> fallen_back;
@@ -226,8 +226,8 @@ class Bpe {
     HeapMerge(merges_, workspace).run();
   }
 
-  /// Sets `ids` to the tokens of a word before merging. Unknown tokens and byte-fallback tokens are
-  /// in the order of the `tokenizers` package.
+  /// Sets `ids` to the tokens of a word before any merge. Unknown tokens and byte-fallback tokens
+  /// are in the same order as in the `tokenizers` package.
   void first_symbols(std::string_view word, std::vector<TokenId>& ids) const {
     bool unknown = false;  // whether an unknown token is pending
     while (!word.empty()) {
@@ -267,8 +267,7 @@ class Bpe {
   Merges merges_;
   std::array<std::optional<TokenId>, 256> fallback_;  ///< ids of the byte-fallback tokens <0xHH>
   bool divisible_ = false;                       ///< whether words may be cut before space symbols
-  std::unordered_set<std::string> before_mark_;  ///< characters that precede a space symbol in a
-                                                 ///< token
+  std::unordered_set<std::string> before_mark_;  ///< characters before a space symbol in a token
 };
 
 /// A tokenizer with a BPE model. Encoding has four steps: added tokens, normalization, splitting
@@ -303,7 +302,7 @@ class BpeTokenizer final : public Tokenizer {
     const auto on_token = [&](TokenId id) { ids.push_back(id); };
     const auto on_word = [&](Piece word) { bpe_.encode(word.text, ids, *workspace); };
     const auto on_part = [&](std::string_view part, bool first) {
-      // Without normalizers the text need not be copied.
+      // If there is no normalizer, the text need not be copied.
       const std::string copy = parts_.normalizers.empty() ? "" : normalize(part);
       const auto on_text = [&](std::string_view piece, bool first_of_part) {
         parts_.pre_tokenizers.split({piece, first && first_of_part}, on_word);
@@ -363,10 +362,10 @@ class BpeTokenizer final : public Tokenizer {
   BpeTokenizerParts parts_;
   AddedTokens raw_;            ///< added tokens to find in the original text
   AddedTokens normalized_;     ///< added tokens to find in the normalized text
-  std::vector<bool> special_;  ///< whether a token id is special
+  std::vector<bool> special_;  ///< for each token id, whether the token is special
   Bpe bpe_;
-  /// One Workspace for each thread that encodes at the same time. A later call reuses the
-  /// Workspace, with its cache, of an earlier call.
+  /// One Workspace for each thread that encodes at the same time. A later encoding reuses the
+  /// Workspace, with the cache, of an earlier encoding.
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
   mutable std::mutex mutex_;
 };

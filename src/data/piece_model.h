@@ -10,14 +10,14 @@
 
 namespace tessera::data {
 
-/// A loaded SentencePiece model. Its calls are thread safe.
+/// A loaded SentencePiece model. Several threads may call its functions.
 class PieceModel {
  public:
   virtual ~PieceModel() = default;
   virtual int size() const = 0;
   virtual int id_of_unknown() const = 0;
-  virtual int id_of_begin() const = 0;  ///< id of the begin token; -1: none
-  virtual int id_of_end() const = 0;    ///< id of the end token; -1: none
+  virtual int id_of_begin() const = 0;  ///< id of the begin token; -1 if there is none
+  virtual int id_of_end() const = 0;    ///< id of the end token; -1 if there is none
   virtual std::string piece(int id) const = 0;
   /// Returns the id of a piece (token text), or of the unknown token if there is no such piece.
   virtual int id(const std::string& piece) const = 0;

@@ -1,5 +1,5 @@
-// Tokenizers of SentencePiece models. Special tokens and spaces are handled as in `transformers`,
-// around the pieces of the SentencePiece library.
+// Tokenizers of SentencePiece models. The SentencePiece library encodes and decodes pieces; special
+// tokens and spaces are handled as in `transformers`.
 
 #include <dlfcn.h>
 
@@ -25,8 +25,8 @@ namespace {
 
 constexpr auto kLibrary = "libtessera_sentencepiece.so." TESSERA_SOVERSION;
 
-/// Returns the flags for dlopen(). RTLD_DEEPBIND makes SentencePiece find its own symbols first.
-/// AddressSanitizer does not allow this flag.
+/// Returns the flags for dlopen(). With RTLD_DEEPBIND, SentencePiece finds its own symbols first.
+/// AddressSanitizer does not allow RTLD_DEEPBIND.
 int scope_of_names() {
   const bool sanitized = dlsym(RTLD_DEFAULT, "__asan_init") != nullptr;
   return sanitized ? RTLD_LOCAL : RTLD_LOCAL | RTLD_DEEPBIND;
@@ -46,15 +46,15 @@ LoadPieceModel load_library() {
   return function;
 }
 
-/// Loads a model through libtessera_sentencepiece.so. Throws Error if Tessera was built without
-/// SentencePiece.
+/// Loads a SentencePiece model with libtessera_sentencepiece.so. Throws Error if Tessera was built
+/// without SentencePiece.
 std::unique_ptr<PieceModel> load_piece_model(const std::string& model, std::string& fault) {
-  // If loading the library throws, the next call tries again.
+  // If load_library() throws, the next call of load_piece_model() tries again.
   static const LoadPieceModel load = load_library();
   return std::unique_ptr<PieceModel>(load(model, fault));
 }
 
-/// Maximum size of a model file: ten times the largest known model.
+/// Maximum size of a SentencePiece model file: ten times the largest known model.
 constexpr std::uint64_t kMaxModelBytes = 100'000'000;
 
 /// The protobuf field normalizer_spec { add_dummy_prefix: false }. If these bytes are appended to a
@@ -64,7 +64,7 @@ constexpr std::string_view kNoPrefix{"\x1a\x02\x18\x00", 4};
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
 /// Finds special and added tokens in the text as LlamaTokenizer in `transformers` does. The
-/// SentencePiece library encodes the text between these tokens; its const calls are thread safe.
+/// SentencePiece library, whose const functions are thread safe, encodes the text between tokens.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(const std::string& path, const TokenizerSettings& settings)
@@ -93,8 +93,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
     std::vector<std::int64_t> all;
-    // Invalid UTF-8 is replaced here, because the library would replace each byte by a separate
-    // U+FFFD.
+    // Invalid UTF-8 is replaced before encoding, because the SentencePiece library would replace
+    // each invalid byte by a separate U+FFFD.
     std::string valid;
     added_.split(
         replace_invalid_utf8(text, valid),
@@ -114,7 +114,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       TESSERA_CHECK(token >= 0 && token < vocabulary(), "token ", token,
                     " is outside the tokenizer's vocabulary of ", vocabulary(),
                     ": decode with the tokenizer that made it");
-      // Special tokens have no text, and the pieces before and after them are decoded together.
+      // Special tokens have no text. Pieces before and after such a token are decoded together.
       if (special_.contains(token)) {
         continue;
       }
@@ -135,7 +135,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
  private:
   /// Adds the special tokens of the model, and the tokens in the files next to the model, to the
-  /// tokens that encode() finds in texts.
+  /// tokens that encode() searches for in texts.
   void add_tokens(const TokenizerSettings& settings) {
     std::vector<AddedToken> tokens;
     for (const int id : {model_->id_of_unknown(), model_->id_of_begin(), model_->id_of_end()}) {
@@ -166,8 +166,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     added_ = AddedTokens(tokens);
   }
 
-  /// Returns the id of the token with text `content`; a text outside the vocabulary gets the next
-  /// id.
+  /// Returns the id of the token with text `content`. A token outside the vocabulary gets the next
+  /// free id.
   std::int64_t id_of(const std::string& content) const {
     if (const auto known = ids_.find(content); known != ids_.end()) {
       return known->second;
@@ -176,8 +176,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return model_->piece(id) == content ? id : vocabulary();
   }
 
-  /// Returns the token that begins or ends texts; empty if there is none. `of_model`: the id of the
-  /// token in the model; -1: none.
+  /// Returns the token that begins or ends texts; an empty list if there is none. `of_model`: the
+  /// token's id in the model; -1 if the model has no such token.
   std::vector<std::int64_t> tokens_of(const TextEnd& end, int of_model) const {
     if (end.text) {
       return {id_of(*end.text)};
@@ -193,8 +193,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   /// Encodes a text that follows a special token. The SentencePiece library would drop a space at
-  /// the beginning of the text. As in `transformers`, an unknown token before the text preserves
-  /// the space. The pieces of this token are removed from the result.
+  /// the beginning of the text. As in `transformers`, an unknown token is put before the text to
+  /// preserve the space, and the pieces of the unknown token are removed from the result.
   std::vector<int> pieces_within(std::string_view part) const {
     if (!part.starts_with(' ') && !part.starts_with(kSpaceMark)) {
       return pieces_of(*within_, part);
@@ -215,12 +215,12 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::unique_ptr<PieceModel> model_;
-  std::unique_ptr<PieceModel> within_;  ///< the model without a space added before the text
+  std::unique_ptr<PieceModel> within_;  ///< the same model, set to add no space before a text
   bool legacy_ = true;  ///< whether each part between special tokens gets a leading space
   AddedTokens added_;
   std::set<std::int64_t> special_;           ///< tokens that decode to nothing
-  std::map<std::string, std::int64_t> ids_;  ///< ids of the tokens in added_, by text
-  std::vector<std::string> behind_;          ///< texts of tokens with ids above those of the model
+  std::map<std::string, std::int64_t> ids_;  ///< the ids of the tokens in added_, by their text
+  std::vector<std::string> behind_;          ///< texts of tokens with ids after the model's ids
   std::vector<std::int64_t> begin_, end_;
   std::optional<bool> begins_texts_;
 };

@@ -17,8 +17,8 @@ std::string fault_of(const sentencepiece::util::Status& status) {
 
 class LibraryModel final : public PieceModel {
  public:
-  /// Loads a model. Returns the error as text; "" if there is none. SentencePiece reports some
-  /// errors by exceptions.
+  /// Loads a SentencePiece model. Returns the error as text; "" if there is no error. SentencePiece
+  /// reports some errors by exceptions, which load() catches.
   std::string load(const std::string& model) {
     try {
       return fault_of(processor_.LoadFromSerializedProto(model));

@@ -12,8 +12,8 @@ namespace {
 const nlohmann::json kNull;
 constexpr std::size_t kMaxShown = 80;
 
-/// Returns a JSON value as ASCII text for messages, cut to a maximum length, because keys and texts
-/// of an untrusted file may contain anything.
+/// Returns a JSON value as ASCII text of limited length for messages, because keys and texts of an
+/// untrusted file may contain any characters.
 std::string short_text(const nlohmann::json& value) {
   const std::string text = value.dump(-1, ' ', true);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
@@ -193,7 +193,7 @@ namespace {
 
 using Replace = std::function<std::string(std::string_view text)>;
 
-/// Returns a function that replaces each occurrence of a text, "pattern", by "content".
+/// Returns a function that replaces each occurrence of the text "pattern" by "content".
 Replace read_replace(const JsonField& field) {
   field.only({"pattern", "content"});
   const JsonField pattern = field.at("pattern");
@@ -235,8 +235,8 @@ void add_normalizer(const JsonField& field, Normalizers& steps) {
   }
 }
 
-/// Returns a step that splits texts at the matches of an expression. Matches become pieces too,
-/// unless `removes` is true. If `invert` is true, the texts between matches count as matches.
+/// Returns a step that splits texts at the matches of a regular expression. Matches become pieces
+/// too, unless `removes` is true. If `invert` is true, the texts between matches count as matches.
 PreTokenizers::Step split_step(std::string_view expression, bool removes, bool invert) {
   const auto pattern = std::make_shared<const Pattern>(expression);
   return [pattern, removes, invert](Piece piece, OnPiece on_piece) {
@@ -267,8 +267,8 @@ PreTokenizers::Step read_split(const JsonField& field) {
   return split_step(pattern.at("Regex").text(), removes, field.at("invert").flag_or(false));
 }
 
-/// Returns the piece with each space replaced by `mark`. If `prepended` is true, `mark` is also put
-/// before the piece.
+/// Returns the piece's text with each space replaced by `mark`. If `prepended` is true, `mark` is
+/// also put before the text.
 std::string marked(std::string_view piece, const std::string& mark, bool prepended) {
   std::string text;
   for (const char c : piece) {
@@ -277,7 +277,7 @@ std::string marked(std::string_view piece, const std::string& mark, bool prepend
   return prepended && !text.starts_with(mark) ? mark + text : text;
 }
 
-/// Adds the step "Metaspace": SentencePiece's handling of spaces.
+/// Adds the pre-tokenizer Metaspace, which handles spaces as SentencePiece does.
 void add_metaspace(const JsonField& field, PreTokenizers& all) {
   field.only({"replacement", "prepend_scheme", "split", "add_prefix_space", "str_rep"});
   const JsonField scheme = field.at("prepend_scheme");
@@ -285,7 +285,7 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
   if (prepend != "always" && prepend != "first" && prepend != "never") {
     scheme.refuse();
   }
-  // add_prefix_space is the older name of prepend_scheme.
+  // Older files of the `tokenizers` package have add_prefix_space in place of prepend_scheme.
   if (const JsonField older = field.at("add_prefix_space");
       !older.flag_or(true) && prepend != "never") {
     older.refuse();
@@ -294,7 +294,7 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
                           splits = field.at("split").flag_or(true)](Piece piece, OnPiece on_piece) {
     const std::string text =
         marked(piece.text, mark, prepend == "always" || (prepend == "first" && piece.first));
-    // Each mark begins a new word.
+    // Each mark (the symbol for a space) begins a new word.
     for (std::size_t begin = 0; begin < text.size();) {
       const std::size_t end =
           splits ? std::min(text.find(mark, begin + 1), text.size()) : text.size();
@@ -307,7 +307,7 @@ void add_metaspace(const JsonField& field, PreTokenizers& all) {
 /// Adds the pre-tokenizer ByteLevel. The text is not converted to GPT-2's alphabet; instead the
 /// model's vocabulary is converted to bytes.
 void add_byte_level(const JsonField& field, PreTokenizers& all) {
-  /// GPT-2's splitting pattern, for "use_regex".
+  /// GPT-2's regular expression for splitting texts, used if "use_regex" is true.
   constexpr const char* kGpt2Pattern =
       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
   field.only({"add_prefix_space", "trim_offsets", "use_regex"});
@@ -325,7 +325,7 @@ void add_byte_level(const JsonField& field, PreTokenizers& all) {
 
 void add_pre_tokenizer(const JsonField& field, PreTokenizers& all) {
   const std::string& type = field.type();
-  // A step after ByteLevel would need texts in GPT-2's alphabet, which are never made.
+  // A pre-tokenizer after ByteLevel would need texts in GPT-2's alphabet, which are never made.
   field.require(type == "Sequence" || !all.byte_level, "before ByteLevel");
   if (type == "Sequence") {
     field.only({"pretokenizers"});
@@ -412,7 +412,7 @@ void add_decoder(const JsonField& field, Decoders& steps) {
   }
 }
 
-/// Appends the token ids that "special_tokens" has under `name`.
+/// Appends the ids that "special_tokens" has for the special token `name` to `tokens`.
 void add_special(const JsonField& name, const JsonField& special_tokens, TokenId vocabulary,
                  std::vector<std::int64_t>& tokens) {
   special_tokens.at(name.text().c_str()).at("ids").for_each([&](const JsonField& id) {
@@ -452,12 +452,12 @@ void add_post_processor(const JsonField& field, TokenId vocabulary, TemplateToke
     // first template to the second template as a pair of texts.
     field.require(tokens.begin.empty() && tokens.end.empty(), "the only template with tokens");
     tokens = read_template(field, vocabulary);
-  } else if (type != "ByteLevel") {  // ByteLevel only changes offsets into the text
+  } else if (type != "ByteLevel") {  // ByteLevel changes only offsets into the text
     field.at("type").refuse();
   }
 }
 
-/// Returns the steps that `add` reads from a field; none if the field is null.
+/// Returns the steps that `add` reads from a JSON field; no steps if the field is null.
 template <class Steps>
 Steps read_steps(const JsonField& field, void (*add)(const JsonField& field, Steps& steps)) {
   Steps steps;

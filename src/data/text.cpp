@@ -13,7 +13,7 @@
 
 namespace tessera::data {
 
-/// Folders are rejected explicitly, because a stream can open a folder, but the first read then
+/// Folders are rejected explicitly, because a stream can open a folder, and the first read then
 /// fails without a reason.
 std::string read_text(const std::string& path) {
   TESSERA_CHECK(!std::filesystem::is_directory(path), "'", path, "' is a folder: give a text file");
@@ -27,7 +27,7 @@ std::string read_text(const std::string& path) {
 
 namespace {
 
-/// nlohmann's parser stores its nesting on the heap, so deep nesting cannot overflow the stack.
+/// nlohmann's parser keeps its nesting on the heap, so deep nesting cannot overflow the stack.
 nlohmann::json parse_line(std::string_view line, const std::string& origin) {
   TESSERA_CHECK(!line.starts_with(detail::kByteOrderMark), origin,
                 ": the line begins with a byte order mark; save the file without one");
@@ -74,7 +74,7 @@ namespace {
 constexpr std::uint64_t kPieces = 64;
 constexpr std::uint64_t kPieceBytes = 4096;
 
-/// Returns where block `i` begins for the fingerprint of a file of `bytes` bytes. The blocks of a
+/// Returns the offset of block `i` for the fingerprint of a file of `bytes` bytes. The blocks of a
 /// small file cover the file completely; the blocks of a large file are spread evenly.
 std::uint64_t piece_offset(std::uint64_t i, std::uint64_t bytes) {
   return bytes <= kPieces * kPieceBytes ? i * kPieceBytes

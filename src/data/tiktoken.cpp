@@ -15,13 +15,13 @@
 namespace tessera::data {
 namespace {
 
-// The pattern and the special tokens are from Meta's package llama-models.
+// The regular expression and the special tokens are from Meta's package llama-models.
 
-constexpr std::size_t kRanks = 128'000;  ///< number of tokens in the file of Llama 3
+constexpr std::size_t kRanks = 128'000;  ///< number of tokens in Llama 3's tokenizer file
 constexpr const char* kPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// Returns the special tokens in the order of their ids, which follow the ids of the file's tokens.
+/// Returns Llama 3's special tokens in the order of their ids, which follow the ids in the file.
 /// The names are those of Llama 3.1 to 3.3. Some of these tokens have reserved names in Llama 3.0.
 std::vector<std::string> special_tokens() {
   std::vector<std::string> names;
@@ -91,8 +91,8 @@ std::vector<std::string> read_ranks(std::string_view text) {
   return tokens;
 }
 
-/// Derives merges: two tokens are merged if their concatenated bytes are a token, whose rank is the
-/// merge's rank.
+/// Derives the merges of a BPE model: two tokens are merged if their concatenated bytes are a
+/// token. The rank of this token is the rank of the merge.
 std::vector<Merge> merges_of_ranks(const Vocabulary& vocabulary) {
   std::vector<Merge> merges;
   for (const auto& [bytes, id] : vocabulary) {

@@ -1,5 +1,5 @@
-// Token shards in the format of llm.c, which its tools and data sets use: a header, then tokens of
-// 16 or 32 bits. Several shards form one sequence of tokens.
+// Token shards in the format that llm.c's tools and data sets use: a header, then tokens of 16 or
+// 32 bits. Several shards form one sequence of tokens.
 #include "tessera/data/token_shards.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace tessera::data {
 namespace {
 
-/// The header of an llm.c token shard is 256 int32, of which the first three are used.
+/// The header of an llm.c token shard has 256 int32 values. The first three values are used.
 using ShardHeader = std::array<std::int32_t, 256>;
 constexpr std::size_t kShardHeaderBytes = sizeof(ShardHeader);
 
@@ -30,7 +30,7 @@ constexpr ShardKind kUint32Shard{20240801, 7, sizeof(std::uint32_t)};
 static_assert(std::endian::native == std::endian::little, "token shards are little endian");
 
 /// Determines the token size from the magic number. Version 1 is accepted for both token sizes,
-/// because its data have the same format.
+/// because the tokens have the same format as in later versions.
 const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
   for (const ShardKind* kind : {&kUint16Shard, &kUint32Shard}) {
     if (header[0] != kind->magic) {
@@ -47,10 +47,10 @@ const ShardKind& kind_of(const ShardHeader& header, const std::string& path) {
 }
 
 /// A file of tokens. The file is open only during a read, because a data set may have more shards
-/// than a process may have open files.
+/// than the number of files that a process may open.
 class Shard {
  public:
-  // The constructor makes all checks, so that later reads stay inside the tokens.
+  // The constructor checks the header and the size, so that reads stay inside the tokens.
   explicit Shard(const std::string& path) : path_(path) {
     const files::InputFile file = open();
     const std::uint64_t bytes = file.size();
@@ -63,7 +63,7 @@ class Shard {
     TESSERA_CHECK(header[2] >= 0, "token shard '", path, "' says that it holds ", header[2],
                   " tokens: write it again");
     size_ = header[2];
-    // Detects an incomplete copy before training begins.
+    // The check of the file size detects an incomplete copy before training begins.
     const auto expected = kShardHeaderBytes + static_cast<std::size_t>(size_) * token_bytes_;
     TESSERA_CHECK(bytes == expected, "token shard '", path, "' says that it holds ", size_,
                   " tokens (", expected, " bytes with the header) but has ", bytes,
@@ -81,7 +81,7 @@ class Shard {
  private:
   files::InputFile open() const { return {path_, "token shards"}; }
 
-  // Converts tokens from the file's type to int64, libtorch's type for token ids.
+  // Converts tokens from the type in the file to int64, libtorch's type for token ids.
   template <class Token>
   void widen(std::int64_t begin, std::span<std::int64_t> out) const {
     std::vector<Token> tokens(out.size());
@@ -95,16 +95,16 @@ class Shard {
   std::int64_t size_ = 0;
 };
 
-/// Throws Error unless [begin, begin + count) is inside the tokens. The check avoids begin + count,
-/// which could overflow.
+/// Throws Error unless [begin, begin + count) is inside the tokens. The check does not compute
+/// begin + count, which could overflow.
 void check_range(const TokenSource& tokens, std::int64_t begin, std::int64_t count) {
   TESSERA_CHECK(begin >= 0 && begin <= tokens.size() && count <= tokens.size() - begin, "tokens [",
                 begin, ", ", begin + count, ") were asked for, but there are ", tokens.size(),
                 ": ask for a range inside them");
 }
 
-/// The tokens of several shards as one sequence. Immutable, so that threads may read at the same
-/// time.
+/// The tokens of several shards as one sequence. Immutable, so that several threads may read at the
+/// same time.
 class ShardedTokens final : public TokenSource {
  public:
   explicit ShardedTokens(const std::vector<std::string>& paths) {
@@ -134,8 +134,8 @@ class ShardedTokens final : public TokenSource {
   std::vector<std::int64_t> ends_;  ///< for each shard, the position after its last token
 };
 
-/// Converts tokens to the shard's type. `before`: the number of earlier tokens in the shard, for
-/// messages.
+/// Converts tokens to the shard's type. `before`: the number of tokens that precede `tokens` in the
+/// shard, for messages.
 template <class Token>
 std::vector<Token> narrow(std::span<const std::int64_t> tokens, std::int64_t before) {
   std::vector<Token> result;
@@ -161,7 +161,7 @@ TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, std::int64
 
 TokenShardWriter::~TokenShardWriter() = default;
 
-/// The number of tokens is limited, because the header of a shard stores the number in an int32.
+/// A shard has a maximum number of tokens, because its header stores the number in an int32.
 void TokenShardWriter::append(std::span<const std::int64_t> tokens) {
   const auto all = static_cast<std::int64_t>(tokens.size()) + size_;
   TESSERA_CHECK(all <= std::numeric_limits<std::int32_t>::max(), all,
@@ -208,7 +208,7 @@ class MemoryTokens final : public TokenSource {
 
 }  // namespace
 
-/// Tokens are stored in the smallest type that fits all tokens: otherwise a text of bytes would
+/// Tokens are stored in the smallest type that fits all token ids: otherwise a text of bytes would
 /// take eight times its size.
 TokenSourcePtr make_token_source(const std::vector<std::int64_t>& tokens) {
   const auto fit = [range = std::ranges::minmax_element(tokens), &tokens](std::int64_t limit) {

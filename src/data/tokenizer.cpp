@@ -15,7 +15,7 @@ namespace {
 
 enum class TokenizerForm { kJson, kTiktoken, kSentencePiece };
 
-/// Returns the beginning of a file, from which the format is recognized.
+/// Returns the first bytes of a file, which show the file's format.
 std::string beginning_of(const std::filesystem::path& path) {
   constexpr std::uint64_t kBytes = 1024;
   const tessera::files::InputFile file(path, "a tokenizer");
@@ -25,7 +25,7 @@ std::string beginning_of(const std::filesystem::path& path) {
 }
 
 /// A tiktoken file begins with a token in base64. A SentencePiece model begins with the tag of a
-/// protobuf field, which is a line feed.
+/// protobuf field, which is a line feed character.
 TokenizerForm form_of(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && text[first] == '{') {
@@ -93,13 +93,13 @@ TokenizerPtr open_tokenizer(const std::string& path) {
 
 namespace {
 
-/// A tokenizer for tests and small examples, which needs no file.
+/// A tokenizer whose tokens are bytes. ByteTokenizer needs no file and is used for tests.
 class ByteTokenizer final : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return 256; }
 
   std::vector<std::int64_t> encode(std::string_view text) const override {
-    // Bytes are read as unsigned, because token ids begin at 0.
+    // Bytes are read as unsigned numbers, because token ids begin at 0.
     const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
     return {bytes, bytes + text.size()};
   }
@@ -136,8 +136,8 @@ std::string StreamDecoder::push(std::int64_t token) {
   }
   window_.push_back(token);
   const std::string text = tokenizer_->decode(window_);
-  // The text of the tokens is incomplete if it ends inside a character. Some tokenizers decode each
-  // byte of an incomplete character to U+FFFD.
+  // The decoded text is incomplete if it ends inside a character. Some tokenizers decode each byte
+  // of an incomplete character to U+FFFD.
   if (incomplete_suffix(text) > 0 || text.ends_with(kReplacementCharacter)) {
     return "";
   }
@@ -156,8 +156,8 @@ std::string StreamDecoder::take_new(const std::string& text) {
   std::string piece = text.substr(std::min(given_, text.size()));
   given_ = text.size();
   // A token's text may depend on the tokens before it: a decoder may remove spaces at the beginning
-  // of a text. So the tokens of the returned text are decoded again before the next tokens, unless
-  // these tokens alone have no text.
+  // of a text. So the tokens of the returned text are decoded again together with the next tokens,
+  // unless the tokens of the returned text alone have no text.
   const std::vector<std::int64_t> own(window_.begin() + static_cast<std::ptrdiff_t>(context_),
                                       window_.end());
   if (const std::size_t size = tokenizer_->decode(own).size(); size > 0) {

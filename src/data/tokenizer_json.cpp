@@ -24,7 +24,7 @@ constexpr std::array kSpecialKeys{
     "pad_token", "cls_token", "mask_token", "additional_special_tokens",
     kExtraTokens};
 
-/// Reads a JSON file and adds the path to `files.read`. Returns null if the file does not exist.
+/// Reads a JSON file and adds its path to `files.read`. Returns null if the file does not exist.
 json read_json(const std::filesystem::path& file, TokenizerSettings& files) {
   if (!has_file(file)) {
     return {};
@@ -38,7 +38,7 @@ json read_json(const std::filesystem::path& file, TokenizerSettings& files) {
   }
 }
 
-/// Reads a token from a JSON field: a string, or an object with flags.
+/// Reads a token from a JSON field, which is a string or an object with flags.
 AddedToken read_token(const JsonField& field, bool special) {
   if (field.json().is_string()) {
     return {.content = field.text(), .normalized = !special, .special = special};
@@ -58,7 +58,7 @@ void read_decoder(const JsonField& field, TokenizerSettings& files) {
   }
 }
 
-/// Reads added_tokens.json, the older form of added_tokens_decoder.
+/// Reads added_tokens.json, an older form of added_tokens_decoder in tokenizer_config.json.
 void read_added_tokens(const JsonField& field, TokenizerSettings& files) {
   field.require(field.json().is_object(), "an object of ids by their tokens");
   for (const auto& [content, unused] : field.json().items()) {
@@ -67,7 +67,7 @@ void read_added_tokens(const JsonField& field, TokenizerSettings& files) {
   }
 }
 
-/// Adds a special token, which may already be in `files` with an id.
+/// Adds a special token to `files`, which may already contain the token with an id.
 void add_special_token(AddedToken token, TokenizerSettings& files) {
   token.special = true;
   const auto known = std::ranges::find(files.tokens, token.content,
@@ -96,8 +96,7 @@ void add_special_tokens(const JsonField& root, TokenizerSettings& files) {
       field.for_each(
           [&](const JsonField& entry) { add_special_token(read_token(entry, true), files); });
     } else if (key == kExtraTokens && field.json().is_object()) {
-      field.only(
-          {});  // refuses names with tokens, whose ids would depend on the order of the names
+      field.only({});  // refuses tokens by name, because their ids depend on the order
     } else if (auto token = special_token_of(field)) {
       add_special_token(std::move(*token), files);
     }
@@ -110,7 +109,7 @@ std::optional<bool> flag(const JsonField& root, const char* key) {
 }
 
 /// Reads the begin and end tokens. Llama's tokenizer classes have default begin and end tokens, and
-/// their own defaults for whether a text gets these tokens.
+/// their own defaults for whether texts get these tokens.
 void read_ends(const JsonField& root, TokenizerSettings& files) {
   const JsonField name = root.at("tokenizer_class");
   const bool is_llama = !name.is_null() && name.text().find("LlamaTokenizer") != std::string::npos;
@@ -184,7 +183,7 @@ void check_id(const NamedToken& named, std::int64_t id, bool is_new) {
 
 namespace {
 
-/// Returns the tokens that begin or end a text. `key`: the flag for this end of the text.
+/// Returns the tokens that begin or end texts. `key`: the flag for the begin or the end of texts.
 /// `of_template`: the tokens in the template of tokenizer.json.
 std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
                                     const std::vector<std::int64_t>& of_template, bool decides,
@@ -204,8 +203,8 @@ std::vector<std::int64_t> tokens_of(const TextEnd& end, const char* key,
   return {ids.at(*end.text)};
 }
 
-/// Adds the contents of the files next to a tokenizer to the tokenizer. Throws Error if the files
-/// contradict the tokenizer.
+/// Adds the contents of the files next to a tokenizer file to the tokenizer. Throws Error if these
+/// files contradict the tokenizer.
 void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings) {
   Vocabulary ids;
   for (std::size_t id = 0; id < parts.texts.size(); ++id) {
@@ -213,7 +212,7 @@ void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings)
   }
   for (const NamedToken& named : settings.tokens) {
     const std::string& content = named.token.content;
-    // A token outside the vocabulary gets the next id, as in `transformers`.
+    // A token outside the vocabulary gets the next free id, as in `transformers`.
     const auto [known, is_new] = ids.try_emplace(content, static_cast<TokenId>(parts.texts.size()));
     const TokenId id = known->second;
     check_id(named, id, is_new);
@@ -244,7 +243,7 @@ void apply_settings(BpeTokenizerParts& parts, const TokenizerSettings& settings)
   }
 }
 
-/// Maximum size of a tokenizer.json: three times the largest known file.
+/// Maximum size of a tokenizer.json: three times the largest known tokenizer.json.
 constexpr std::uint64_t kMaxTokenizerBytes = 100'000'000;
 constexpr tessera::JsonLimits kTokenizerLimits{
     .depth = 16, .keys = 5'000'000, .values = 20'000'000};
@@ -270,7 +269,7 @@ Vocabulary read_vocabulary(const JsonField& field, std::vector<std::string>& tex
   return vocabulary;
 }
 
-/// Reads the two tokens of a merge: "left right" or ["left", "right"].
+/// Reads the two tokens of a merge, which is "left right" or ["left", "right"].
 std::pair<std::string_view, std::string_view> read_merge(const JsonField& field) {
   const nlohmann::json& merge = field.json();
   if (merge.is_array()) {
@@ -379,7 +378,7 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   root.only({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
              "post_processor", "decoder", "model"});
   // The type of the model is checked first, because the vocabularies of other models have other
-  // formats. Old files do not name the type.
+  // formats. Old tokenizer.json files do not contain the type.
   if (const JsonField type = root.at("model").at("type"); !type.is_null() && type.text() != "BPE") {
     type.refuse();
   }
@@ -399,9 +398,9 @@ BpeTokenizerParts read_parts(const JsonField& root) {
   return parts;
 }
 
-/// Checks add_prefix_space. If the pre_tokenizer is a single ByteLevel, `transformers` overrides
-/// the ByteLevel's flag by that of tokenizer_config.json or, if this file has no flag, by false for
-/// tokenizer classes other than Llama's.
+/// Checks add_prefix_space. If the pre_tokenizer is a single ByteLevel, `transformers` replaces the
+/// ByteLevel's flag by the flag in tokenizer_config.json. If tokenizer_config.json has no flag,
+/// tokenizer classes other than Llama's replace the ByteLevel's flag by false.
 void check_prefix(const JsonField& step, const TokenizerSettings& settings) {
   if (step.is_null() || step.type() != "ByteLevel") {
     return;

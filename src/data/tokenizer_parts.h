@@ -1,6 +1,6 @@
-// The parts of a tokenizer: the processing steps around its model (the JSON objects of
+// The parts of a tokenizer: the processing steps before and after its model (the JSON objects of
 // tokenizer.json, and how they change a text), the byte-pair model (Sennrich et al., 2016), and the
-// files next to the tokenizer.
+// files in the tokenizer's folder.
 
 #pragma once
 
@@ -32,13 +32,13 @@ struct TextHash {
     return std::hash<std::string_view>()(text);
   }
 };
-/// A map with texts as keys that can be searched by string_view, without a copy of the text.
+/// A map with texts as keys. A look-up by string_view does not copy the text.
 template <class Value>
 using TextMap = std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
-/// Token ids by token text.
+/// A map from the text of a token to the token's id.
 using Vocabulary = TextMap<TokenId>;
 
-/// A value of a tokenizer.json, with its path for messages. The JSON must outlive this object.
+/// A value in a tokenizer.json, with its path for messages. The JSON must outlive the JsonField.
 class JsonField {
  public:
   JsonField(const nlohmann::json& value, std::string place)
@@ -46,7 +46,7 @@ class JsonField {
 
   const nlohmann::json& json() const { return value_; }
   bool is_null() const { return value_.is_null(); }
-  /// Returns the value of a key; null if the key is missing.
+  /// Returns the value of a key in a JSON object; null if the key is missing.
   JsonField at(const char* key) const;
   /// Calls `body` for each element of an array.
   template <class Body>
@@ -57,58 +57,58 @@ class JsonField {
     }
   }
   const std::string& text() const;
-  /// The value of a field that must be a text of exactly one character.
+  /// Returns the text of the field. Throws Error unless the text has exactly one character.
   const std::string& character() const;
   /// Returns the bool in the field; `otherwise` if the field is null.
   bool flag_or(bool otherwise) const;
   std::uint32_t number_below(std::uint32_t limit) const;
-  /// The "type" of a JSON object.
+  /// Returns the value of "type" in a JSON object.
   const std::string& type() const { return at("type").text(); }
 
-  /// Throws Error if the object has keys other than "type" and `keys`.
+  /// Throws Error if the JSON object has keys other than "type" and `keys`.
   void only(std::initializer_list<std::string_view> keys) const;
-  /// Throws Error unless `condition` is true; the message says that the field's value must be
+  /// Throws Error unless `condition` is true. The message says that the value of the field must be
   /// `what`.
   void require(bool condition, std::string_view what) const;
-  /// Throws an Error that says that the field's value is not supported.
+  /// Throws an Error that says that the value of the field is not supported.
   [[noreturn]] void refuse() const;
 
  private:
-  /// Returns the value as JSON text for messages, shortened.
+  /// Returns the value as shortened JSON text, for messages.
   std::string shown() const;
 
   const nlohmann::json& value_;
   std::string place_;
 };
 
-/// A token that is found in the text before the text is split.
+/// A token that encode() finds in a text before the text is split into words.
 struct AddedToken {
   std::string content;
   TokenId id = 0;
   bool normalized = false;  ///< whether the token is searched in the normalized text
   bool special = false;     ///< whether the token decodes to nothing
 };
-/// Reads all members of an AddedToken except the id. `special`: the value of AddedToken::special if
-/// the object has no member "special".
+/// Reads all members of an AddedToken except its id. `special`: the value of AddedToken::special if
+/// the JSON object has no member "special".
 AddedToken added_token_of(const JsonField& field, bool special);
 
-/// Finds added tokens in a text, from left to right. Of several tokens that begin at one position,
-/// the longest is found. Immutable.
+/// Finds added tokens in a text, from left to right. If several tokens begin at one position, finds
+/// the longest token. Immutable.
 class AddedTokens {
  public:
   AddedTokens() = default;
-  /// The `content` of a token must not be empty.
+  /// No AddedToken may have an empty `content`.
   explicit AddedTokens(const std::vector<AddedToken>& tokens);
 
   using OnText = c10::function_ref<void(std::string_view text, bool first)>;
   using OnToken = c10::function_ref<void(TokenId id)>;
   /// Calls `on_token` for each added token in `text`, which is valid UTF-8, and `on_text` for each
-  /// non-empty text between tokens. The argument `first` of `on_text` says whether that text is at
-  /// the beginning of `text`.
+  /// non-empty text between tokens. The argument `first` of `on_text` says whether the text between
+  /// tokens is at the beginning of `text`.
   void split(std::string_view text, OnText on_text, OnToken on_token) const;
 
  private:
-  /// The longest added token at the beginning of a non-empty text, or nullptr.
+  /// Returns the longest added token at the beginning of `text` (not empty), or nullptr.
   const AddedToken* match_at(std::string_view text) const;
 
   TextMap<AddedToken> tokens_;  ///< the added tokens by AddedToken::content
@@ -122,29 +122,29 @@ std::optional<std::string> bytes_of_token(std::string_view token);
 /// Returns the byte of a token "<0xHH>" of a model with byte fallback; nullopt for other tokens.
 std::optional<unsigned char> byte_of_fallback_token(std::string_view token);
 
-/// Throws Error if a text of `from` bytes has grown to more bytes than any real tokenizer produces.
+/// Throws Error if a step has made a text of `from` bytes longer than any real tokenizer does.
 void check_growth(std::size_t from, std::size_t to);
 
-/// Steps that modify valid UTF-8 in place before the text is split. All read_...() functions throw
-/// Error for unsupported steps.
+/// Steps that modify a text (valid UTF-8) in place before the text is split into words. All
+/// functions named read_... throw Error for unsupported steps.
 using Normalizers = std::vector<std::function<void(std::string& text)>>;
 Normalizers read_normalizers(const JsonField& field);
 
-/// Steps that convert the texts of tokens to the decoded text.
+/// Steps that change the texts of tokens. The results, joined, are the decoded text.
 using Decoders = std::vector<std::function<void(std::vector<std::string>& tokens)>>;
 Decoders read_decoders(const JsonField& field);
 
 /// A part of a text that is tokenized separately.
 struct Piece {
   std::string_view text;
-  bool first = false;  ///< whether the piece is at the beginning of the whole text
+  bool first = false;  ///< whether the piece begins the whole text
 };
 using OnPiece = c10::function_ref<void(Piece)>;
 
 /// The steps that split a text into pieces, in the order in which they run.
 struct PreTokenizers {
-  /// Reports non-empty pieces from left to right; a piece is valid only during the call. Pieces are
-  /// valid UTF-8, except after ByteLevel.
+  /// Calls `on_piece` for non-empty pieces from left to right. A piece is valid only during the
+  /// call. Pieces are valid UTF-8, except after ByteLevel.
   using Step = std::function<void(Piece piece, OnPiece on_piece)>;
   std::vector<Step> steps;
   bool byte_level = false;  ///< whether a step is ByteLevel, so that the model's tokens are bytes
@@ -155,19 +155,19 @@ struct PreTokenizers {
   void split_from(std::size_t step, Piece piece, OnPiece on_piece) const;
 };
 PreTokenizers read_pre_tokenizers(const JsonField& field);
-/// Returns a step that splits texts at the matches of an expression; matches become pieces, too.
+/// Returns a step that splits texts at matches of a regular expression. Matches become pieces, too.
 PreTokenizers::Step split_by_pattern(std::string_view expression);
 
-/// The tokens that a template puts before and after a text.
+/// The tokens that the template of a tokenizer.json puts before and after a text.
 struct TemplateTokens {
   std::vector<std::int64_t> begin;
   std::vector<std::int64_t> end;
 };
-/// Reads the "post_processor" of tokenizer.json. Also throws Error for tokens outside the
-/// vocabulary.
+/// Reads the "post_processor" of tokenizer.json. Throws Error for unsupported steps and for tokens
+/// outside the vocabulary.
 TemplateTokens read_post_processor(const JsonField& field, TokenId vocabulary);
 
-/// Two adjacent tokens that become one token; merges with lower ranks are applied first.
+/// A merge of two adjacent tokens into one token. Merges with lower ranks are applied first.
 struct Merge {
   TokenId left = 0;
   TokenId right = 0;
@@ -175,18 +175,18 @@ struct Merge {
   std::uint32_t rank = 0;
 };
 
-/// A byte-pair model. The default values fit the tiktoken format.
+/// A byte-pair encoding (BPE) model. The default values fit the tiktoken format.
 struct BpeModel {
   Vocabulary vocabulary;  ///< token texts: raw bytes if byte_level, else UTF-8
   std::vector<Merge> merges;
-  bool byte_level = true;      ///< words are split into bytes; else into characters
-  bool byte_fallback = false;  ///< characters without a token become tokens <0xHH>
-  bool ignore_merges = true;   ///< a word that is itself a token is not split
-  bool fuse_unknown = false;   ///< adjacent characters without a token become one unknown token
+  bool byte_level = true;      ///< whether words are split into bytes, not characters
+  bool byte_fallback = false;  ///< whether unknown characters become tokens <0xHH>
+  bool ignore_merges = true;   ///< whether a word that is itself a token is not split
+  bool fuse_unknown = false;   ///< whether adjacent unknown characters become one token
   std::optional<TokenId> unknown;
 };
 
-/// The largest allowed token id: eight times the largest known vocabulary.
+/// The largest allowed token id, eight times the size of the largest known vocabulary.
 inline constexpr TokenId kMaxTokenId = 2'000'000;
 
 struct BpeTokenizerParts {
@@ -195,9 +195,8 @@ struct BpeTokenizerParts {
   PreTokenizers pre_tokenizers;
   BpeModel model;
   Decoders decoders;
-  std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for an id without
-                                   ///< a token
-  bool joined_by_spaces = false;   ///< without decoders: whether token texts are joined by spaces
+  std::vector<std::string> texts;  ///< token texts by id, before the decoders; "" for unused ids
+  bool joined_by_spaces = false;   ///< whether texts are joined by spaces if there are no decoders
   std::vector<std::int64_t> begin_tokens;
   std::optional<bool> begins_texts;  ///< whether texts begin with begin_tokens; nullopt: unknown
   std::vector<std::int64_t> end_tokens;
@@ -205,42 +204,42 @@ struct BpeTokenizerParts {
 
 TokenizerPtr bpe_tokenizer(BpeTokenizerParts parts);
 
-/// A special token that one of the tokenizer's other files names.
+/// A special token that another file in the tokenizer's folder names.
 struct NamedToken {
-  std::optional<TokenId> id;  ///< the token's id; nullopt: the id of its text, or the next free id
-  AddedToken token;           ///< the token; AddedToken::id is not set
+  std::optional<TokenId> id;  ///< the token's id; nullopt: found by text, or the next free id
+  AddedToken token;           ///< the token without its id
 };
 
-/// The token that begins or ends a text.
+/// The token that a tokenizer puts at the begin or at the end of a text.
 struct TextEnd {
-  std::optional<std::string> text;  ///< the token's text: bos_token or eos_token
-  std::optional<bool> adds;  ///< whether texts get the token: add_bos_token or add_eos_token, or
-                             ///< the default of the tokenizer's class
+  std::optional<std::string> text;  ///< the token's text, from bos_token or eos_token
+  std::optional<bool>
+      adds;  ///< whether texts get the token: add_bos_token, add_eos_token or default
 };
 
-/// The contents of tokenizer_config.json. If tokenizer_config.json has no "added_tokens_decoder",
-/// also the contents of special_tokens_map.json and added_tokens.json.
+/// The settings in tokenizer_config.json. If tokenizer_config.json has no "added_tokens_decoder",
+/// special_tokens_map.json and added_tokens.json are read, too.
 struct TokenizerSettings {
-  std::vector<NamedToken> tokens;  ///< tokens of all files: first the tokens with ids, by id
+  std::vector<NamedToken> tokens;  ///< tokens of all files; tokens with an id come first, by id
   TextEnd begin, end;
-  bool decides_ends = true;  ///< whether TextEnd::adds overrides the template of tokenizer.json
-  bool legacy = true;  ///< SentencePiece: each part between special tokens gets a leading space
-  std::optional<bool> prefix;  ///< add_prefix_space: whether a text gets a leading space
-  std::vector<std::filesystem::path> read;  ///< the files that were read
+  bool decides_ends = true;    ///< whether TextEnd::adds overrides the template of tokenizer.json
+  bool legacy = true;          ///< whether text after a special token gets a leading space
+  std::optional<bool> prefix;  ///< whether texts get a leading space (add_prefix_space)
+  std::vector<std::filesystem::path> read;  ///< the paths of the files that were read
 };
 
-/// Reads the files in the folder of a tokenizer's file. Throws Error for files of another format.
+/// Reads the files in a tokenizer's folder. Throws Error for files of an unexpected format.
 TokenizerSettings read_tokenizer_settings(const std::filesystem::path& tokenizer);
 
 /// Whether the file exists. Throws Error for a broken symbolic link, as in a cleaned-up cache.
 bool has_file(const std::filesystem::path& file);
 
-/// Throws Error if the files next to the tokenizer give the token an id other than `id`, or if `id`
-/// is too large. `is_new`: the vocabulary lacks the token.
+/// Throws Error if `named`, a token of the files in the tokenizer's folder, has an id other than
+/// `id`, or if `id` is too large. `is_new`: the vocabulary lacks the token.
 void check_id(const NamedToken& named, std::int64_t id, bool is_new);
 
-/// Like hugging_face_tokenizer() and sentencepiece_tokenizer(), with the contents of the files next
-/// to the tokenizer. Both also throw Error if these files contradict the tokenizer.
+/// Like hugging_face_tokenizer() and sentencepiece_tokenizer(), but with `settings`, which the
+/// files in the tokenizer's folder contain. Throw Error if the settings contradict the tokenizer.
 TokenizerPtr json_tokenizer(const std::string& path, const TokenizerSettings& settings);
 TokenizerPtr sentencepiece_tokenizer(const std::string& path, const TokenizerSettings& settings);
 

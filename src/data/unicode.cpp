@@ -17,15 +17,15 @@
 namespace tessera::data {
 namespace {
 
-/// Returns the size and the code point of the first character of `text`; a negative size if the
-/// character is invalid.
+/// Sets `code` to the code point of the first character of `text`, and returns the character's size
+/// in bytes; a negative number if the character is invalid.
 utf8proc_ssize_t iterate(std::string_view text, utf8proc_int32_t& code) {
   return utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), std::ssize(text),
                           &code);
 }
 
-/// Whether further bytes can complete `text` to one character. If any continuation bytes complete
-/// the character, so do the smallest or the largest ones.
+/// Whether further bytes can complete `text` to one character. It is enough to try the smallest and
+/// the largest continuation byte.
 bool begins_character(std::string_view text) {
   return std::ranges::any_of(std::array{'\x80', '\xbf'}, [&](char continuation) {
     utf8proc_int32_t code = 0;
@@ -94,7 +94,7 @@ std::string_view replace_invalid_utf8(std::string_view text, std::string& storag
 }
 
 std::size_t incomplete_suffix(std::string_view text) {
-  // An incomplete character has at most three bytes.
+  // An incomplete UTF-8 character has at most three bytes.
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
     const Utf8Step step = first_character(text.substr(text.size() - back));
     if (step.cut && step.bytes == back) {
@@ -135,16 +135,16 @@ std::string to_nfc(std::string_view text) {
 
 namespace {
 
-/// The limit of match steps that PCRE2 may make in a search: kMinMatchLimit, or more in proportion
-/// to the bytes of a long text. A tokenizer's pattern needs a few steps per word, but a word may be
-/// the whole text.
+/// The maximum number of match steps of PCRE2 in one search: kMinMatchLimit, or more for a long
+/// text, in proportion to its bytes. A tokenizer's pattern needs a few steps per word, but a word
+/// may be the whole text.
 constexpr std::size_t kMinMatchLimit = 1'000'000;
 constexpr std::size_t kMatchStepsOfByte = 16;
-/// The limit of the heap of PCRE2's interpreter, in KiB.
+/// The maximum size of the heap of PCRE2's interpreter, in KiB.
 constexpr std::uint32_t kHeapLimit = 64 * 1024;
 constexpr std::size_t kMaxPatternBytes = 100'000;
 
-/// The elements of the character class \s, as in Oniguruma. PCRE2's own \s also has U+180E.
+/// The elements of the character class \s in Oniguruma. PCRE2's own \s also contains U+180E.
 constexpr std::string_view kSpace =
     R"(\x09-\x0d\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr std::string_view kNoSpace = R"(\S\x{180e})";
@@ -172,8 +172,8 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text.data());
 }
 
-/// Translates an Oniguruma expression to PCRE2. A construct that may mean something else in PCRE2
-/// throws Error.
+/// Translates a regular expression of Oniguruma to PCRE2. Throws Error for a construct that may
+/// mean something else in PCRE2.
 class Translation {
  public:
   explicit Translation(std::string_view expression) : whole_(expression), rest_(expression) {}
@@ -225,8 +225,8 @@ class Translation {
     copy(rest_.starts_with('?') ? 1 : 0);
   }
 
-  /// Copies a "{", which is a literal or begins an interval such as {2,3}. Rejects {n,m}+ and {n}?,
-  /// which are special only in PCRE2, and {,m}, which is an interval only in Oniguruma.
+  /// Copies a "{", which is a literal or begins an interval such as {2,3}. Throws Error for {n,m}+
+  /// and {n}?, which are special only in PCRE2, and for {,m}, an interval only in Oniguruma.
   void interval() {
     refuse_if(rest_.starts_with("{,"), "{,}");
     const std::size_t end = rest_.find_first_not_of("0123456789,", 1);
@@ -260,7 +260,7 @@ class Translation {
     return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
-  /// Reads a general category such as \p{Lu}. Other properties may mean something else in PCRE2.
+  /// Reads a general category such as \p{Lu}. Throws Error for properties that PCRE2 may not share.
   std::string take_category() {
     const std::size_t end = rest_.find('}');
     const std::string_view name = rest_.substr(0, end).substr(2);
@@ -300,10 +300,10 @@ class Translation {
   std::string_view whole_;
   std::string_view rest_;
   std::string out_;
-  bool last_is_set_ = false;  ///< whether the last escape is a set of characters, such as \s
+  bool last_is_set_ = false;  ///< whether the last escape matches a set of characters (\s)
 };
 
-/// Returns the position of the first character of `text` that begins at `at` or later.
+/// Returns the first position at or after `at` at which a character of `text` begins.
 std::size_t character_at(std::string_view text, std::size_t at) {
   while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80U) {
     ++at;
@@ -317,8 +317,8 @@ pcre2_code* compile(std::string_view expression) {
   const std::string translated = Translation(expression).run();
   const CompileContext context(pcre2_compile_context_create(nullptr));
   TESSERA_CHECK(context, "no memory is left to compile a tokenizer's pattern");
-  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at the begin and end of each
-  // line.
+  // As in Oniguruma, only a line feed ends a line, and ^ and $ match at the beginning and end of
+  // each line.
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE place = 0;
@@ -357,7 +357,7 @@ void Pattern::for_each_match(std::string_view text, OnMatch on_match) const {
   for (std::size_t at = 0; at <= text.size();) {
     int found = match(at, 0);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
-      // The interpreter of PCRE2 uses the heap instead of the JIT stack, which was too small.
+      // The JIT stack was too small. PCRE2's interpreter, which uses the heap, repeats the search.
       found = match(at, PCRE2_NO_JIT);
     }
     if (found == PCRE2_ERROR_NOMATCH) {

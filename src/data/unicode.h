@@ -14,9 +14,9 @@ struct pcre2_real_code_8;
 
 namespace tessera::data {
 
-inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD
+inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";  // U+FFFD in UTF-8
 
-/// The result of first_character(): one character, or invalid bytes.
+/// The result of first_character(): the first character of a text, or invalid bytes.
 struct Utf8Step {
   std::size_t bytes = 0;
   bool valid = false;
@@ -26,20 +26,20 @@ struct Utf8Step {
 /// Returns the first character of a non-empty text. Invalid bytes are grouped into sequences as the
 /// Unicode standard recommends (section 3.9, maximal subparts), as in Python and Rust.
 Utf8Step first_character(std::string_view text);
-/// Returns the last character of non-empty, valid UTF-8.
+/// Returns the last character of a non-empty text in valid UTF-8.
 std::string_view last_character(std::string_view text);
-/// Returns the code point of a valid character.
+/// Returns the code point of a character in valid UTF-8.
 char32_t code_point(std::string_view character);
 
-/// Returns `text` if it is valid UTF-8, else a copy in `storage` with U+FFFD for each invalid byte
-/// sequence.
+/// Returns `text` if it is valid UTF-8. Otherwise returns a copy, stored in `storage`, with U+FFFD
+/// for each invalid byte sequence.
 std::string_view replace_invalid_utf8(std::string_view text, std::string& storage);
 /// Returns the number of bytes at the end of `text` that belong to an incomplete character.
 std::size_t incomplete_suffix(std::string_view text);
 /// Replaces control characters by \xNN, so that a message stays on one line.
 std::string printable(std::string_view text);
 
-/// Returns the Unicode normalization form NFC (UAX #15) of valid UTF-8.
+/// Returns `text`, valid UTF-8, in the Unicode normalization form NFC (UAX #15).
 std::string to_nfc(std::string_view text);
 
 /// A regular expression of a tokenizer. The syntax is Oniguruma's, which the `tokenizers` package
@@ -47,12 +47,12 @@ std::string to_nfc(std::string_view text);
 /// memory. Immutable.
 class Pattern {
  public:
-  /// Throws Error for an invalid or unsupported expression.
+  /// Throws Error for an invalid or unsupported regular expression.
   explicit Pattern(std::string_view expression);
 
   using OnMatch = c10::function_ref<void(std::size_t begin, std::size_t end)>;
-  /// Reports all matches in valid UTF-8 from left to right, including empty ones. Throws Error if
-  /// the search exceeds a limit.
+  /// Calls the visitor for each match in valid UTF-8 from left to right, including empty matches.
+  /// Throws Error if the search exceeds a limit.
   void for_each_match(std::string_view text, OnMatch on_match) const;
 
  private:
@@ -60,7 +60,7 @@ class Pattern {
     void operator()(pcre2_real_code_8* code) const;
   };
 
-  std::string expression_;  ///< the untranslated expression, for messages
+  std::string expression_;  ///< the expression before translation, for messages
   std::unique_ptr<pcre2_real_code_8, Free> code_;
 };
 

@@ -33,9 +33,9 @@ c10::Device current_cuda_device() {
 }
 
 /// Calls a function of the CUDA driver for the current device; returns false if the driver or a
-/// device is missing. The driver is found at run time, because this layer does not link CUDA and a
-/// CUDA program has already loaded the driver. As in cuda.h, CUresult and CUdevice are ints, and 0
-/// is success.
+/// device is missing. The driver is found at run time, because the observe library does not link
+/// CUDA and a CUDA program has already loaded the driver. As in cuda.h, CUresult and CUdevice are
+/// ints, and 0 is success.
 template <class... Results>
 bool ask_driver(const char* function, Results... results) {
   // RTLD_NOLOAD finds the driver only if it is already loaded.
@@ -53,7 +53,7 @@ bool ask_driver(const char* function, Results... results) {
   return answered;
 }
 
-/// The CPU's name on Linux on x86; "" on other processors.
+/// Returns the name of an x86 CPU on Linux; "" on other processors.
 std::string cpu_name() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
@@ -67,7 +67,7 @@ std::string cpu_name() {
 
 MemoryUse take_cuda_memory() {
   const c10::Device device = current_cuda_device();
-  // The capacity is cached, because the query stalls the device. A process uses one GPU.
+  // The GPU's capacity is cached, because the query stalls the GPU. A process uses one GPU.
   static const std::int64_t capacity = detail::memory_capacity(device);
   const detail::CachedMemory memory = detail::take_cached_memory(device);
   return {memory.peak_reserved, memory.peak_active, capacity};
@@ -89,33 +89,33 @@ int compute_capability() {
   return ask_driver("cuDeviceComputeCapability", &major, &minor) ? 10 * major + minor : 0;
 }
 
-/// On a CPU, the numbers are those of the whole process, also if the ranks are threads of one
-/// process.
+/// On a CPU, the memory numbers are those of the whole process, even if the ranks are threads of
+/// one process.
 MemoryUse take_memory_use(const std::string& device_type) {
   if (device_type == "cuda") {
     return take_cuda_memory();
   }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  // Linux reports ru_maxrss in KiB.
+  // Linux reports ru_maxrss (maximum resident set size) in KiB.
   return {usage.ru_maxrss * 1024, take_peak_tensor_bytes(),
           sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)};
 }
 
 namespace {
 
-/// The length of a measurement: much longer than a scheduler's time slice, because there may be
-/// more ranks than cores.
+/// The time of one measurement: much longer than a scheduler's time slice, because a machine may
+/// have more ranks than cores.
 constexpr double kWindowSeconds = 0.06;
 /// The shortest time of a matrix product. Shorter products do not use all cores of large machines.
 constexpr double kProductSeconds = 5e-3;
 
-/// Measures the time of matrix products of two square matrices.
+/// Measures how long matrix products of two square matrices take.
 struct SquareProducts {
   at::Tensor a, result;
 
   SquareProducts(std::int64_t size, c10::Device device, c10::ScalarType type) {
-    // The matrices are not zeros: a GPU needs less power for zeros and raises its clock rate.
+    // The matrices are not zero: with zeros a GPU needs less power and raises its clock rate.
     a = at::arange(size * size, at::device(device).dtype(at::kFloat)).sin_().view({size, size});
     a = a.to(type);
     result = at::empty_like(a);
@@ -136,7 +136,7 @@ struct SquareProducts {
   }
 };
 
-/// Matrix products of the smallest matrices that keep the device fully busy.
+/// Returns matrix products of the smallest matrices that keep the device fully busy.
 SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   const std::int64_t most = device.is_cpu() ? 4096 : 8192;
   for (std::int64_t size = 256;; size *= 2) {
@@ -148,7 +148,7 @@ SquareProducts fitting_products(c10::Device device, c10::ScalarType type) {
   }
 }
 
-/// This rank's median rate over several windows, which start on all ranks together.
+/// Returns this rank's median rate over several measurements, which all ranks start together.
 double median_rate(comm::Communicator& hosts, c10::Device device, c10::ScalarType type) {
   SquareProducts products = fitting_products(device, type);
   const double wanted = kWindowSeconds / products.seconds_of(1);
@@ -172,7 +172,7 @@ double measure_peak_flops(comm::World& world, c10::ScalarType type) {
   const auto hosts = world.host_group(comm::ranks_of_world(world.size()), "peak FLOP/s");
   const double own = median_rate(*hosts, device, type);
   if (!device.is_cpu()) {
-    // Resets the memory counters, so that the memory of this measurement is not counted.
+    // The memory counters are reset, because they must not include the memory of the measurement.
     detail::empty_cache(device.type());
     take_memory_use(name);
   }

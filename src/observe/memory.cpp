@@ -1,6 +1,6 @@
-// Records when each block of memory is allocated and freed, with the phase and the stream (Lane).
-// The kind of a block is known only when the block is freed: for example, a block that outlives the
-// forward that allocated it is an activation.
+// Records when each block of memory is allocated and freed, with the phase of the step and the
+// stream (Lane). The kind of a block is known only when the block is freed: for example, a block
+// that outlives the forward that allocated the block is an activation.
 #include "tessera/observe/detail/memory.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/metrics.h"
@@ -42,8 +42,8 @@ bool is_state(MemoryKind kind) {
          kind == MemoryKind::kGradients;
 }
 
-/// Forwards calls to other streams and records the current stream (Lane). A MemoryLog recognizes
-/// FSDP's communication buffers by the stream on which they are allocated.
+/// Forwards calls to another Streams object and records the current stream (Lane). A MemoryLog
+/// recognizes FSDP's communication buffers by the stream on which they are allocated.
 class MemoryLog::Lanes final : public comm::Streams {
  public:
   Lanes(MemoryLog& log, comm::StreamsPtr inner) : log_(log), inner_(std::move(inner)) {}
@@ -100,8 +100,8 @@ void MemoryLog::begin_step(std::function<std::string()> where, bool moments) {
   moment_ = 0;
 }
 
-/// Determines the current phase. Autograd reports whether a backward is running; gradient clipping
-/// and optimizer steps are recognized by their CallerScope.
+/// Determines the current phase of the step. Autograd reports whether a backward is running;
+/// gradient clipping and optimizer steps are recognized by their CallerScope.
 void MemoryLog::update_phase() {
   if (phase_ == MemoryPhase::kSetup || phase_ == MemoryPhase::kUpdate) {
     return;
@@ -116,7 +116,7 @@ void MemoryLog::update_phase() {
   phase_ = now;
 }
 
-/// Updates the current moment (MomentMemory), usually that of the previous allocation.
+/// Updates the current part of the step (MomentMemory), which usually is the previous one.
 void MemoryLog::update_moment() {
   std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
   if (name.empty()) {
@@ -131,8 +131,8 @@ void MemoryLog::update_moment() {
   }
 }
 
-/// Records an allocation or a free. Takes a lock, because the thread that prefetches batches
-/// allocates in any phase.
+/// Records an allocation or a free. Takes a lock, because the thread that prefetches batches also
+/// allocates memory.
 void MemoryLog::note(const TensorBlock& block) {
   const std::lock_guard lock(mutex_);
   const bool by_step = std::this_thread::get_id() == thread_;
@@ -142,7 +142,7 @@ void MemoryLog::note(const TensorBlock& block) {
   if (block.freed) {
     const auto known = blocks_.find(block.number);
     if (known == blocks_.end()) {
-      return;  // the block was allocated before this log existed
+      return;  // allocated before the MemoryLog existed
     }
     known->second.ended = phases_;
     live_blocks_.erase(known->second.data);
@@ -184,7 +184,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
     return MemoryKind::kGradients;
   }
   if (block.earlier) {
-    // The first forward creates shards, which are marked as parameters, and masks, which are not.
+    // The first forward allocates shards, which are parameters, and masks, which are not.
     return block.born == MemoryPhase::kForward && !block.is_parameter ? MemoryKind::kActivations
                                                                       : MemoryKind::kParameters;
   }
@@ -202,7 +202,7 @@ MemoryKind MemoryLog::kind_of(const Block& block) {
                                                          : MemoryKind::kTemporary;
 }
 
-/// Replays the allocations and frees of the step.
+/// Replays the allocations and frees of the step to find the memory in use at each moment.
 StepMemory MemoryLog::use(bool on_host) const {
   const std::lock_guard lock(mutex_);
   StepMemory memory;
@@ -220,7 +220,7 @@ StepMemory MemoryLog::use(bool on_host) const {
       add(block, 1);
     }
   }
-  // For each moment: its maximum, with the index of the event at which the maximum was reached.
+  // For each MomentMemory, its maximum and the index of the event that reached the maximum.
   std::vector<std::pair<std::size_t, MomentMemory>> moments(moments_.size());
   for (std::size_t i = 0; i < events_.size(); ++i) {
     const Event& event = events_[i];
@@ -250,7 +250,7 @@ StepMemory MemoryLog::use(bool on_host) const {
 
 namespace {
 
-/// The size from which blocks are reserved by mmap. For smaller blocks the heap is cheaper.
+/// The smallest block that mmap() reserves. For smaller blocks the heap is cheaper.
 constexpr std::size_t kReserveFrom = std::size_t{1} << 16;
 
 TensorMemoryOptions& counting_options() {
@@ -263,19 +263,19 @@ std::atomic<std::int64_t> live = 0;
 std::atomic<std::int64_t> highest = 0;
 std::atomic<std::uint64_t> allocations = 0;
 
-/// What must be known about a block when the block is freed.
+/// What the allocator must know about a block when the block is freed.
 struct Counted {
   TensorBlock block;
   c10::DataPtr memory;             ///< the block's memory, if libtorch's allocator allocated it
-  std::size_t reserved_bytes = 0;  ///< size of the block, if mmap() allocated it instead
+  std::size_t reserved_bytes = 0;  ///< size of the block if mmap() allocated it, else 0
 };
 
-/// The counted blocks by address, because libtorch's raw deallocation passes only the address.
+/// Allocated blocks by address, because libtorch's raw deallocation passes only the address.
 struct Blocks {
   std::mutex mutex;
   std::unordered_map<void*, Counted> by_address;
 };
-/// The table is never destroyed, because tensors may outlive main().
+/// The table of blocks is never destroyed, because tensors may outlive main().
 Blocks& blocks() {
   static auto* const all = new Blocks();
   return *all;
@@ -372,7 +372,7 @@ void count_tensor_memory(TensorMemoryOptions options) {
   if (counting.exchange(true)) {
     return;
   }
-  // The allocator is never destroyed, because tensors may outlive main().
+  // The counting allocator is never destroyed, because tensors may outlive main().
   static auto* const allocator = new CountingAllocator(tessera::detail::cpu_allocator());
   tessera::detail::set_cpu_allocator(allocator);
 }

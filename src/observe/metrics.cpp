@@ -1,5 +1,5 @@
-// Metrics of a step: derived values, and output as JSON lines (for programs) and as torchtitan's
-// console line (for people).
+// Metrics of a training step: derived values, and output as JSON lines (for programs) and as
+// torchtitan's console line (for people).
 #include "tessera/observe/metrics.h"
 #include "tessera/observe/detail/metrics_output.h"
 
@@ -23,12 +23,12 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-/// A number as JSON. An unknown number is null, because 0 would look like a measured value.
+/// Returns a number as JSON. An unknown number is null, because 0 would look like a measured value.
 ordered_json optional_number(const std::optional<double>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-/// Communication traffic as JSON: by mesh dimension, then by collective.
+/// Returns communication traffic as JSON, by mesh dimension and then by collective.
 ordered_json traffic_json(const comm::TrafficTable& table) {
   ordered_json groups = ordered_json::object();
   for (const auto& [key, traffic] : table) {
@@ -38,14 +38,14 @@ ordered_json traffic_json(const comm::TrafficTable& table) {
   return groups;
 }
 
-/// The records of a metrics file up to step `last`.
+/// Returns the lines of a metrics file up to step `last`.
 std::string records_up_to(const std::filesystem::path& path, std::int64_t last) {
   std::ifstream in(path);
   std::string kept;
   for (std::string line; std::getline(in, line) && !in.eof();) {
     try {
       if (json::parse(line).at("step").get<std::int64_t>() > last) {
-        break;  // the run will repeat all later steps of the file
+        break;  // the resumed run will repeat all later steps
       }
     } catch (const json::exception& error) {
       fail("the metrics file '", path.string(), "' has a line that is no record (", error.what(),
@@ -62,8 +62,8 @@ std::string records_up_to(const std::filesystem::path& path, std::int64_t last) 
 void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
                     const ModelFlops& flops, std::optional<double> peak_flops) {
   metrics.tokens_per_s = static_cast<double>(tokens) / metrics.step_time_s;
-  // Tokens per rank for the FLOP count. With tensor parallelism, a rank processes parts of more
-  // tokens.
+  // The FLOPs are counted for this number of tokens per rank. With tensor parallelism, a rank
+  // processes parts of more tokens.
   const double per_rank = metrics.tokens_per_s / world_size;
   metrics.tflops = per_rank * flops.per_token / 1e12;
   if (!peak_flops || tokens == 0) {
@@ -80,7 +80,7 @@ void set_memory(StepMetrics& metrics, const std::string& device_type) {
   metrics.memory_capacity_bytes = use.capacity_bytes;
 }
 
-/// The keys of the JSON object are ordered, so that all lines of a file have the same column order.
+/// The keys of the JSON object keep their order, so that all lines of a file have equal columns.
 std::string to_json(const StepMetrics& metrics) {
   ordered_json json = {{"step", metrics.step},
                        {"loss", metrics.loss},
@@ -94,7 +94,7 @@ std::string to_json(const StepMetrics& metrics) {
                        {"mfu_causal", optional_number(metrics.mfu_causal)},
                        {"peak_memory_bytes", metrics.peak_memory_bytes},
                        {"comm", traffic_json(metrics.comm)}};
-  // Only runs with loss scaling have the columns loss_scale and skipped.
+  // Only runs with loss scaling have the metrics loss_scale and skipped.
   if (metrics.loss_scale) {
     json["loss_scale"] = *metrics.loss_scale;
     json["skipped"] = metrics.skipped;
@@ -113,11 +113,11 @@ std::string to_json(const StepMetrics& metrics) {
 
 std::string grouped(double value, int decimals) {
   std::string text = fmt::format("{:.{}f}", value, decimals);
-  // "inf" and "nan" have no digit groups.
+  // "inf" and "nan" are not divided into groups of three digits.
   if (!std::isfinite(value)) {
     return text;
   }
-  // Digit groups begin after the sign.
+  // Groups of three digits begin after the sign of a number.
   const std::size_t first = text.starts_with('-') ? 1 : 0;
   std::size_t position = text.find('.');
   if (position == std::string::npos) {
@@ -130,7 +130,7 @@ std::string grouped(double value, int decimals) {
   return text;
 }
 
-/// A size is shown with about three significant digits, in bytes without decimals.
+/// Formats a size with about three significant digits; a size in bytes has no decimals.
 std::string bytes_text(double bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
@@ -141,7 +141,7 @@ std::string bytes_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, decimals, kUnits[unit]);
 }
 
-/// Uses torchtitan's log format, so that runs of torchtitan and of this library can be compared.
+/// The console line has torchtitan's format, so that runs of torchtitan and Tessera are comparable.
 std::string titan_line(const StepMetrics& metrics, int world_size) {
   const auto peak = static_cast<double>(metrics.peak_memory_bytes);
   const auto capacity = static_cast<double>(metrics.memory_capacity_bytes);
@@ -155,12 +155,12 @@ std::string titan_line(const StepMetrics& metrics, int world_size) {
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resumed)
     : path_(files::absolute_path(path)) {
-  std::error_code ignored;  // the error is ignored: opening the file reports a more informative one
+  std::error_code ignored;  // an error is ignored: opening the file reports it better
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
   if (resumed > 0 && std::filesystem::is_regular_file(path)) {
-    // The file is replaced atomically, because the old records cannot be recreated.
+    // The metrics file is replaced atomically, because its old lines cannot be recreated.
     files::write_file(path, records_up_to(path, resumed));
   }
   out_.open(path, resumed > 0 ? std::ios::app : std::ios::trunc);
@@ -169,7 +169,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t res
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
-  // The file is flushed after each step, so that a killed run leaves all its steps.
+  // The metrics file is flushed after each step, so that a killed run loses no step.
   out_ << to_json(metrics) << '\n' << std::flush;
   TESSERA_CHECK(out_, "writing the metrics file '", path_.string(),
                 "' failed: check that the disk has room");
@@ -179,13 +179,13 @@ namespace {
 
 /// The vendor's data-sheet values of a device for dense matrix products, in TFLOP/s.
 struct Peak {
-  std::vector<std::string_view> words;  ///< words that must all occur in the device's name
+  std::vector<std::string_view> words;  ///< words that the device's name must contain
   double half;                          ///< TFLOP/s in bf16 and fp16
-  double fp32;  ///< TFLOP/s in fp32; NVIDIA: without TF32; AMD: matrix cores
+  double fp32;  ///< TFLOP/s in fp32, for NVIDIA without TF32, for AMD on matrix cores
 };
 
-/// More specific device names come first. PCIe and NVL boards have a lower clock rate than SXM
-/// boards. An MI250X appears as two devices.
+/// In the table of devices, more specific names come first. PCIe and NVL boards have a lower clock
+/// rate than SXM boards. An MI250X appears as two devices.
 const std::vector<Peak>& peaks() {
   static const std::vector<Peak> table = {
       {{"A100"}, 312, 19.5},       {{"A6000"}, 154.85, 38.7}, {{"H100", "NVL"}, 835, 60},
@@ -215,9 +215,9 @@ std::vector<std::string> words_of(const std::string& name) {
 
 }  // namespace
 
-/// Counts 6 FLOPs per parameter: 2 forward, 4 backward. Embeddings are looked up, not multiplied.
-/// Attention: 12 * layers * hidden * sequence, or half of it if the causal mask is taken into
-/// account.
+/// Counts 6 FLOPs per parameter: 2 in forward, 4 in backward. Embeddings are looked up, not
+/// multiplied. Attention counts as 12 * layers * hidden * sequence, or half of that number with a
+/// causal mask.
 ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameters,
                        std::int64_t layers, std::int64_t hidden, std::int64_t sequence) {
   const double dense = 6.0 * static_cast<double>(parameters - embedding_parameters);
@@ -226,9 +226,9 @@ ModelFlops model_flops(std::int64_t parameters, std::int64_t embedding_parameter
   return {dense + attention, dense + attention / 2};
 }
 
-/// Looks up the first entry of the table whose words are all in the device name.
+/// Returns the rate of the first entry in the table whose words are all in the device's name.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
-  // The last word may be empty; no entry of the table has an empty word.
+  // The last word may be empty. No entry of the table of devices has an empty word.
   const auto words = words_of(device_name);
   const auto has = [&](std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();

@@ -19,7 +19,7 @@
 
 namespace tessera::observe {
 
-/// While this object exists, each forward and recomputation of a module of `model` is a profiler
+/// While a ModuleRanges exists, each forward and recomputation of a module of `model` is a profiler
 /// range. Hooks run on the threads of forward and of autograd, but never at the same time.
 class ModuleRanges : tessera::detail::NoCopy {
  public:
@@ -36,8 +36,8 @@ class ModuleRanges : tessera::detail::NoCopy {
   }
 
  private:
-  /// The hooks that a profile attaches to a module. Hooks cannot be removed; without `ranges` these
-  /// hooks do nothing.
+  /// The hooks that a profile attaches to a module. Hooks cannot be removed; if `ranges` is
+  /// nullptr, the hooks do nothing.
   struct Hooks {
     ModuleRanges* ranges = nullptr;
     std::string module{};
@@ -69,8 +69,8 @@ class ModuleRanges : tessera::detail::NoCopy {
     }
     open_.emplace_back(module, std::move(range));
   }
-  /// Ends a module's range. Called also if the forward, or a hook that runs before begin(), has
-  /// thrown.
+  /// Ends a module's profiler range. Also called if the forward, or a hook that runs before
+  /// begin(), has thrown an exception.
   void end(const std::string& module) {
     if (!open_.empty() && open_.back().first == module) {
       open_.pop_back();
@@ -78,7 +78,7 @@ class ModuleRanges : tessera::detail::NoCopy {
   }
 
   std::vector<std::shared_ptr<Hooks>> hooked_;
-  /// The open ranges with their modules, innermost last.
+  /// The profiler ranges that have not ended, with their modules, the innermost range last.
   std::vector<std::pair<std::string, std::unique_ptr<at::RecordFunction>>> open_;
 };
 

@@ -13,8 +13,8 @@
 namespace tessera::observe {
 namespace {
 
-/// Placements as text: "dp: Shard(0), tp: Replicate()". In a mesh without names, dimensions are
-/// numbered.
+/// Returns placements as text: "dp: Shard(0), tp: Replicate()". In a mesh without names, dimensions
+/// are numbered.
 std::string text_of(const Placements& placements, const std::vector<std::string>& names) {
   std::vector<std::string> parts;
   for (std::size_t dim = 0; dim < placements.size(); ++dim) {
@@ -24,7 +24,7 @@ std::string text_of(const Placements& placements, const std::vector<std::string>
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-/// The placements of a distributed tensor, or the layout of the tensor if no list of placements
+/// Returns the placements of a distributed tensor, or the tensor's layout if no list of placements
 /// describes the layout.
 std::string placements_text(const at::Tensor& tensor) {
   const auto& spec = sharding_spec(tensor);
@@ -40,8 +40,8 @@ std::string placements_text(const at::Tensor& tensor) {
 nlohmann::ordered_json sharding_table(const nn::ModuleBase& module) {
   nlohmann::ordered_json table = nlohmann::ordered_json::array();
   for (const auto& [name, slot] : module.named_slots()) {
-    // The entry describes the persistent tensor, which is FSDP's shard, because the unsharded
-    // tensor is temporary.
+    // The record describes the parameter's persistent tensor, which is FSDP's shard, because the
+    // unsharded tensor is temporary.
     const at::Tensor& tensor = slot->persistent();
     const at::Tensor& local = local_tensor(tensor);
     table.push_back(
@@ -63,7 +63,7 @@ void write_run_record(const std::string& title,
   for (const auto& [name, value] : configuration) {
     json["configuration"][name] = value;
   }
-  // Invalid UTF-8, which a command-line value may contain, is replaced.
+  // Invalid UTF-8 in the run record, for example in a command-line value, is replaced.
   files::write_file(
       path, json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }

@@ -39,8 +39,8 @@ std::string varint(std::uint64_t value) {
   return text;
 }
 
-// The functions below encode a field of a message: first the field number and the wire type (0:
-// varint, 1: 8 bytes, 2: length-delimited, 5: 4 bytes), then the value.
+// The functions named ..._field encode a field of a protobuf message: first the field number and
+// wire type (0: varint, 1: 8 bytes, 2: length-delimited, 5: 4 bytes), then the value.
 
 std::string integer_field(std::uint64_t number, std::int64_t value) {
   return varint(number << 3) + varint(static_cast<std::uint64_t>(value));
@@ -58,14 +58,14 @@ std::string bytes_field(std::uint64_t number, std::string_view bytes) {
   return varint(number << 3 | 2) + varint(bytes.size()) + std::string(bytes);
 }
 
-/// An Event message, with the fields wall_time = 1, step = 2, and one of file_version = 3, summary
-/// = 5, session_log = 7.
+/// Encodes an Event message, with the fields wall_time = 1, step = 2, and one of file_version = 3,
+/// summary = 5, session_log = 7.
 std::string event_of(std::int64_t step, const std::string& what) {
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   return double_field(1, now.count()) + integer_field(2, step) + what;
 }
 
-/// A Summary message, with the repeated field value = 1, which has the fields tag = 1 and
+/// Encodes a Summary message, with the repeated field value = 1, which has the fields tag = 1 and
 /// simple_value = 2.
 std::string summary_of(const std::vector<std::pair<std::string, double>>& scalars) {
   std::string summary;
@@ -75,7 +75,7 @@ std::string summary_of(const std::vector<std::pair<std::string, double>>& scalar
   return summary;
 }
 
-/// The masked CRC of a TFRecord: the CRC-32C, rotated, plus a constant.
+/// Returns the masked CRC of a TFRecord: the CRC-32C, rotated, plus a constant.
 std::string masked_crc(std::string_view bytes) {
   const std::uint32_t crc = detail::crc32c(std::as_bytes(std::span(bytes)));
   return little_endian(std::rotr(crc, 15) + 0xa282ead8U, 4);
@@ -91,8 +91,8 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "host";
 }
 
-/// The path of an event file, named as by TensorFlow. TensorBoard reads files in the order of their
-/// names, which is chronological.
+/// Returns the path of an event file, named as TensorFlow names event files. TensorBoard reads
+/// files in the order of their names, which is chronological.
 std::filesystem::path event_file(const std::filesystem::path& folder, int count) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
@@ -142,7 +142,7 @@ std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& met
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step) {
   files::create_folders(folder);
-  // Another writer of this process, or a run in another container, may have just created this file.
+  // Another writer of this process, or a run in another container, may have just created the file.
   for (int count = 0; file_ == nullptr; ++count) {
     path_ = event_file(folder, count);
     file_.reset(std::fopen(path_.c_str(), "wbx"));

@@ -1,5 +1,5 @@
 // verify(): every rank runs the one-rank reference model with the rank's own samples. Of the
-// reference model's results, only the mean of the gradients is communicated.
+// reference model's results, only the gradients' mean over ranks is communicated.
 #include "tessera/observe/verify.h"
 
 #include <ATen/ops/empty_like.h>
@@ -40,8 +40,8 @@
 namespace tessera::observe {
 namespace {
 
-/// A copy of a tensor, because the program may later write to the tensor. The copy is invisible to
-/// autograd and to selective activation checkpointing.
+/// Returns a copy of a tensor, because the program may later write to the tensor. The copy is
+/// invisible to autograd and to selective activation checkpointing.
 at::Tensor copy_of(const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const OperatorModePause no_mode;
@@ -66,8 +66,8 @@ class Recorder {
     note(call, outputs, /*is_input=*/false);
   }
 
-  /// The name of the innermost running module in quotes: "'layers.0.norm'"; empty if no module is
-  /// running.
+  /// Returns the name of the innermost running module in quotes: "'layers.0.norm'"; "" if no module
+  /// is running.
   std::string running() const {
     return running_.empty() || running_.back().fqn.empty() ? "" : "'" + running_.back().fqn + "'";
   }
@@ -76,8 +76,8 @@ class Recorder {
  private:
   struct Call {
     std::string fqn{}, caller{};
-    int number = 0, parent = 0;  ///< number of this call in the run, and of the enclosing call
-    int of_module = 0;           ///< number of this call among the module's calls
+    int number = 0, parent = 0;  ///< numbers of the call and of the enclosing call in the run
+    int of_module = 0;           ///< number of the call among the module's calls
   };
 
   void note(const Call& call, nn::TensorList tensors, bool is_input) {
@@ -95,8 +95,8 @@ class Recorder {
   int calls_ = 0;
 };
 
-/// The hooks that record the calls of a module. Hooks cannot be removed; without a recorder these
-/// hooks do nothing.
+/// The hooks that record the calls of a module. Hooks cannot be removed; if `recorder` is nullptr,
+/// the hooks do nothing.
 struct Watch {
   Recorder* recorder = nullptr;
   std::string fqn{};
@@ -122,7 +122,7 @@ Watch& watch_of(nn::ModuleBase& module) {
   return *watch;
 }
 
-/// While this object exists, `recorder` records the calls of a module and its submodules.
+/// While a RecordScope exists, `recorder` records the calls of a module and its submodules.
 class RecordScope : tessera::detail::NoCopy {
  public:
   RecordScope(nn::ModuleBase& module, Recorder& recorder) {
@@ -141,7 +141,7 @@ class RecordScope : tessera::detail::NoCopy {
   std::vector<Watch*> watched_;
 };
 
-/// Runs the step with backward if the result requires grad; returns whether backward ran.
+/// Runs the step, and backward if the result requires grad. Returns whether backward ran.
 bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   const at::Tensor result = step(module);
   const bool trains = result.defined() && result.requires_grad();
@@ -156,8 +156,8 @@ bool run(nn::ModuleBase& module, const VerifyStep& step, Recorder& recorder) {
   return trains;
 }
 
-/// The order in which backward reaches the parameters of the one-rank model. A mesh has no such
-/// order, because FSDP completes the gradients of a unit together.
+/// The order in which backward reaches the parameters of the one-rank model. On a mesh no such
+/// order exists, because FSDP completes the gradients of a unit together.
 class BackwardOrder : tessera::detail::NoCopy {
  public:
   explicit BackwardOrder(const nn::ModuleBase& module) {
@@ -190,8 +190,8 @@ class BackwardOrder : tessera::detail::NoCopy {
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
-/// The gradients of the parameters that require grad. A missing gradient on one rank counts as
-/// zeros.
+/// Takes the gradients of the parameters that require grad. A gradient that is missing on one rank
+/// counts as zeros.
 std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   std::vector<SeenTensor> gradients;
   for (const auto& [fqn, slot] : module.named_slots()) {
@@ -214,9 +214,9 @@ std::string first_line(const std::string& message) {
   return message.substr(0, message.find('\n'));
 }
 
-/// Runs `step` with `module`, and backward if the result requires grad. Parameters have no
-/// gradients before and after. Collective if `step` is. An exception in `step` becomes an Error
-/// with the name of the innermost running module; a PeerError is passed on.
+/// Runs `step` with `module`, and backward if the result requires grad. The parameters have no
+/// gradients before and after. Collective if `step` is collective. An exception in `step` becomes
+/// an Error with the name of the innermost running module; a PeerError is rethrown unchanged.
 SeenRun run_step(nn::ModuleBase& module, const VerifyStep& step) {
   Recorder recorder;
   const BackwardOrder order(module);
@@ -287,7 +287,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
   nn::visit_modules(reference, [&](const std::string& fqn, torch::nn::Module& copy) {
     copies.emplace(fqn, &copy);
   });
-  // The modes of parents are set first, because train() also sets all submodules.
+  // Each module sets its mode before its submodules do, because train() also sets all submodules.
   nn::visit_modules(module, [&](const std::string& fqn, torch::nn::Module& each) {
     const auto found = copies.find(fqn);
     if (found == copies.end()) {
@@ -296,7 +296,7 @@ void copy_modes(nn::ModuleBase& module, nn::ModuleBase& reference) {
     found->second->train(each.is_training());
     auto* to = dynamic_cast<nn::Dropout*>(found->second);
     const auto* dropout = dynamic_cast<nn::Dropout*>(&each);
-    // Dropouts without an explicit key derive equal keys from their names and need no copy.
+    // A Dropout without an explicit key derives its key from its name, so no key is copied.
     if (to != nullptr && dropout != nullptr && dropout->key()) {
       to->set_key(*dropout->key());
     }
@@ -323,8 +323,8 @@ void copy_to_reference(nn::ModuleBase& module, nn::ModuleBase& reference, const 
   copy_modes(module, reference);
 }
 
-/// Changes every weight of `reference` by about one unit in the last place, up or down at random;
-/// `draw` is the seed.
+/// Changes every weight of `reference` by about one unit in the last place, up or down at random.
+/// `draw` is the random seed.
 void change_last_places(nn::ModuleBase& reference, std::uint64_t draw) {
   const c10::NoGradGuard no_grad;
   for (const auto& [fqn, slot] : reference.named_slots()) {
@@ -338,8 +338,7 @@ void change_last_places(nn::ModuleBase& reference, std::uint64_t draw) {
   }
 }
 
-/// How many random numbers were drawn on this rank: by each Dropout of a module, and by at::
-/// operators.
+/// How many random numbers this rank has drawn, by each Dropout of a module and by at:: operators.
 struct DrawCounts {
   RandomState state;
   /// The number of calls of each Dropout, by FQN.
@@ -356,7 +355,7 @@ DrawCounts draw_counts(const nn::ModuleBase& module) {
   return counts;
 }
 
-/// Sets the counts of `module` to `counts`, each increased by `ahead`.
+/// Sets the counts of drawn random numbers in `module` to `counts`, each increased by `ahead`.
 void set_draw_counts(nn::ModuleBase& module, const DrawCounts& counts, std::uint64_t ahead = 0) {
   set_random_state({counts.state.seed, counts.state.calls + ahead});
   std::unordered_map<std::string, std::uint64_t> calls(counts.dropouts.begin(),
@@ -377,8 +376,8 @@ bool have_drawn(const DrawCounts& counts, const DrawCounts& set, std::uint64_t a
          });
 }
 
-/// Saves everything that a run changes in a module and in this thread; the destructor restores
-/// everything. Until then the parameters have no gradients.
+/// Saves everything that a run changes in a module and in the calling thread. The destructor
+/// restores everything. Meanwhile the parameters have no gradients.
 class SavedState : tessera::detail::NoCopy {
  public:
   explicit SavedState(nn::ModuleBase& module)
@@ -413,17 +412,17 @@ class SavedState : tessera::detail::NoCopy {
   std::int64_t batch_ranks_;
 };
 
-/// Offset between the random-operator counts of the verification runs and those of the program.
-/// FSDP assumes that a model draws no random numbers if the counts do not change between two
-/// forwards, so the verification runs must not repeat the program's counts.
+/// The offset between the random-operator counts of verification runs and of the program. FSDP
+/// assumes that a model draws no random numbers if the counts do not change between two forwards,
+/// so the verification runs must not repeat the program's counts.
 constexpr std::uint64_t kAhead = std::uint64_t{1} << 32;
 
-/// Number of runs with perturbed weights. A single perturbation may by chance change a value very
-/// little.
+/// The number of runs with perturbed weights. A single perturbation may by chance change some
+/// values very little.
 constexpr std::uint64_t kDraws = 2;
 
-/// Tells random operators which samples of the whole batch this rank has, while the returned object
-/// exists.
+/// Returns an object that tells random operators which samples of the whole batch this rank has,
+/// while the object exists.
 BatchPart part_of_batch(const DeviceMesh& mesh, const VerifyOptions& options) {
   if (options.batch_dims.empty()) {
     return {0, 1};
@@ -467,7 +466,7 @@ class Verification {
                                work);
   }
 
-  /// Describes the first weight that differs between ranks; empty if there is none.
+  /// Returns a message about the first weight that differs between ranks; "" if all are equal.
   std::string whether_weights_are_equal() const {
     const auto check = [](const DeviceMesh& among, const char* kind, const nn::NamedSlots& slots) {
       std::vector<tessera::detail::Replica> copies;
@@ -481,8 +480,8 @@ class Verification {
     std::string problem;
     try {
       check(mesh_, "parameter", reference_.named_slots());
-      // Only ranks with the same samples are compared, because buffers of a batch norm depend on
-      // the samples.
+      // Buffers are compared only between ranks with the same samples, because buffers of a batch
+      // norm depend on the samples.
       if (const auto dims = other_dims(mesh_, options_.batch_dims); !dims.empty()) {
         check(mesh_.slice(dims), "buffer", reference_.named_buffer_slots());
       }
@@ -494,8 +493,8 @@ class Verification {
     return problem_of_first_rank(problem);
   }
 
-  /// Returns the problem of the first rank that has found a problem. Ranks with other samples may
-  /// have found another problem, or none.
+  /// Returns the message of the first rank that has found a problem. Ranks with other samples may
+  /// have found another problem, or no problem.
   std::string problem_of_first_rank(const std::string& own) const {
     comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto failure =
@@ -504,8 +503,8 @@ class Verification {
   }
 
   void run_reference() {
-    // Losses read the number of data-parallel ranks from the last forward; the reference runs on
-    // one rank.
+    // The number of data-parallel ranks is set to 1 for the reference run, because losses read the
+    // number that the last forward has set.
     nn::set_batch_ranks(1);
     const auto run = [&] {
       set_draw_counts(reference_, counts_, kAhead);
@@ -521,7 +520,7 @@ class Verification {
   }
 
   /// Checks that each rank's samples follow the samples of lower ranks, because random numbers are
-  /// indexed by the sample's number in the batch.
+  /// indexed by the number of the sample in the batch.
   void check_rows() const {
     comm::Communicator& group = flush_pending_transfers(mesh_.group_of_all_ranks());
     const auto all = comm::gather_values(group, mesh_.device(), {one_rank_.rows, draws_ ? 1 : 0});
@@ -566,7 +565,7 @@ VerifyReport verify(nn::ModuleBase& module, nn::ModuleBase& reference, const Dev
 
 namespace {
 
-/// Limits the printed differences: later ones usually follow from the first ones.
+/// The maximum number of printed differences. Later differences usually follow from the first.
 constexpr std::size_t kLines = 8;
 
 std::string counted(std::size_t count, std::string_view what) {
@@ -584,7 +583,7 @@ std::string equal_line(const VerifyReport& report) {
       report.modules > 0 ? "" : "; outputs are not compared, since ranks split the samples");
 }
 
-/// Advice for the user on where to look for the cause of the first difference.
+/// Returns advice for the user on where to look for the cause of the first difference.
 std::string remedy(const VerifyReport& report) {
   if (!report.cause.empty()) {
     return report.cause;

@@ -1,5 +1,5 @@
-// Compares the run on the mesh with the run on one rank. Distributed tensors are made whole, plain
-// parts of several ranks are joined, and the ranks combine their findings.
+// Compares a run of a step on the mesh with a run on one rank. Distributed tensors are made whole,
+// plain parts of several ranks are joined, and the ranks combine their findings.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
@@ -37,15 +37,15 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // ---- Comparison of two tensors.
 
-/// Converts a tensor to fp64, so that the comparison adds no rounding.
+/// Converts a tensor to fp64, so that comparing adds no rounding.
 at::Tensor as_doubles(const at::Tensor& tensor) {
   return (tensor.is_complex() ? at::view_as_real(tensor) : tensor).to(at::kDouble);
 }
 
-/// The element in which two tensors of equal sizes differ most; the first such element if there are
-/// several.
+/// The element in which two tensors of equal sizes differ most; the first such element if several
+/// elements differ equally.
 struct Farthest {
-  /// Difference of the two values; infinity if exactly one is NaN or infinite.
+  /// The difference of the two values; infinity if exactly one value is NaN or infinite.
   double distance = 0;
   std::int64_t index = 0;  ///< the element's index in row-major order
   double value = 0, expected = 0;
@@ -65,7 +65,7 @@ Farthest farthest(const at::Tensor& tensor, const at::Tensor& expected) {
           ours.flatten()[index].item<double>(), theirs.flatten()[index].item<double>()};
 }
 
-/// The largest finite absolute value in a tensor; 0 for an empty tensor.
+/// Returns the largest finite absolute value in a tensor; 0 if the tensor is empty.
 double largest_of(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
     return 0;
@@ -82,7 +82,7 @@ std::vector<std::int64_t> coordinate_of(std::int64_t index, at::IntArrayRef size
   return coordinate;
 }
 
-/// A tensor's sizes and layout: "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
+/// Returns sizes and layout of a tensor: "[8, 4] on (tp=2) as [Shard(0)]", or "[8, 4], plain".
 std::string layout_of(const at::Tensor& tensor) {
   const std::string sizes = fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
   if (!tessera::is_distributed(tensor)) {
@@ -92,7 +92,7 @@ std::string layout_of(const at::Tensor& tensor) {
   std::string placements;
   try {
     placements = to_string(to_placements(*spec.layout, tensor.sizes()));
-  } catch (const Error&) {  // a layout that no list of placements describes
+  } catch (const Error&) {  // no list of placements describes the layout
     placements = to_string(*spec.layout);
   }
   return fmt::format("{} on {} as {}", sizes, to_string(spec.mesh.shape()), placements);
@@ -102,8 +102,8 @@ std::string layout_of(const at::Tensor& tensor) {
 // several ranks. The copies are consecutive along the head dimension, and each rank's shard is one
 // head.
 
-/// The dimension in which two lists of sizes differ; -1 if they differ in no dimension or in
-/// several.
+/// Returns the dimension in which two lists of sizes differ; -1 if they differ in no dimension or
+/// in several dimensions.
 std::int64_t other_dim(at::IntArrayRef sizes, at::IntArrayRef others) {
   std::int64_t found = -1;
   for (std::size_t dim = 0; sizes.size() == others.size() && dim < sizes.size(); ++dim) {
@@ -142,8 +142,8 @@ at::Tensor worst_copy(const at::Tensor& whole, at::IntArrayRef shard, const at::
 
 // ---- Pairs of tensors.
 
-/// The values of one tensor in the run on the mesh and in the one-rank run; undefined in a run that
-/// lacks the tensor.
+/// A tensor's values in the run on the mesh and in the one-rank run. The values are undefined for a
+/// run that lacks the tensor.
 struct Pair {
   SeenTensor of;  ///< name and module of the tensor; `of.value` is not used
   at::Tensor on_mesh, one_rank;
@@ -152,7 +152,7 @@ struct Pair {
   std::string missing{};  ///< why one run lacks the tensor
 };
 
-/// The reason why one run lacks a tensor, for messages: "is never called on the mesh".
+/// Returns the reason why one run lacks a tensor, for messages: "is never called on the mesh".
 std::string why_missing(const SeenTensor& tensor, const SeenRun& on_mesh, const SeenRun& one_rank) {
   if (tensor.call == 0) {
     return "exists in one of the two runs alone";
@@ -202,7 +202,7 @@ std::vector<Pair> pairs_of(const std::vector<SeenTensor>& on_mesh,
   return pairs;
 }
 
-/// Pairs the tensors of the module calls of both runs. An input that only one run has is omitted.
+/// Pairs the tensors of module calls in both runs. Omits an input that only one run has.
 std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank,
                                  const std::vector<double>& noise) {
   std::vector<Pair> pairs = pairs_of(on_mesh.tensors, one_rank.tensors, noise);
@@ -217,7 +217,7 @@ std::vector<Pair> pairs_of_calls(const SeenRun& on_mesh, const SeenRun& one_rank
   return pairs;
 }
 
-/// Describes a pair's tensor on the mesh in one line.
+/// Returns one line that describes the tensor of a Pair on the mesh.
 std::string kind_of(const Pair& pair) {
   if (!pair.on_mesh.defined()) {
     return "no " + pair.of.name;
@@ -226,7 +226,7 @@ std::string kind_of(const Pair& pair) {
                      tessera::is_distributed(pair.on_mesh) ? pair.layout : "plain");
 }
 
-/// Returns, from each of two texts, the first line in which they differ.
+/// Returns the first lines in which two texts differ, one line of each text.
 std::pair<std::string, std::string> first_lines_apart(const std::string& a, const std::string& b) {
   const auto end = static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
   const std::size_t before = end == 0 ? std::string::npos : a.rfind('\n', end - 1);
@@ -238,8 +238,8 @@ std::pair<std::string, std::string> first_lines_apart(const std::string& a, cons
   return {line(a), line(b)};
 }
 
-/// Whether the sizes on the mesh differ from those on one rank, so that the parts of several ranks
-/// may have to be joined.
+/// Whether a tensor's sizes on the mesh differ from the sizes on one rank, so that the parts of
+/// several ranks may have to be joined.
 bool has_other_sizes(const Pair& pair) {
   return pair.on_mesh.defined() && pair.one_rank.defined() &&
          pair.on_mesh.sizes() != pair.one_rank.sizes();
@@ -259,7 +259,7 @@ at::Tensor from_bytes(const std::string& bytes) {
   return value.isNone() ? at::Tensor() : value.toTensor();
 }
 
-/// Concatenates the parts of a tensor along `dim`; nullopt if their sizes do not fit.
+/// Concatenates the parts of a tensor along `dim`; returns nullopt if the parts' sizes do not fit.
 std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int64_t dim) {
   std::vector<std::int64_t> like = parts.front().sizes().vec();
   for (const at::Tensor& part : parts) {
@@ -275,7 +275,7 @@ std::optional<at::Tensor> joined(const std::vector<at::Tensor>& parts, std::int6
   return at::cat(parts, dim);
 }
 
-/// The ranks of a mesh, grouped by whether they have different samples.
+/// The ranks of a mesh, divided into ranks with different samples and ranks with equal samples.
 class PairingRanks {
  public:
   PairingRanks(const DeviceMesh& mesh, const std::vector<std::string>& batch_dims) : mesh_(mesh) {
@@ -288,8 +288,8 @@ class PairingRanks {
   }
 
   /// Makes distributed tensors whole and joins plain parts. Collective. Throws Error, on every
-  /// rank, if ranks with the same samples do not have the same tensors; with `all`, if any two
-  /// ranks do not.
+  /// rank, if ranks with the same samples do not have the same tensors. If `all` is true, all ranks
+  /// must have the same tensors.
   void make_whole(std::vector<Pair>& pairs, bool all) const {
     agree(all ? mesh_ : peers_, pairs);
     for (Pair& pair : pairs) {
@@ -304,7 +304,7 @@ class PairingRanks {
     }
   }
 
-  /// The mean of a tensor over the ranks with different samples. Collective.
+  /// Returns the mean of a tensor over the ranks with different samples. Collective.
   at::Tensor mean_over_batches(const at::Tensor& tensor) const {
     if (!batches_ || batches_.size() == 1) {
       return tensor;
@@ -315,8 +315,8 @@ class PairingRanks {
   }
 
  private:
-  /// Throws Error unless all ranks have the same tensors. Ranks make a tensor whole together, and
-  /// would otherwise wait for one another forever.
+  /// Throws Error unless all ranks have the same tensors. Making a tensor whole is collective, and
+  /// ranks with different tensors would wait for one another forever.
   void agree(const DeviceMesh& among, const std::vector<Pair>& pairs) const {
     std::string own;
     for (const Pair& pair : pairs) {
@@ -344,8 +344,8 @@ class PairingRanks {
         among.ranks().front(), first, among.ranks()[other], second);
   }
 
-  /// Joins plain parts of several ranks. Either all ranks join the parts of a pair, or no rank
-  /// does.
+  /// Joins plain parts of several ranks. Joining is collective, so either all ranks join the parts
+  /// of a Pair, or no rank does.
   void join_parts(std::vector<Pair>& pairs) const {
     std::vector<std::int64_t> own;
     for (const Pair& pair : pairs) {
@@ -391,38 +391,38 @@ class PairingRanks {
   }
 
   DeviceMesh mesh_;
-  DeviceMesh batches_;  ///< mesh of ranks with different samples; undefined: all have equal samples
-  DeviceMesh peers_;    ///< mesh of ranks with equal samples; undefined: each rank has its own
+  DeviceMesh batches_;  ///< ranks with different samples; undefined if all samples are equal
+  DeviceMesh peers_;    ///< ranks with equal samples; undefined if all samples differ
 };
 
 // ---- The findings of each rank, and of all ranks together.
 
 /// How one tensor of this rank on the mesh differs from the one-rank tensor.
 struct Finding {
-  std::string name, fqn, caller;  ///< the tensor's identity, as in SeenTensor
+  std::string name, fqn, caller;  ///< name and modules of the tensor, as in SeenTensor
   int call = 0, parent = 0;
   bool is_input = false;
-  std::string layout;  ///< layout of the tensor on the mesh, or why nothing can be compared
+  std::string layout;  ///< the tensor's layout on the mesh, or why nothing can be compared
   std::vector<std::int64_t> at{};   ///< index of the element that differs most
   std::string value{}, expected{};  ///< values that differ most: on the mesh and on one rank
-  double distance = 0;  ///< the largest difference; infinity: the tensors can't be compared
+  double distance = 0;  ///< the largest difference; infinity if the tensors can't be compared
   double largest = 0;   ///< largest value of the one-rank tensor
   double epsilon = 0;   ///< rounding unit of the less precise type
   double noise = 0;     ///< by how much rounding changes the one-rank tensor
 };
 
-/// The findings of all ranks on tensors of one kind.
+/// The findings of all ranks on one kind of tensors, module tensors or gradients.
 struct Together {
-  std::vector<VerifyDifference> differences;  ///< differences in the order of rank 0
+  std::vector<VerifyDifference> differences;  ///< the differences, in the order of rank 0
   double largest = 0;   ///< largest difference within the tolerance, relative to the largest value
   std::string cause{};  ///< where to look for the cause of the first difference
 };
 
-/// A difference may be this many times the measured rounding noise. A mesh sums in another order
-/// than one rank, so its rounding changes a tensor differently, but at most a few times as much.
+/// The allowed ratio of a difference to the measured rounding noise. A mesh sums in another order
+/// than one rank, so rounding changes a tensor differently, but at most a few times as much.
 constexpr double kNoises = 8;
-/// A difference may in addition be this many rounding units of the largest value, for sums that do
-/// not depend on perturbed weights.
+/// The additional allowed difference, in rounding units of the largest value, for sums that do not
+/// depend on perturbed weights.
 constexpr double kRoundings = 8;
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, name, fqn, caller, call, parent, is_input, layout, at,
@@ -433,7 +433,7 @@ struct OfRanks {
   std::vector<std::pair<int, Finding>> findings;  ///< pairs of world rank and finding
 
   const Finding& first() const { return findings.front().second; }
-  /// The maximum of a field of Finding over all ranks.
+  /// Returns the maximum of a field of Finding over all ranks.
   double largest(double Finding::*of) const {
     double most = 0;
     for (const auto& [rank, finding] : findings) {
@@ -443,9 +443,9 @@ struct OfRanks {
   }
 };
 
-/// Gathers the findings of all ranks in the order of rank 0; tensors that rank 0 lacks are last.
+/// Gathers the findings of all ranks in the order of rank 0. Tensors that rank 0 lacks come last.
 std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& mesh) {
-  // The text of JSON has no infinity; CBOR has.
+  // Findings are sent as CBOR, because JSON text cannot represent infinity.
   std::string text;
   nlohmann::json::to_cbor(own, text);
   comm::Communicator& group = flush_pending_transfers(mesh.group_of_all_ranks());
@@ -464,7 +464,7 @@ std::vector<OfRanks> gather(const std::vector<Finding>& own, const DeviceMesh& m
   return all;
 }
 
-/// A list of ranks for messages: complete for a few ranks, abbreviated for many ranks.
+/// Returns a list of ranks for messages: complete for a few ranks, shortened for many ranks.
 std::string describe_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kMost = 8;
   if (ranks.size() > kMost) {
@@ -500,8 +500,8 @@ std::string quoted(const std::string& fqn) {
   return fqn.empty() ? "the model" : "'" + fqn + "'";
 }
 
-/// The module in which to look for the cause of the first output that differs, `tensors[first]`.
-/// `differs` says for each tensor whether it differs.
+/// Returns where to look for the cause of the first output that differs, `tensors[first]`.
+/// `differs` says for each tensor whether the tensor differs.
 std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool>& differs,
                      std::size_t first) {
   const Finding& output = tensors[first].first();
@@ -513,7 +513,7 @@ std::string cause_of(const std::vector<OfRanks>& tensors, const std::vector<bool
     return "all outputs before are equal, so look at the forward of " + quoted(output.caller) +
            ", which calls it";
   }
-  // Searches the call itself and its enclosing calls for the first input that differs.
+  // The first input that differs is searched in the module call and in its enclosing calls.
   std::set<int> calls{output.call};
   std::map<int, int> parents;
   for (const OfRanks& tensor : tensors) {
@@ -554,8 +554,8 @@ Together put_together(const std::vector<Finding>& own, const DeviceMesh& mesh) {
   std::size_t first = tensors.size();
   for (const OfRanks& tensor : tensors) {
     const double epsilon = tensor.largest(&Finding::epsilon);
-    // The last term of the tolerance is for zeros that rounding has changed. The term is relative
-    // to the values to which the zeros are added.
+    // The last term of the tolerance allows rounding to change zeros. The term is relative to the
+    // values to which these zeros are added.
     const double allowed = kNoises * tensor.largest(&Finding::noise) +
                            kRoundings * epsilon * tensor.largest(&Finding::largest) +
                            epsilon * of_kind;
@@ -622,8 +622,8 @@ std::vector<Finding> findings_of(const std::vector<Pair>& pairs, const VerifyOpt
   return findings;
 }
 
-/// The findings on the tensors of module calls. If the step splits samples, only the loss, the last
-/// tensor, can be compared.
+/// Returns the findings on the tensors of module calls. If the step splits samples, only the loss,
+/// which is the last tensor, can be compared.
 std::vector<Finding> of_calls(std::vector<Pair> pairs, const PairingRanks& ranks,
                               const VerifyOptions& options) {
   if (options.splits_samples) {
@@ -642,8 +642,8 @@ std::vector<Finding> of_gradients(std::vector<Pair> pairs, const PairingRanks& r
   ranks.make_whole(pairs, /*all=*/true);
   for (Pair& pair : pairs) {
     pair.one_rank = ranks.mean_over_batches(pair.one_rank);
-    // A missing gradient counts as zeros: whether an unused parameter has a gradient is FSDP's
-    // choice.
+    // A missing gradient counts as zeros, because FSDP decides whether an unused parameter has a
+    // gradient.
     pair.on_mesh = pair.on_mesh.defined() ? pair.on_mesh : at::zeros_like(pair.one_rank);
   }
   return findings_of(pairs, options);

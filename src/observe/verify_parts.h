@@ -1,4 +1,4 @@
-// The parts of verify() that both source files use: the tensors of one run, and the comparison.
+// What both source files of verify() use: the tensors of one run, and the comparison of two runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,26 +14,25 @@
 
 namespace tessera::observe {
 
-/// A tensor of a run on this rank, detached from autograd; distributed or plain, as the run
-/// computed it.
+/// A tensor of a run on this rank, detached from autograd. Distributed or plain, as the run has
+/// computed the tensor.
 struct SeenTensor {
   std::string name;  ///< the tensor's name, equal in each run: "output of 'layers.0.norm', call 2"
   std::string fqn;   ///< FQN of the module or parameter
   at::Tensor value;
   std::string caller{};  ///< FQN of the module that called `fqn`
-  int call = 0;          ///< number of the module call in the run, from 1; 0: no call
-  int parent = 0;        ///< number of the enclosing module call; 0: none
-  /// Whether the tensor is an input of the call; inputs are only used to find the cause.
+  int call = 0;          ///< number of the module call in the run, from 1; 0 without a call
+  int parent = 0;        ///< number of the enclosing module call; 0 if there is none
+  /// Whether the tensor is an input of the call. Inputs are used only to find a cause.
   bool is_input = false;
 };
 
-/// The tensors of one run of a step.
+/// The tensors of one run of a training step.
 struct SeenRun {
-  /// The tensors in the order of the run: the inputs of a module call when the call begins, the
-  /// outputs when the call ends, and finally the result of the step.
+  /// The tensors in the order of the run: a module call's inputs when the call begins, its outputs
+  /// when the call ends, and finally the result of the step.
   std::vector<SeenTensor> tensors;
-  std::vector<SeenTensor> gradients;  ///< gradients in the order of backward; empty without a
-                                      ///< backward
+  std::vector<SeenTensor> gradients;  ///< in the order of backward; empty if there was no backward
   std::map<std::string, int> calls;   ///< number of calls of each module, by FQN
   std::int64_t rows = 0;              ///< dimension 0 of the first tensor passed to the module
 };
@@ -46,10 +45,10 @@ struct Noise {
 /// Sets infinity for a tensor that one run lacks or that has different sizes in both runs.
 void raise_noise(Noise& noise, const SeenRun& run, const SeenRun& other);
 
-/// The dimensions of `mesh` that are not in `dims`.
+/// Returns the names of the dimensions of `mesh` that are not in `dims`.
 std::vector<std::string> other_dims(const DeviceMesh& mesh, const std::vector<std::string>& dims);
-/// The rounding unit of a type: the distance from 1 to the next larger number; 0 for integers,
-/// which are exact.
+/// Returns the rounding unit of a type: the distance from 1 to the next larger number; 0 for
+/// integers, which are exact.
 double epsilon_of(c10::ScalarType type);
 
 /// Compares this rank's run on the mesh with its one-rank run. The report is equal on every rank.

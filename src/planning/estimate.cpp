@@ -1,4 +1,4 @@
-// Estimates the memory and time of a training layout from plans with few layers.
+// Estimates the memory and time of a training layout from plans of the model with few layers.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -33,8 +33,8 @@ std::string renumbered(const std::string& name, const std::string& container,
   return name.substr(0, digits) + std::to_string(number(layer)) + name.substr(end);
 }
 
-/// The bytes of each moment (MomentMemory) in a plan with `layers` layers. In the keys, layers of
-/// the second half are counted from the end: -1 is the last layer.
+/// Returns the bytes of each moment (MomentMemory) in a plan with `layers` layers. In the keys,
+/// layers of the second half are counted from the end: -1 is the last layer.
 std::map<std::string, double> bytes_by_moment(const RankPlan& plan, const std::string& container,
                                               std::int64_t layers) {
   std::map<std::string, double> bytes;
@@ -55,7 +55,7 @@ double exposed(const StepTime& time) {
   return sum;
 }
 
-/// The estimate of a model that was planned as a whole.
+/// Returns the estimate of a model whose plan has all layers.
 Estimate of_whole(const RankPlan& plan, std::int64_t ranks, const PlanOptions& options) {
   Estimate estimate{.peak_bytes = plan.memory.peak_bytes,
                     .peak_moment = plan.memory.peak_moment,

@@ -1,4 +1,4 @@
-// Known machines, from the vendors' public data sheets, and TOML files with the same fields.
+// Known machines, from the vendors' public data sheets, and machines described in TOML files.
 
 #include "tessera/planning/machine.h"
 
@@ -16,8 +16,8 @@ namespace tessera::planning {
 namespace {
 
 /// The known machines. FLOP/s are for dense matrix products, link rates for one direction. The
-/// network is that of the vendor's eight-GPU machine with one network card per GPU. All machines
-/// have the default shares, which were measured on an H200.
+/// network is that of the vendor's eight-GPU machine with one network card per GPU. For all
+/// machines the shares have the default values, which were measured on an H200.
 const std::vector<Machine>& presets() {
   static const std::vector<Machine> list = [] {
     const auto gpu = [](const char* name, double memory, double fp8, double half, double fp32,
@@ -51,7 +51,7 @@ const std::vector<Machine>& presets() {
   return list;
 }
 
-/// The upper limit of values in bytes. It is above any real machine, and keeps computations finite.
+/// The upper limit of values in bytes, above any real machine. The limit keeps computations finite.
 constexpr double kMostBytes = 1e18;
 constexpr std::uint64_t kMostFileBytes = 1 << 20;
 constexpr std::int64_t kMostOfANode = 1 << 20;
@@ -80,7 +80,7 @@ constexpr std::array kFields{
     Field{"fp8_share", &Machine::fp8_share},
     Field{"multiprocessors", &Machine::multiprocessors},
     Field{"collective_multiprocessors", &Machine::collective_multiprocessors}};
-/// Fields of Machine for which 0 is a valid value. Latencies may be 0, too.
+/// Fields of Machine that may be 0. Latencies, which are not listed, may also be 0.
 constexpr std::array<std::string_view, 5> kMayBeZero{
     "reserved_bytes", "flops_fp8", "fp8_share", "multiprocessors", "collective_multiprocessors"};
 

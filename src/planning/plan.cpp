@@ -1,4 +1,4 @@
-// Runs a rank's step in a comm::fake_world, and records memory (MemoryLog) and time (Schedule).
+// Plans a rank's step in a comm::fake_world: records memory (MemoryLog) and time (Schedule).
 #include "tessera/planning/plan.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/observe/detail/memory.h"
@@ -32,8 +32,8 @@ namespace {
 
 using Coordinate = std::vector<std::int64_t>;
 
-/// Maps a rank's coordinate in the root mesh to its coordinate in the submesh with the dimensions
-/// of `mesh`. A flattened dimension of `mesh` consists of several dimensions of the root mesh.
+/// Maps a rank's coordinate in the root mesh to the rank's coordinate in the submesh `mesh`. A
+/// flattened dimension of `mesh` consists of several dimensions of the root mesh.
 class Submesh {
  public:
   Submesh(const DeviceMesh& mesh, const MeshShape& root)
@@ -63,13 +63,13 @@ class Submesh {
   }
 
  private:
-  /// For each root dimension: the submesh coordinate of the second rank along this dimension,
-  /// counted from the submesh's first rank; empty if the submesh does not contain the second rank.
+  /// For each dimension of the root mesh, how the submesh coordinate changes from the first rank
+  /// along the dimension to the second rank; empty if the submesh lacks the second rank.
   std::vector<Coordinate> steps_;
   std::size_t ndim_;
 };
 
-/// The layout and sizes of a parameter on a submesh.
+/// The layout and sizes of a parameter, and the submesh of its layout.
 struct Place {
   const ShardingSpec* spec;
   Coordinate sizes;
@@ -94,8 +94,8 @@ std::vector<Place> places_of(const Run& run) {
   return places;
 }
 
-/// Groups ranks by the sizes of their shards and by PlanOptions::sizes. Kinds are sorted by their
-/// first rank.
+/// Groups ranks by the sizes of their shards and by PlanOptions::sizes. The kinds of ranks are
+/// sorted by their first rank.
 std::vector<RankKind> kinds_of(const Run& run, const PlanOptions& options) {
   std::map<std::vector<std::int64_t>, RankKind> by_sizes;
   const MeshShape& root = run.mesh.shape();
@@ -134,7 +134,7 @@ struct PlannedRank {
 
 PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const PlanOptions& options,
                      bool with_kinds) {
-  // One thread is enough: in a FakeMode only small integer operators are really computed.
+  // One thread is enough, because in a FakeMode only small integer operators are computed.
   const auto restore =
       c10::make_scope_exit([before = at::get_num_threads()] { at::set_num_threads(before); });
   at::set_num_threads(1);
@@ -152,7 +152,7 @@ PlannedRank plan_one(const MakeRun& make, std::int64_t ranks, int rank, const Pl
   const Run run = make(world);
   const fsdp::ActiveUnits units(*run.model);
   const auto where = [&] { return units.text(); };
-  // The first step allocates the optimizer's state, so only the second step is representative.
+  // The second step is planned, because the first step also allocates the optimizer's state.
   log.begin_step(where);
   run.step();
   for (const auto& [name, slot] : run.model->named_slots()) {
@@ -212,8 +212,8 @@ RankPlan detail::plan_rank(const MakeRun& make, std::int64_t ranks, int rank,
 
 namespace {
 
-/// Throws Error unless the first and last rank of a kind have equal memory peaks and traffic. They
-/// differ, for example, if the batch is not evenly divisible.
+/// Throws Error unless the first and last rank of a kind have equal memory peaks and traffic. The
+/// two ranks differ, for example, if the batch is not evenly divisible.
 void check_kind(const RankPlan& plan, const RankPlan& last) {
   const auto traffic = [](const RankPlan& rank) { return comm::total(rank.metrics.comm); };
   const auto text = [&](const RankPlan& rank) {

@@ -32,7 +32,7 @@ std::string seconds_text(double seconds) {
 
 using Json = nlohmann::ordered_json;
 
-/// Formats the cell of a column that is shown only if a layout needs the column; "" if not `shown`.
+/// Formats a table cell of a column that only some tables show. Returns "" if not `shown`.
 std::string column(bool shown, const std::string& text) {
   return shown ? fmt::format(" {:>4}", text) : "";
 }
@@ -153,7 +153,7 @@ Json json_of_memory(const observe::StepMemory& memory) {
           {"live_at_peak", live}};
 }
 
-/// The name of an operator and its use in a step.
+/// The name of an operator, and the operator's use of time in a step.
 using Use = std::pair<std::string, OperatorUse>;
 std::vector<Use> longest_first(const StepTime& time) {
   std::vector<Use> uses(time.operators.begin(), time.operators.end());
@@ -173,7 +173,7 @@ Json json_of(const StepTime& time) {
   return rows;
 }
 
-/// The memory peak in each part of a step (MomentMemory) as JSON, in the order of the step.
+/// Returns the memory peak in each part of a step (MomentMemory) as JSON, in the order of the step.
 Json json_of_moments(const observe::StepMemory& memory) {
   Json moments = Json::array();
   for (const observe::MomentMemory& moment : memory.moments) {
@@ -188,7 +188,7 @@ Json json_of_moments(const observe::StepMemory& memory) {
   return moments;
 }
 
-/// The time intervals of a step as JSON, by row of the time chart. Each is [what, begin, end].
+/// Returns the intervals of a step as JSON, by row of the time chart: [what, begin, end].
 Json json_of_spans(const StepTime& time) {
   Json rows = Json::object();
   for (const Span& span : time.spans) {
@@ -199,7 +199,7 @@ Json json_of_spans(const StepTime& time) {
 
 Json json_of(const RankPlan& rank) {
   Json json = json_of_memory(rank.memory);
-  // Metrics have the JSON format of observe::to_json().
+  // The metrics of the report have the JSON format of observe::to_json().
   const Json metrics = Json::parse(observe::to_json(rank.metrics));
   json["comm"] = metrics.at("comm");
   for (const char* key : {"step_time_s", "tokens_per_s", "tflops", "mfu", "mfu_causal"}) {
@@ -250,7 +250,7 @@ std::string comm_text(const RankPlan& rank) {
   return rank.metrics.comm.empty() ? "" : text;
 }
 
-/// Formats a table of the operators that take the most time.
+/// Formats a table of the operators that take the most time in a step.
 std::string operators_text(const StepTime& time) {
   constexpr std::size_t kLines = 8;
   std::vector<Use> uses = longest_first(time);
@@ -292,7 +292,7 @@ std::string rate_text(double rate, const char* unit) {
   return fmt::format("{:.4g} {}{}", rate, kPrefixes[thousands], unit);
 }
 
-/// Says where a machine's `..._share` values were measured, and what was not measured.
+/// Returns a text that says where a machine's `..._share` values were measured.
 std::string sources_text(const Machine& machine) {
   const std::string fp8 = machine.flops_fp8 > 0 && machine.fp8_share == 0
                               ? ", products in 8 bits (planned as fast as in 16 bits)"
@@ -310,7 +310,7 @@ std::string sources_text(const Machine& machine) {
       machine.shares_from, fp8, taken);
 }
 
-/// Says on which assumptions the predicted times are based.
+/// Returns a text that says on which assumptions the predicted times are based.
 std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
   return fmt::format(
              "Predicted, not measured. A {}: products at {:.0f} %, attention at {:.0f} % (heads of "
@@ -325,7 +325,7 @@ std::string assumptions_text(const Machine& machine, c10::ScalarType type) {
          sources_text(machine);
 }
 
-/// Advice on how to reduce memory of this kind: the program's advice, or else general advice.
+/// Returns advice on how to reduce a kind of memory: the program's own advice or general advice.
 std::string remedy(const RunPlan& plan, MemoryKind kind) {
   if (plan.options.remedy) {
     return plan.options.remedy(kind);
@@ -346,8 +346,8 @@ std::string remedy(const RunPlan& plan, MemoryKind kind) {
   }
 }
 
-/// Returns a line for each large part of the memory peak, largest first, with advice on how to
-/// reduce the part.
+/// Returns a line for each large part of the memory peak, the largest part first, with advice on
+/// how to reduce the part.
 std::vector<std::string> advice(const RunPlan& plan) {
   std::vector<std::pair<std::int64_t, MemoryKind>> parts;
   const observe::StepMemory& memory = plan.largest().memory;
@@ -366,8 +366,8 @@ std::vector<std::string> advice(const RunPlan& plan) {
   return lines;
 }
 
-/// One line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors can
-/// have of a h200."; "" without a machine.
+/// Returns a line that says whether the plan fits: "It fits: 61.2 GiB of the 131 GiB that tensors
+/// can have of a h200.". Returns "" without a machine.
 std::string verdict(const RunPlan& plan) {
   if (!plan.options.machine) {
     return "";

@@ -16,22 +16,22 @@ using kernels::FakeCall;
 
 namespace {
 
-/// The FLOPs of flash attention's backward, relative to forward: backward has five matrix products,
-/// forward has two.
+/// The FLOPs of flash attention's backward, divided by the FLOPs of its forward: backward has five
+/// matrix products, forward has two.
 constexpr double kAttentionBackward = 2.5;
 
 double size_of(const at::Tensor& tensor, std::int64_t dim) {
   return static_cast<double>(tensor.size(dim));
 }
 
-/// FLOPs of attention's two matrix products. A mask is assumed to remove half of the scores.
+/// Returns the FLOPs of attention's two products. A mask is assumed to remove half of the scores.
 double attention_flops(const at::Tensor& query, const at::Tensor& key, bool masked) {
   return (masked ? 2.0 : 4.0) * size_of(query, 0) * size_of(query, 1) * size_of(query, 2) *
          size_of(key, 2) * size_of(query, 3);
 }
 
-/// FLOPs of a convolution. `small`: the result or, for a transposed convolution, the input. Each
-/// element of `small` takes weight.numel() / weight.size(0) multiplications.
+/// Returns the FLOPs of a convolution. `small`: the result or, for a transposed convolution, the
+/// input. Each element of `small` takes weight.numel() / weight.size(0) multiplications.
 double convolution_flops(const at::Tensor& small, const at::Tensor& weight) {
   return 2.0 * static_cast<double>(small.numel()) * static_cast<double>(weight.numel()) /
          size_of(weight, 0);
@@ -42,7 +42,7 @@ bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
 }
 
-/// The bytes of memory that a tensor uses. A dimension with stride 0 (expand) uses no more memory.
+/// Returns the bytes of a tensor's memory. A dimension with stride 0 (expand) needs no memory.
 double bytes_of(const at::Tensor& tensor) {
   auto bytes = static_cast<double>(tensor.element_size());
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -65,8 +65,8 @@ double bytes_of(const FakeCall& call) {
   return bytes;
 }
 
-/// The operator's name in messages. A plan runs on a CPU, where flash attention has another name
-/// than on a GPU.
+/// Returns the name of an operator for messages. A plan runs on a CPU, where flash attention has
+/// another name than on a GPU.
 std::string name_on(bool gpu, std::string name) {
   constexpr std::string_view kOnCpu = "_for_cpu";
   if (const std::size_t at = name.find(kOnCpu); gpu && at != std::string::npos) {
@@ -75,13 +75,13 @@ std::string name_on(bool gpu, std::string name) {
   return name;
 }
 
-/// The number of a group's ranks that are on the machine of its first rank.
+/// Returns how many ranks of a process group are on the machine of the group's first rank.
 std::int64_t ranks_beside(const std::vector<int>& ranks, std::int64_t per_node) {
   const std::int64_t node = ranks.front() / per_node;
   return std::ranges::count_if(ranks, [&](int rank) { return rank / per_node == node; });
 }
 
-/// The bytes that each rank sends in a ring of `n` ranks, divided by the bytes of the rank's input.
+/// Returns the bytes that each rank sends in a ring of `n` ranks, relative to the rank's input.
 double ring_share(std::string_view collective, double n) {
   if (collective == "all_gather") {
     return n - 1;
@@ -96,8 +96,8 @@ bool adds_product(std::string_view name) {
   return name == "aten::addmm" || name == "aten::addmm_";
 }
 
-/// The first matrix of a matrix product or of attention. Its element type determines the FLOP/s.
-/// The first input of addmm is not a matrix of the product, but is added to it.
+/// Returns the first matrix of a matrix product or of attention. The matrix's element type decides
+/// the FLOP/s. addmm's first input is not a factor of the product, but is added to the product.
 const at::Tensor& first_factor(const FakeCall& call) {
   return call.inputs[adds_product(call.name) ? 1 : 0];
 }
@@ -106,16 +106,16 @@ bool is_attention(std::string_view name) {
   return name.starts_with("aten::_scaled_dot_product_flash_attention_for_cpu");
 }
 
-/// The FLOP/s of a matrix product or of attention. The second input of attention is the key in
-/// forward and the query in backward, with sizes (batch, heads, tokens, head size).
+/// Returns the FLOP/s of a matrix product or of attention. The second input of attention is the key
+/// in forward and the query in backward, with sizes (batch, heads, tokens, head size).
 double flops_rate(const Machine& machine, const FakeCall& call) {
   const c10::ScalarType type = first_factor(call).scalar_type();
   return is_attention(call.name) ? machine.attention_flops(type, call.inputs[1].size(-1))
                                  : machine.product_flops(type);
 }
 
-/// FLOPs of a matrix product, a convolution or attention (half of them if attention has a mask); 0
-/// for other operators.
+/// Returns the FLOPs of a matrix product, a convolution or attention (half of the FLOPs if
+/// attention has a mask); 0 for other operators.
 double product_flops(const FakeCall& call) {
   const std::string_view name = call.name;
   if (adds_product(name) || name == "aten::mm" || name == "aten::bmm" ||
@@ -199,11 +199,11 @@ void Schedule::run(const FakeCall& call, observe::MemoryPhase phase) {
   now += seconds;
 }
 
-/// The seconds by which an operator is slower because collectives run at the same time. Erases the
-/// collectives that ended before `begin`, because later operators begin later.
+/// Returns the seconds by which an operator is slower because collectives run at the same time.
+/// Erases the collectives that ended before `begin`, because later operators begin later.
 double Schedule::lost_to_collectives(double begin, double seconds) {
   const double taken = machine_->collective_multiprocessors;
-  if (machine_->multiprocessors <= taken) {  // too few, or unknown (0)
+  if (machine_->multiprocessors <= taken) {  // too few multiprocessors, or an unknown number (0)
     return 0;
   }
   std::erase_if(transfers_, [&](const auto& transfer) { return transfer.second <= begin; });
@@ -220,7 +220,7 @@ double Schedule::duration(const FakeCollective& call) const {
   const auto n = static_cast<double>(call.ranks.size());
   const std::int64_t beside = ranks_beside(call.ranks, machine_->ranks_per_node);
   const bool within_node = beside == std::ssize(call.ranks);
-  // Each rank has its own network card, so a group uses as many rings as it has ranks on a machine.
+  // Each rank has a network card, so a group has as many rings as it has ranks on a machine.
   const double network = machine_->network_bandwidth * static_cast<double>(beside);
   const double rate =
       within_node ? machine_->link_bandwidth : std::min(network, machine_->link_bandwidth);
@@ -243,7 +243,7 @@ comm::WorkPtr Schedule::start(const FakeCollective& call) {
   }
   const Moment end{network, call.group};
   if (!has_lanes_) {
-    wait(current_, end);  // on a CPU, the caller transfers the bytes itself
+    wait(current_, end);  // on a CPU, the calling thread transfers the bytes
   }
   return std::make_shared<Transfer>(*this, end);
 }

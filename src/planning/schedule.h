@@ -1,5 +1,5 @@
-// Simulates when the work of a training step runs. Each stream of a device, and the network of each
-// process group, has a clock that advances with the work issued to it.
+// Simulates when the operators and collectives of a training step run. Each stream of a device, and
+// the network of each process group, has a clock that advances with the work issued to it.
 
 #pragma once
 
@@ -28,12 +28,12 @@ namespace tessera::planning {
 /// time.
 class Schedule final : public comm::Streams {
  public:
-  /// Without a machine, no times are computed. `lanes`: whether the device has several streams. If
-  /// not, as on a CPU, all work, including collectives, runs in the order of issue.
+  /// Without a machine, no times are computed. `lanes`: whether the device has several streams.
+  /// Without streams, as on a CPU, operators and collectives run in the order of issue.
   Schedule(const std::optional<Machine>& machine, bool lanes)
       : machine_(machine), has_lanes_(lanes) {}
 
-  /// Adds an operator that was called in the given phase, such as forward.
+  /// Adds an operator that was called in phase `phase` of the step, such as forward.
   void run(const kernels::FakeCall& call, observe::MemoryPhase phase);
   comm::WorkPtr start(const comm::FakeCollective& call);
   /// Begins a step, and discards the times of the previous step.
@@ -47,7 +47,7 @@ class Schedule final : public comm::Streams {
   }
 
  private:
-  /// A point in time, and the mesh dimension of the collective that was waited for last.
+  /// A point in time, and the mesh dimension of the collective for which a stream waited last.
   struct Moment {
     double time = 0;
     std::string cause;
@@ -70,7 +70,7 @@ class Schedule final : public comm::Streams {
   comm::Lane current_ = comm::Lane::kCompute;
   std::array<Moment, 4> lanes_{};
   std::map<std::string, double> networks_;  ///< when each process group's network becomes free
-  /// Begin and end of collectives that may overlap with later operators, sorted by begin.
+  /// Begin and end times of collectives that may overlap with later operators, sorted by begin.
   std::multimap<double, double> transfers_;
   double began_ = 0;
   StepTime step_;

@@ -1,4 +1,4 @@
-// Tries training layouts by increasing memory; skips layouts larger than one that does not fit.
+// Tries training layouts by increasing memory; if a layout does not fit, skips larger layouts.
 #include "tessera/planning/search.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 namespace tessera::planning {
 namespace {
 
-/// Kinds of activation checkpointing and (kZero) ZeRO stages, each in increasing order of memory.
+/// Kinds of activation checkpointing, and ZeRO stages (kZero), each in increasing order of memory.
 constexpr std::array kActivations{"full", "selective", "none"};
 constexpr std::array kZero{3, 2};
 /// The context-parallel degrees to try for long sequences, or if no other layout fits.
@@ -28,8 +28,8 @@ std::int64_t most_tp(const SearchSpace& s) {
   return s.fixed.contains("tp") ? s.first.tp : std::min(s.ranks, s.machine.ranks_per_node);
 }
 
-/// Returns the possible meshes (dp and tp) for given `cp` and `accumulate` micro-batches. If
-/// `accumulate` is not s.first.accumulate, `accumulate` must divide each rank's samples.
+/// Returns the possible meshes (dp and tp) for context-parallel degree `cp` and `accumulate`
+/// micro-batches. `accumulate` must divide each rank's samples, unless it is s.first.accumulate.
 std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::int64_t accumulate) {
   std::vector<TrainingLayout> meshes;
   for (std::int64_t tp = s.fixed.contains("tp") ? s.first.tp : 1; tp <= most_tp(s); ++tp) {
@@ -54,14 +54,14 @@ std::vector<TrainingLayout> meshes(const SearchSpace& s, std::int64_t cp, std::i
 /// Layouts that need too much memory, as pairs of indices into kActivations and kZero.
 using TooLarge = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// Tries the layouts of one mesh (activation checkpointing, ZeRO), in increasing order of memory.
+/// Tries the layouts of one mesh (activation checkpointing, ZeRO) in increasing order of memory.
 class MeshSearch {
  public:
-  /// `too_large`: layouts that are known not to fit into the memory.
+  /// `too_large`: layouts that are known not to fit into the machine's memory.
   MeshSearch(Search& search, TrainingLayout mesh, TooLarge too_large)
       : search_(search), mesh_(std::move(mesh)), too_large_(std::move(too_large)) {}
 
-  /// Estimates the layouts. Returns the layouts that do not fit into the memory.
+  /// Estimates the layouts of the mesh. Returns the layouts that do not fit into the memory.
   TooLarge run() {
     const SearchSpace& s = search_.space;
     const std::int64_t parts = s.dp_replicate * mesh_.dp * mesh_.accumulate;
@@ -96,8 +96,8 @@ class MeshSearch {
     layout.zero = kZero[zero];
     try {
       FoundLayout found{.layout = layout, .estimate = search_.space.estimate(layout)};
-      // Step times are rounded to nanoseconds, because sums in a different order differ in their
-      // last bits.
+      // Step times are rounded to nanoseconds, because sums in a different order differ in the last
+      // bits.
       double& seconds = found.estimate.metrics.step_time_s;
       seconds = std::round(1e9 * seconds) / 1e9;
       found.fits = found.estimate.peak_bytes <= search_.space.machine.room();
@@ -110,8 +110,8 @@ class MeshSearch {
     }
   }
 
-  /// Whether to estimate a layout without checkpointing only as a basis for the estimates of
-  /// layouts that checkpoint some blocks.
+  /// Whether to estimate a layout without activation checkpointing only as a basis for the
+  /// estimates of layouts that checkpoint some blocks.
   bool may_fit_in_part(std::size_t ac, std::size_t zero) const {
     const auto fits = [&](const FoundLayout& all) {
       return all.fits && all.layout.zero == kZero[zero];
@@ -121,7 +121,7 @@ class MeshSearch {
   }
 
   /// Adds layouts that checkpoint only some blocks, if a layout fits with all blocks checkpointed
-  /// but does not fit without checkpointing.
+  /// but does not fit without activation checkpointing.
   void add_partial() {
     const std::vector<FoundLayout> own(search_.found.begin() + first_, search_.found.end());
     for (const FoundLayout& none : own) {
@@ -162,7 +162,7 @@ class MeshSearch {
   Search& search_;
   TrainingLayout mesh_;
   TooLarge too_large_;
-  std::ptrdiff_t first_ = 0;  ///< index in `found` of the mesh's first layout
+  std::ptrdiff_t first_ = 0;  ///< index of the mesh's first layout in Search::found
 };
 
 std::int64_t least_peak(const Search& search) {
@@ -171,7 +171,7 @@ std::int64_t least_peak(const Search& search) {
 }
 
 /// Sets FoundLayout::frontier. `found` is sorted by time, so a layout that fits is on the frontier
-/// if it takes less memory than all layouts before it.
+/// if the layout takes less memory than all faster layouts.
 void mark_frontier(std::vector<FoundLayout>& found) {
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (FoundLayout& each : found) {
@@ -199,7 +199,7 @@ std::int64_t checkpointed_blocks(std::int64_t peak_of_none, std::int64_t peak_of
 
 namespace {
 
-/// Runs a search: tries meshes, then more micro-batches, then context parallelism.
+/// Runs a search for layouts: tries meshes, then more micro-batches, then context parallelism.
 class LayoutSearch {
  public:
   explicit LayoutSearch(const SearchSpace& space) : search_{.space = space} {}
@@ -269,7 +269,7 @@ class LayoutSearch {
 
   Search search_;
   bool is_laid_out_ = false;
-  // For each tp: the layouts that do not fit into the memory. They do not fit with context
+  // For each tp: the layouts that do not fit into the memory. These layouts do not fit with context
   // parallelism either, which adds masks and other ranks' keys and values to the same number of
   // tokens per rank.
   std::map<std::int64_t, TooLarge> too_large_;
