@@ -46,16 +46,13 @@ int calls_of_one_file(const std::filesystem::path& folder) {
 }
 
 TEST(AtomicFile, ContinuesAfterInterruptedCallsAndShortWrites) {
-  for (const std::string call : {"fallocate", "pwrite", "fsync"}) {
-    for (const char* fault : {":1:EINTR", ":1:short"}) {
-      if (call == "pwrite" || fault == std::string(":1:EINTR")) {
-        const TemporaryFolder folder;
-        const SystemCallFault planted(folder.path(), call + fault);
-        write_reserved(folder / "f", "some text");
-        EXPECT_EQ(ReadFile(folder / "f"), "some text") << call;
-        EXPECT_GE(SystemCallFault::calls(call), 2) << call;
-      }
-    }
+  for (const std::string fault :
+       {"fallocate:1:EINTR", "pwrite:1:EINTR", "fsync:1:EINTR", "pwrite:1:short"}) {
+    const TemporaryFolder folder;
+    const SystemCallFault planted(folder.path(), fault);
+    write_reserved(folder / "f", "some text");
+    EXPECT_EQ(ReadFile(folder / "f"), "some text") << fault;
+    EXPECT_GE(SystemCallFault::calls(fault.substr(0, fault.find(':'))), 2) << fault;
   }
 }
 
@@ -129,10 +126,6 @@ TEST(AtomicFile, DoesNotTakeThePlaceOfAPipe) {
   EXPECT_TRUE(std::filesystem::is_fifo(pipe));
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
 }
-
-using testing::SystemCallFault;
-using testing::TemporaryFolder;
-using testing::WriteFile;
 
 TEST(InputFile, IsReadWholeThroughInterruptedAndShortReads) {
   const TemporaryFolder folder;

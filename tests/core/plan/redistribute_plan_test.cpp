@@ -64,16 +64,10 @@ const Placement S2 = Shard{2};
 const Placement P = Partial{};
 const Placement Max = Partial{ReduceOp::kMax};
 
+// RedistributionTable lists the bytes and collectives of the plans on meshes of 4 and 2 x 2.
 TEST(RedistributePlan, OneMeshDimension) {
-  EXPECT_EQ(steps({4}, {S0}, {S0}), Names{});
-  EXPECT_EQ(steps({4}, {S0}, {R}), Names{"all-gather 0 m0"});
   EXPECT_EQ(steps({4}, {S0}, {S1}), Names{"all-to-all 0>1 m0"});
   EXPECT_EQ(steps({4}, {R}, {S1}), Names{"slice 1 m0"});
-  EXPECT_EQ(steps({4}, {P}, {R}), Names{"all-reduce m0"});
-  EXPECT_EQ(steps({4}, {P}, {S1}), Names{"reduce-scatter 1 m0"});
-  EXPECT_EQ(steps({4}, {R}, {P}), Names{"make-partial m0"});
-  EXPECT_EQ(steps({4}, {P}, {P}), Names{});
-  EXPECT_EQ(steps({4}, {S0}, {P}), (Names{"all-gather 0 m0", "make-partial m0"}));
   EXPECT_EQ(steps({4}, {P}, {Max}), (Names{"all-reduce m0", "make-partial m0"}));
   EXPECT_EQ(steps({1}, {S0}, {R}), Names{"relabel"});
   EXPECT_EQ(steps({1}, {P}, {S0}), Names{"relabel"});
@@ -81,10 +75,6 @@ TEST(RedistributePlan, OneMeshDimension) {
 }
 
 TEST(RedistributePlan, SeveralMeshDimensionsAreOneCollective) {
-  EXPECT_EQ(steps({2, 2}, {S0, S0}, {R, R}), Names{"all-gather 0 m0m1"});
-  EXPECT_EQ(steps({2, 2}, {P, P}, {R, R}), Names{"all-reduce m0m1"});
-  EXPECT_EQ(steps({2, 2}, {P, P}, {S1, S1}), Names{"reduce-scatter 1 m0m1"});
-  EXPECT_EQ(steps({2, 2}, {S0, S0}, {S1, S1}), Names{"all-to-all 0>1 m0m1"});
   EXPECT_EQ(steps({2, 2, 2}, {S0, S0, S0}, {R, R, R}), Names{"all-gather 0 m0m1m2"});
   EXPECT_EQ(steps({2, 2, 2}, {S0, S0, S0}, {S0, R, R}), Names{"all-gather 0 m1m2"});
 }

@@ -8,7 +8,6 @@
 #include <variant>
 #include <vector>
 
-#include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/rule_functions.h"
 #include "tessera/core/error.h"
 #include "testing/errors.h"
@@ -74,54 +73,20 @@ TEST(Propagate, InplaceKeepsTheOrderOfItsTensor) {
 }
 
 TEST(Propagate, ViewsFollowTheFactors) {
-  struct Row {
-    const char* what;
-    std::vector<std::int64_t> from, to;
-    Layout::Dims before, input, output;
+  using Sizes = std::vector<std::int64_t>;
+  const Layout::Dims last{{}, {{0, {1}}}}, strided{{{3, {}}, {8, {1}}}}, both{{{0, {0, 1}}}};
+  const auto expect = [](const Sizes& from, const Sizes& to, const Layout::Dims& before,
+                         const Layout::Dims& input, const Layout::Dims& output) {
+    const auto decided = decide(call("aten::view", {from}, {to}), {layout(before)});
+    EXPECT_EQ(decided.inputs[0], layout(input)) << ::testing::PrintToString(from);
+    EXPECT_EQ(decided.outputs[0], layout(output)) << ::testing::PrintToString(from);
   };
-  for (const Row& row : std::vector<Row>{{"flatten a sharded inner dimension",
-                                          {3, 8},
-                                          {24},
-                                          {{}, {{0, {1}}}},
-                                          {{}, {{0, {1}}}},
-                                          {{{3, {}}, {8, {1}}}}},
-                                         {"unflatten it again",
-                                          {24},
-                                          {3, 8},
-                                          {{{3, {}}, {8, {1}}}},
-                                          {{{3, {}}, {8, {1}}}},
-                                          {{}, {{0, {1}}}}},
-                                         // This rank has no sequences.
-                                         {"no elements",
-                                          {0, 26, 20},
-                                          {0, 20},
-                                          {{}, {}, {{0, {1}}}},
-                                          {{}, {}, {{0, {1}}}},
-                                          {{}, {{0, {1}}}}},
-                                         {"two mesh dimensions",
-                                          {16},
-                                          {2, 8},
-                                          {{{0, {0, 1}}}},
-                                          {{{0, {0, 1}}}},
-                                          {{{0, {0}}}, {{0, {1}}}}},
-                                         {"a mesh dimension that does not line up",
-                                          {12},
-                                          {6, 2},
-                                          {{{0, {0, 1}}}},
-                                          {{{0, {0}}}},
-                                          {{{0, {0}}}, {}}}}) {
-    const auto decided = decide(call("aten::view", {row.from}, {row.to}), {layout(row.before)});
-    EXPECT_EQ(decided.inputs[0], layout(row.input)) << row.what;
-    EXPECT_EQ(decided.outputs[0], layout(row.output)) << row.what;
-  }
-}
-
-TEST(Propagate, FlattenOfAnUnevenLeadingDimensionKeepsWholeRows) {
-  const auto decided = decide(call("aten::view", {{7, 4}}, {std::vector<std::int64_t>{28}}),
-                              {layout({{{0, {0}}}, {}})});
-  const std::vector<std::int64_t> first{0, 0}, second{1, 0};
-  EXPECT_EQ(local_sizes(*decided.outputs[0], decided.output_sizes[0], first)[0], 16);
-  EXPECT_EQ(local_sizes(*decided.outputs[0], decided.output_sizes[0], second)[0], 12);
+  expect({3, 8}, {24}, last, last, strided);  // a sharded inner dimension
+  expect({24}, {3, 8}, strided, strided, last);
+  // A rank without sequences has no elements.
+  expect({0, 26, 20}, {0, 20}, {{}, {}, {{0, {1}}}}, {{}, {}, {{0, {1}}}}, last);
+  expect({16}, {2, 8}, both, both, {{{0, {0}}}, {{0, {1}}}});  // two mesh dimensions
+  expect({12}, {6, 2}, both, {{{0, {0}}}}, {{{0, {0}}}, {}});  // mesh dimension 1 does not line up
 }
 
 TEST(Propagate, DoesNotMixUnlikeReductions) {
@@ -133,16 +98,6 @@ TEST(Propagate, DoesNotMixUnlikeReductions) {
   EXPECT_EQ(sum.outputs[0]->partial(), (std::vector<PartialDim>{{1, ReduceOp::kSum}}));
 }
 
-TEST(Propagate, AMeanOfUnequalShardsIsAScaledSum) {
-  const auto mean = call("aten::mean", {{7, 5}});
-  const auto rule = *find_rule(mean.op)(mean);
-  const auto split = decide(mean, {layout({{{0, {0}}}, {}})});
-  EXPECT_TRUE(split.use_local_call);
-  EXPECT_EQ(std::get<std::string_view>(rule.local_call->op), "aten::sum");
-  EXPECT_DOUBLE_EQ(rule.local_call->scale, 1.0 / 35);
-  EXPECT_FALSE(decide(mean, {Layout::replicated(kMesh, 2)}).use_local_call);
-}
-
 TEST(Propagate, AMeanInHalfPrecisionAveragesEqualShardsOnly) {
   auto mean = call("aten::mean", {{8, 5}});
   mean.tensors[0].itemsize = 2;
@@ -150,14 +105,6 @@ TEST(Propagate, AMeanInHalfPrecisionAveragesEqualShardsOnly) {
             (std::vector<PartialDim>{{0, ReduceOp::kAvg}}));
   mean.tensors[0].sizes = {7, 5};
   EXPECT_TRUE(decide(mean, {layout({{{0, {0}}}, {}})}).outputs[0]->is_replicated());
-}
-
-TEST(Propagate, SqueezeNamesTheDimensionsOfGlobalSizeOne) {
-  const auto squeeze = call("aten::squeeze", {{2, 1, 6}});
-  const auto rule = *find_rule(squeeze.op)(squeeze);
-  EXPECT_TRUE(decide(squeeze, {layout({{{0, {0}}}, {}, {}})}).use_local_call);
-  EXPECT_EQ(std::get<std::vector<std::int64_t>>(rule.local_call->args[1]),
-            (std::vector<std::int64_t>{1}));
 }
 
 TEST(Propagate, LeavesOutputsOfUnknownSizesOpen) {

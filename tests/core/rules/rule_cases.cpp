@@ -10,6 +10,7 @@
 
 #include "rule_cases.h"
 #include "tessera/dtensor/detail/fused_operators.h"
+#include "testing/layouts.h"
 #include "testing/values.h"
 
 namespace tessera::testing {
@@ -252,59 +253,33 @@ std::vector<RuleCase> reduction_cases() {
 
 std::vector<RuleCase> pointwise_cases() {
   std::vector<RuleCase> cases;
-  for (const char* op :
-       {"abs",        "neg",        "exp",         "log",        "sqrt",
-        "rsqrt",      "sin",        "cos",         "tanh",       "sigmoid",
-        "relu",       "silu",       "gelu",        "reciprocal", "square",
-        "floor",      "ceil",       "round",       "trunc",      "sign",
-        "erf",        "expm1",      "log1p",       "atan",       "asinh",
-        "sinh",       "hardtanh",   "hardsigmoid", "hardswish",  "softplus",
-        "elu",        "leaky_relu", "selu",        "mish",       "logit",
-        "isnan",      "isfinite",   "logical_not", "frac",       "digamma",
-        "lgamma",     "nan_to_num", "clone",       "detach",     "alias",
-        "lift_fresh", "positive",   "rad2deg",     "zeros_like", "ones_like",
-        "exp2",       "softshrink", "hardshrink",  "relu6",      "log_sigmoid_forward",
-        "sinc",       "i0",         "erfinv",      "bitwise_not"}) {
-    const bool integer = std::string(op) == "bitwise_not";
-    cases.push_back(row(op, integer ? indices({7, 5}, 9) : units({7, 5})));
-  }
-  for (const char* op : {"relu_", "exp_", "neg_", "silu_", "sqrt_", "zero_", "detach_", "floor_"}) {
+  const std::string unary =
+      "abs neg exp log sqrt rsqrt sin cos tanh sigmoid relu silu gelu reciprocal square floor ceil "
+      "round trunc sign erf expm1 log1p atan asinh sinh hardtanh hardsigmoid hardswish softplus "
+      "elu "
+      "leaky_relu selu mish logit isnan isfinite logical_not frac digamma lgamma nan_to_num clone "
+      "detach alias lift_fresh positive rad2deg zeros_like ones_like exp2 softshrink hardshrink "
+      "relu6 log_sigmoid_forward sinc i0 erfinv relu_ exp_ neg_ silu_ sqrt_ zero_ detach_ floor_";
+  for (const std::string& op : split(unary, ' ')) {
     cases.push_back(row(op, units({7, 5})));
   }
-  for (const char* op : {"add.Tensor",
-                         "sub.Tensor",
-                         "mul.Tensor",
-                         "div.Tensor",
-                         "add_.Tensor",
-                         "sub_.Tensor",
-                         "mul_.Tensor",
-                         "div_.Tensor",
-                         "maximum",
-                         "minimum",
-                         "fmax",
-                         "pow.Tensor_Tensor",
-                         "atan2",
-                         "eq.Tensor",
-                         "lt.Tensor",
-                         "rsub.Tensor",
-                         "remainder.Tensor",
-                         "logaddexp",
-                         "copysign.Tensor",
-                         "hypot",
-                         "xlogy.Tensor",
-                         "copy_",
-                         "floor_divide",
-                         "logical_and",
-                         "max.other"}) {
+  cases.push_back(row("bitwise_not", indices({7, 5}, 9)));
+  const std::string binary =
+      "add.Tensor sub.Tensor mul.Tensor div.Tensor add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor "
+      "maximum minimum fmax pow.Tensor_Tensor atan2 eq.Tensor lt.Tensor rsub.Tensor "
+      "remainder.Tensor logaddexp copysign.Tensor hypot xlogy.Tensor copy_ floor_divide "
+      "logical_and "
+      "max.other";
+  for (const std::string& op : split(binary, ' ')) {
     cases.push_back(row(op, units({7, 5}), units({7, 5})));
     cases.push_back(row(op, units({7, 5}), units({5})));
     cases.push_back(row(op, units({2, 7, 5}), units({7, 1})));
   }
-  for (const char* op :
-       {"add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar", "add_.Scalar", "mul_.Scalar",
-        "div_.Scalar", "rsub.Scalar", "pow.Tensor_Scalar", "eq.Scalar", "gt.Scalar",
-        "remainder.Scalar", "fill_.Scalar", "pow_.Scalar", "clamp_min", "clamp_max", "clamp",
-        "full_like", "leaky_relu_"}) {
+  const std::string scalar =
+      "add.Scalar sub.Scalar mul.Scalar div.Scalar add_.Scalar mul_.Scalar div_.Scalar rsub.Scalar "
+      "pow.Tensor_Scalar eq.Scalar gt.Scalar remainder.Scalar fill_.Scalar pow_.Scalar clamp_min "
+      "clamp_max clamp full_like leaky_relu_";
+  for (const std::string& op : split(scalar, ' ')) {
     cases.push_back(row(op, reals({7, 5}), 2));
     cases.push_back(row(op, reals({7, 5}), -0.5));
   }
@@ -546,14 +521,8 @@ std::vector<RuleCase> fused_cases() {
       row("tessera::rotary_embedding_qk", reals({2, 5, 2, 4}), units({2, 5, 3, 4}), reals({5, 4}),
           units({5, 4}), true),
   };
-  for (RuleCase& each : rms_norm_cases()) {
-    cases.push_back(std::move(each));
-  }
-  for (RuleCase& each : chunked_attention_cases()) {
-    cases.push_back(std::move(each));
-  }
-  for (RuleCase& each : fp8_linear_cases()) {
-    cases.push_back(std::move(each));
+  for (const auto& part : {rms_norm_cases(), chunked_attention_cases(), fp8_linear_cases()}) {
+    cases.insert(cases.end(), part.begin(), part.end());
   }
   return cases;
 }
