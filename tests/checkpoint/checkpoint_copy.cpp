@@ -4,7 +4,6 @@
 // step.
 
 #include <cstdlib>
-#include <exception>
 #include <iostream>
 
 #include "checkpoint/known_model.h"

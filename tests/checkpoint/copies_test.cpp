@@ -1,8 +1,6 @@
 // Tests parameters that are replicated along a mesh dimension over which no call reduces gradients.
 // The first step, the first clipping and every save throw if the replicas differ.
 
-#include <functional>
-
 #include "checkpoint/known_model.h"
 #include "tessera/comm/agreement.h"
 #include "tessera/comm/detail/agreement.h"

@@ -15,9 +15,7 @@
 #include "faults/system_calls.h"
 #include "tessera/checkpoint/detail/run_folder.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
-#include "tessera/nn/layers.h"
 #include "testing/processes.h"
 
 namespace tessera::checkpoint {

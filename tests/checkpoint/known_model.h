@@ -4,7 +4,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <filesystem>
 #include <map>
 
 #include "checkpoint/format.h"

@@ -1,14 +1,11 @@
 // Tests loading of Hugging Face folders: values, foreign names, indices and symbolic links.
 
-#include <ATen/ATen.h>
-
 #include "checkpoint/known_model.h"
 #include "checkpoint/model_folder.h"
 #include "faults/system_calls.h"
 #include "safetensors_bytes.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/module.h"
 #include "testing/module_values.h"
 
 namespace tessera::checkpoint {

@@ -11,8 +11,6 @@
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/detail/lora.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
 #include "testing/forwarding_communicator.h"
 #include "testing/module_values.h"
 #include "testing/processes.h"

@@ -9,8 +9,6 @@
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/layers.h"
-#include "tessera/nn/module.h"
 #include "tessera/optim/adamw.h"
 #include "testing/module_values.h"
 

@@ -1,13 +1,11 @@
 // Tests state dicts in memory, fused parameters in files, and blocks that are sent to rank 0.
 
 #include "tessera/checkpoint/state_dict.h"
-#include "checkpoint/format.h"
 #include "checkpoint/known_model.h"
 #include "checkpoint/ranks.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/initialization.h"
-#include "tessera/nn/layers.h"
 #include "tessera/optim/adamw.h"
 
 namespace tessera::checkpoint {

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <barrier>
-#include <chrono>
 #include <limits>
 #include <thread>
 
@@ -16,10 +15,8 @@
 #include "checkpoint/step_folder.h"
 #include "checkpoint/stored_step.h"
 #include "faults/system_calls.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/detail/run_folder.h"
 #include "tessera/checkpoint/inspect.h"
-#include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/files.h"
 #include "testing/memory.h"
 

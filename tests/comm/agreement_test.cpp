@@ -3,15 +3,10 @@
 #include "tessera/comm/agreement.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <functional>
 #include <stdexcept>
 
 #include "group_of_all.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,17 +1,11 @@
 // Tests agree_on_calls(), which compares the collective calls that the ranks of a group have made.
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <stdexcept>
 
 #include "group_of_all.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/core/error.h"
-#include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,6 +1,5 @@
 // Tests every collective on every backend for CPUs. Expected values are computed from indices.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -8,13 +7,10 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <gtest/gtest.h>
 
 #include <random>
 
 #include "group_of_all.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
 
 namespace tessera::comm {
 namespace {

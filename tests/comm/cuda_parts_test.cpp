@@ -1,10 +1,8 @@
 // Tests the parts of the CUDA support that run without a GPU: versions, loading the CUDA library,
 // copies through host memory (StagedCommunicator), and LaneScope.
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <gtest/gtest.h>
 
 #include <thread>
 
@@ -13,9 +11,7 @@
 #include "group_of_all.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/detail/streams.h"
-#include "testing/errors.h"
 #include "testing/processes.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {

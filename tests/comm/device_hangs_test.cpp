@@ -1,7 +1,6 @@
 // Tests collectives that run on a device, as with NCCL: the host does not wait for them, so the
 // watchdog must end a process whose device hangs.
 #include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <thread>
@@ -9,7 +8,6 @@
 #include "checked/checked_communicator.h"
 #include "tessera/comm/detail/scopes.h"
 #include "tessera/comm/trace.h"
-#include "tessera/core/error.h"
 #include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/processes.h"

@@ -3,15 +3,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
 
 #include "group_of_all.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {

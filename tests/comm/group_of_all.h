@@ -2,11 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <gtest/gtest.h>
 
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "rendezvous/store_world.h"
 #include "tessera/comm/world.h"

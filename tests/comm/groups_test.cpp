@@ -1,21 +1,15 @@
 // Tests collectives of several tensors (sent in place if the back end can do so, otherwise packed
 // into one buffer), and the purposes of calls.
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <thread>
 
 #include "group_of_all.h"
 #include "tessera/comm/detail/scopes.h"
-#include "tessera/core/error.h"
-#include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,29 +1,17 @@
 // Tests hangs of ranks that are processes: reports must soon name the waiting and missing ranks.
 #include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <list>
 #include <map>
 #include <regex>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "group_of_all.h"
 #include "tessera/comm/detail/recording.h"
-#include "tessera/comm/world.h"
 #include "tessera/core/detail/flight_record.h"
-#include "tessera/core/error.h"
-#include "testing/environment.h"
-#include "testing/errors.h"
 #include "testing/files.h"
 #include "testing/processes.h"
 #include "watch/world_watch.h"

@@ -1,11 +1,8 @@
 #include "host/host.h"
 
-#include <gtest/gtest.h>
-
 #include <map>
 #include <tuple>
 
-#include "tessera/core/error.h"
 #include "testing/errors.h"
 
 namespace tessera::comm {

@@ -2,22 +2,12 @@
 #include "tessera/comm/process_group_world.h"
 
 #include <ATen/ops/full.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <chrono>
-#include <functional>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <vector>
 
 #include "group_of_all.h"
-#include "tessera/core/error.h"
 #include "tessera/internals/detail/c10d.h"
-#include "testing/environment.h"
-#include "testing/errors.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,23 +1,15 @@
 // Tests ranks that are processes: the rendezvous, and the errors of other ranks when a rank dies.
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdlib>
 #include <sstream>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "group_of_all.h"
-#include "tessera/comm/world.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
 #include "testing/processes.h"
 
 namespace tessera::comm {

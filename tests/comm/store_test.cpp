@@ -1,20 +1,16 @@
 // Tests what ranks learn from the job's store: which ranks have come to the rendezvous or to a
 // group, and what ranks on other hosts are doing.
-#include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <algorithm>
 #include <chrono>
 #include <future>
 #include <latch>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "group_info.h"
 #include "rendezvous/rendezvous_wait.h"

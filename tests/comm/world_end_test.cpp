@@ -3,22 +3,11 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <functional>
-#include <memory>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "group_of_all.h"
-#include "tessera/comm/world.h"
-#include "tessera/core/error.h"
-#include "testing/errors.h"
 #include "testing/processes.h"
-#include "testing/ranks.h"
 
 namespace tessera::comm {
 namespace {

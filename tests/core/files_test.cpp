@@ -1,13 +1,9 @@
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "faults/system_calls.h"
 #include "tessera/core/detail/files.h"

@@ -1,11 +1,8 @@
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "tessera/core/detail/environment.h"
 #include "tessera/core/process.h"

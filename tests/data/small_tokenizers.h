@@ -3,9 +3,7 @@
 #pragma once
 
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "tessera/data/detail/tokenizers.h"
 #include "tessera/data/tokenizer.h"

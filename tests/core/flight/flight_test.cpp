@@ -1,11 +1,7 @@
 // Tests the text that `tessera-run --explain` prints for the flight records of several ranks.
 #include "tessera/core/detail/flight_record.h"
 
-#include <gtest/gtest.h>
-
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "testing/errors.h"
 #include "testing/files.h"

@@ -1,14 +1,10 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "oracle.h"
 #include "tessera/core/detail/layout.h"
 #include "tessera/core/detail/layout_math.h"
-#include "tessera/core/error.h"
 #include "tessera/core/mesh_shape.h"
 #include "testing/errors.h"
 

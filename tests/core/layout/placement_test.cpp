@@ -1,13 +1,10 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <fstream>
 
 #include "oracle.h"
 #include "tessera/core/detail/layout.h"
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/core/detail/redistribute_plan.h"
-#include "tessera/core/error.h"
 #include "tessera/core/placement.h"
 #include "testing/errors.h"
 

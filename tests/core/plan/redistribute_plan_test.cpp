@@ -1,16 +1,11 @@
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "core/layout/oracle.h"
 #include "tessera/core/detail/redistribute_plan.h"
-#include "tessera/core/error.h"
 #include "testing/errors.h"
 
 namespace tessera {

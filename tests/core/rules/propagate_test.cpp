@@ -1,15 +1,10 @@
-#include <gtest/gtest.h>
 
 #include <limits>
 #include <ostream>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "tessera/core/detail/rule_functions.h"
-#include "tessera/core/error.h"
 #include "testing/errors.h"
 #include "testing/layouts.h"
 

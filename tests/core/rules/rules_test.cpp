@@ -2,7 +2,6 @@
 // with libtorch's operator on whole tensors.
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <random>
 

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdlib>

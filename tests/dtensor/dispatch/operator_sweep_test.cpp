@@ -2,23 +2,18 @@
 // allows. On distributed tensors no result may be plain or wrong; what is refused is refused by the
 // call, with a one-line message.
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/ivalue.h>
 
-#include <algorithm>
 #include <array>
 #include <iterator>
 #include <optional>
 #include <regex>
 #include <set>
-#include <string_view>
-#include <vector>
 
 #include "tessera/kernels/detail/tensors_in_values.h"
 #include "testing/distributed.h"
-#include "testing/values.h"
 
 namespace tessera::sweep {
 namespace {

@@ -3,20 +3,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "dtensor/listing_mode.h"
 #include "tessera/comm/detail/worlds.h"

@@ -1,6 +1,5 @@
 // Compares operators on distributed tensors with the same operators on plain tensors.
 
-#include <algorithm>
 #include <random>
 
 #include "operator_case.h"

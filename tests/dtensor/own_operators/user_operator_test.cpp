@@ -1,5 +1,3 @@
-#include <ATen/ATen.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -8,9 +6,6 @@
 #include <cstring>
 #include <iostream>
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/communication_scope.h"

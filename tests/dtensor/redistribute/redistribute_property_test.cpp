@@ -3,16 +3,9 @@
 //
 // TESSERA_PROPERTY_CASES: the number of redistributions on each mesh (default 50).
 
-#include <ATen/ATen.h>
-#include <ATen/core/Tensor.h>
-
-#include <algorithm>
 #include <atomic>
-#include <cstdint>
 #include <cstdlib>
 #include <random>
-#include <utility>
-#include <vector>
 
 #include "core/layout/oracle.h"
 #include "tessera/core/detail/layout.h"

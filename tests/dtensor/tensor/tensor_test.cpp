@@ -1,6 +1,5 @@
 #include <ATen/ScalarOps.h>
 
-#include <algorithm>
 #include <limits>
 
 #include "tessera/comm/communicator.h"

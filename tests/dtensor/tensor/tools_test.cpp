@@ -1,12 +1,10 @@
 #include <torch/optim/adamw.h>
 
-#include <algorithm>
 #include <sstream>
 
 #include "tessera/comm/trace.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/local_map.h"
 #include "testing/distributed.h"

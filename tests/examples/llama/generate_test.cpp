@@ -3,15 +3,12 @@
 #include "examples/llama/generate/generate.h"
 
 #include <ATen/ops/tensor.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "examples/llama/generate/generate_options.h"
 #include "testing/errors.h"

@@ -2,15 +2,8 @@
 
 #include "examples/llama/train/options.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "examples/llama/cli.h"
 #include "testing/environment.h"
