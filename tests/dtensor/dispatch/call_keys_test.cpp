@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "dtensor/listing_mode.h"
+#include "operators/operator_info.h"
 #include "tessera/dtensor/detail/thread_modes.h"
 #include "testing/distributed.h"
 
@@ -126,14 +127,6 @@ std::vector<UnboxedCalls> all_calls() {
   };
 }
 
-c10::OperatorHandle find(const std::string& name) {
-  const auto dot = std::min(name.find('.'), name.size());
-  const std::string library = name.find("::") == std::string::npos ? "aten::" : "";
-  return c10::Dispatcher::singleton().findSchemaOrThrow(
-      (library + name.substr(0, dot)).c_str(),
-      dot < name.size() ? name.substr(dot + 1).c_str() : "");
-}
-
 void run(const c10::OperatorHandle& op, Arguments arguments) {
   const auto& parameters = op.schema().arguments();
   while (arguments.size() < parameters.size()) {
@@ -148,7 +141,9 @@ TEST(UnboxedKey, IsThatOfTheBoxedCall) {
   ListingMode mode;  // forwards every operator, and so takes arguments from a stack
   for (const UnboxedCalls& calls : all_calls()) {
     SCOPED_TRACE(calls.name);
-    const auto op = find(calls.name);
+    const std::string name = calls.name;
+    const auto op =
+        detail::find_operator(name.find("::") == std::string::npos ? "aten::" + name : name);
     for (std::size_t i = 0; i < calls.calls.size(); ++i) {
       const auto before = detail::dispatch_cache_statistics();
       clear_dispatch_cache();

@@ -178,16 +178,10 @@ TEST_ON_MESH(Strict, RefusesHiddenCommunicationAndOperatorsWithoutARule, {2}, {"
   EXPECT_ERROR(at::nonzero(rows), "aten::nonzero has no sharding rule for");
 }
 
-TEST_ON_MESH(Policy, RefusesPlainTensorsUnlessVouchedFor, {2}, {"tp"}) {
-  const at::Tensor rows = distribute_tensor(values({4, 4}, 0), mesh, {Shard{0}});
-  EXPECT_ERROR(rows + values({4, 4}, 1), "mixes distributed tensors with plain ones",
-               "argument 0, [4, 4] on (tp=2) as [Shard(0)]; argument 1, [4, 4], is plain):",
-               "distribute those first", "ReplicationScope");
-  EXPECT_ERROR(at::cat({values({4, 4}, 1), rows}), "(argument 0[0], [4, 4], is plain;",
-               "argument 0[1], [4, 4] on (tp=2)");
-  EXPECT_NO_THROW(rows + 1);
-  ReplicationScope replicated;
-  EXPECT_CLOSE(rows + values({4, 4}, 1), values({4, 4}, 0) + values({4, 4}, 1), 1e-9, 1e-12);
+TEST_ON_MESH(Policy, NamesThePlainTensors, {2}, {"tp"}) {
+  const at::Tensor rows = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
+  EXPECT_ERROR(at::cat({values({4, 4}), rows}), "(argument 0[0], [4, 4], is plain;",
+               "argument 0[1], [4, 4] on (tp=2)", "distribute those first", "ReplicationScope");
 }
 
 // Each CallKind, with a call whose plan has that kind.
@@ -223,6 +217,7 @@ std::vector<KindCase> kind_cases() {
   const auto index = on_two_ranks(at::arange(4), Shard{0});
   const auto own_generator = at::detail::createCPUGenerator(1);
   const c10::List<at::Tensor> split({rows, rows}), partial({pending, pending});
+  const std::vector<std::int64_t> first{0};
   return {
       {"NoDistributedTensor", "aten::mm", {values({4, 4}), values({4, 4})}, CallKind::kPlain},
       {"WrittenInTermsOfOthers", "aten::rand_like", {rows}, CallKind::kDecomposed},
@@ -230,14 +225,8 @@ std::vector<KindCase> kind_cases() {
       {"APlainTensorThatStays", "aten::mul.Tensor", {whole, values({4, 4})}, CallKind::kDirect},
       {"AnOperatorOfThisLibrary", "tessera::silu_mul", {rows, rows}, CallKind::kDirect},
       // A rank with one row of three would choose other strides for the result than its peer.
-      {"AResultOfThinParts",
-       "aten::sum.dim_IntList",
-       {thin, std::vector<std::int64_t>{0}},
-       CallKind::kLocal},
-      {"AResultOfThickParts",
-       "aten::sum.dim_IntList",
-       {rows, std::vector<std::int64_t>{0}},
-       CallKind::kDirect},
+      {"AResultOfThinParts", "aten::sum.dim_IntList", {thin, first}, CallKind::kLocal},
+      {"AResultOfThickParts", "aten::sum.dim_IntList", {rows, first}, CallKind::kDirect},
       {"AnInputToMove", "aten::_softmax", {rows, 0, false}, CallKind::kLocal},
       {"NoRule", "aten::take", {rows, index}, CallKind::kLocal},
       {"AWriteToOnePlaceTwice", "aten::add_.Tensor", {expanded, expanded}, CallKind::kFailTogether},

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "dtensor/listing_mode.h"
+#include "dtensor/operators/operator_case.h"
 #include "tessera/comm/detail/worlds.h"
 #include "tessera/comm/trace.h"
 #include "tessera/core/detail/rule_functions.h"
@@ -26,37 +27,9 @@
 namespace tessera {
 namespace {
 
+using testing::expect_attention_of_parts;
 using testing::values;
 using Tensors = std::vector<at::Tensor>;
-
-/// Expects that `attention` on a mesh ("dp", "tp"), with queries, keys and values in `placements`
-/// (default: batch and heads sharded), has the result and gradients of one rank and communicates
-/// nothing.
-void expect_attention_of_parts(
-    const std::vector<at::Tensor>& plain,
-    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& attention,
-    const Placements& placements = {Shard{0}, Shard{1}}) {
-  std::vector<at::Tensor> whole;
-  for (const at::Tensor& x : plain) {
-    whole.push_back(x.detach().requires_grad_());
-  }
-  const at::Tensor expected = attention(whole);
-  expected.square().sum().backward();
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    std::vector<at::Tensor> mine;
-    for (const at::Tensor& x : plain) {
-      mine.push_back(distribute_tensor(x, mesh, placements).tensor().requires_grad_());
-    }
-    const StrictScope nothing_moves;
-    const at::Tensor result = attention(mine);
-    EXPECT_EQ(DistributedTensor(result).placements(), placements);
-    result.square().sum().backward();
-    EXPECT_CLOSE(result, expected);
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      EXPECT_CLOSE(mine[i].grad(), whole[i].grad()) << i;
-    }
-  });
-}
 
 struct Function {
   const char* name;  ///< the operator's, without "tessera::"
@@ -122,12 +95,17 @@ std::vector<std::string> own_names(const ListingMode& mode) {
   return names;
 }
 
-Tensors leaves_of(const Function& function, const Tensors& inputs) {
-  Tensors leaves;
-  for (const at::Tensor& input : inputs) {
-    leaves.push_back(input.detach().requires_grad_(leaves.size() < function.differentiable));
+/// Leaves with the values of `tensors`. The first `count` of the leaves require gradients.
+Tensors leaves(const Tensors& tensors, std::size_t count = 3) {
+  Tensors all;
+  for (const at::Tensor& tensor : tensors) {
+    all.push_back(tensor.detach().requires_grad_(all.size() < count));
   }
-  return leaves;
+  return all;
+}
+
+Tensors leaves_of(const Function& function, const Tensors& inputs) {
+  return leaves(inputs, function.differentiable);
 }
 
 /// The inputs on a mesh of `world`: those of the first one's sizes are sharded by rows.
@@ -233,14 +211,6 @@ at::Tensor attend(const Tensors& t, const at::Tensor& mask) {
   const at::Tensor scores = t[0].matmul(t[1].repeat_interleave(group, 1).transpose(2, 3)) /
                             std::sqrt(static_cast<double>(t[0].size(3)));
   return (scores + mask).softmax(-1).matmul(t[2].repeat_interleave(group, 1));
-}
-
-Tensors leaves(const Tensors& tensors) {
-  Tensors all;
-  for (const at::Tensor& tensor : tensors) {
-    all.push_back(tensor.detach().requires_grad_());
-  }
-  return all;
 }
 
 /// 5 queries and 14 keys: 4 keys under a mask, 5 that all queries see, 5 under a causal mask.
@@ -503,23 +473,6 @@ TEST_ON_MESH(CrossEntropyOperator, MovesNothingElseInAStrictScope, {2}, {"tp"}) 
   EXPECT_ERROR(detail::cross_entropy(columns, rows), refusal);
   EXPECT_ERROR(detail::cross_entropy(terms, rows), refusal);
   EXPECT_ERROR(detail::cross_entropy(columns, targets), "argument 1, [5], is plain");
-}
-
-TEST(CrossEntropyOperator, HasShapesAndTrafficWithoutValues) {
-  const comm::WorldPtr world = comm::meta_world(1, 3);
-  const DeviceMesh mesh = init_device_mesh(world, {3}, {"tp"});
-  const at::Tensor logits =
-      distribute_tensor(values({kTokens, 7}).to(at::kMeta), mesh, {Shard{1}}).tensor().detach();
-  const at::Tensor targets =
-      distribute_tensor(some_targets(7).to(at::kMeta), mesh, {Replicate{}}).tensor();
-  logits.requires_grad_();
-  const StrictScope strict;
-  const comm::TrafficTable before = world->traffic().table();
-  const at::Tensor losses = detail::cross_entropy(logits, targets);
-  losses.sum().backward();
-  EXPECT_EQ(losses.sizes().vec(), std::vector<std::int64_t>{kTokens});
-  EXPECT_EQ(local_tensor(logits.grad()).sizes(), local_tensor(logits).sizes());
-  EXPECT_EQ(comm::total(world->traffic().since(before)).calls, 2);
 }
 
 TEST(CrossEntropyOperator, RefusesWhatHasNoLoss) {

@@ -186,34 +186,16 @@ TEST_P(AttentionKernel, EqualsOneRankInEveryLayout) {
   }
 }
 
-/// Expects no communication in forward and backward where query, key and value are sharded alike
-/// over batch and heads, and the gradients of libtorch's attention on one rank.
+/// Compares a kernel on distributed tensors with libtorch's attention on plain tensors.
 TEST_P(AttentionKernel, SendsNothingForBatchAndHeads) {
   const std::vector<std::int64_t> heads{3, 6, 5, 8}, kv{3, GetParam().grouped ? 2 : 6, 5, 8};
-  std::vector<Tensor> whole;
-  for (int i = 0; i < 3; ++i) {
-    whole.push_back(testing::values(i == 0 ? heads : kv, i).requires_grad_());
-  }
-  const Tensor expected =
-      at::scaled_dot_product_attention(whole[0], whole[1], whole[2], {}, 0, true, {}, true);
-  expected.mul(expected).sum().backward();
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    std::vector<Tensor> inputs;
-    for (const Tensor& tensor : whole) {
-      inputs.push_back(distribute_tensor(tensor.detach(), mesh, {Shard{0}, Shard{1}})
-                           .tensor()
-                           .detach()
-                           .requires_grad_());
-    }
-    const StrictScope strict;
-    const Tensor result = GetParam().run(inputs, true);
-    result.mul(result).sum().backward();
-    EXPECT_TRUE(at::allclose(testing::full_tensor(result), expected, 1e-9, 1e-12));
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      EXPECT_TRUE(at::allclose(testing::full_tensor(inputs[i].grad()), whole[i].grad(), 1e-9))
-          << "gradient " << i;
-    }
-  });
+  testing::expect_attention_of_parts(
+      {testing::values(heads, 0), testing::values(kv, 1), testing::values(kv, 2)},
+      [](const std::vector<Tensor>& t) {
+        return tessera::is_distributed(t[0])
+                   ? GetParam().run(t, true)
+                   : at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, true, {}, true);
+      });
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionKernel, ::testing::ValuesIn(kernels()),

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/placement.h"
+
 namespace tessera::testing {
 
 /// A function of tensors of double; its distributed result is compared with that on one rank.
@@ -35,6 +37,13 @@ struct OperatorCases : std::vector<OperatorCase> {
 /// dimensions in any order, interleaved, partial or uneven shards). Expects plain libtorch's values
 /// and gradients; the gradients must have the layouts of their leaves.
 void expect_equals_one_rank(const OperatorCase& c, const std::vector<std::int64_t>& mesh_sizes);
+
+using Attention = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+/// Expects that `attention` on a 2 x 2 mesh, with queries, keys and values in `placements`, has the
+/// result and gradients of `attention` on plain tensors, and communicates nothing.
+void expect_attention_of_parts(const std::vector<at::Tensor>& plain, const Attention& attention,
+                               const Placements& placements = {Shard{0}, Shard{1}});
 
 /// `tensor`, replicated over the mesh of `other` if `other` is distributed.
 at::Tensor beside(const at::Tensor& other, const at::Tensor& tensor);

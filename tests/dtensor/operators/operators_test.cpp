@@ -93,6 +93,30 @@ void expect_equals_one_rank(const OperatorCase& c, const Sizes& mesh_sizes) {
   });
 }
 
+void expect_attention_of_parts(const Tensors& plain, const Attention& attention,
+                               const Placements& placements) {
+  Tensors whole;
+  for (const at::Tensor& x : plain) {
+    whole.push_back(x.detach().requires_grad_());
+  }
+  const at::Tensor expected = attention(whole);
+  expected.square().sum().backward();
+  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
+    Tensors mine;
+    for (const at::Tensor& x : plain) {
+      mine.push_back(distribute_tensor(x, mesh, placements).tensor().detach().requires_grad_());
+    }
+    const StrictScope nothing_moves;
+    const at::Tensor result = attention(mine);
+    EXPECT_EQ(DistributedTensor(result).placements(), placements);
+    result.square().sum().backward();
+    EXPECT_CLOSE(result, expected, 1e-9);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      EXPECT_CLOSE(mine[i].grad(), whole[i].grad(), 1e-9) << i;
+    }
+  });
+}
+
 TEST_P(Operators, EqualOneRankOnALine) {
   expect_equals_one_rank(GetParam(), {4});
 }

@@ -49,25 +49,18 @@ OperatorCases composites() {
 INSTANTIATE_TEST_SUITE_P(Composite, Operators, ::testing::ValuesIn(composites()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_ON_MESH(Concatenation, GathersARepeatedTensorOnce, {4}, {"x"}) {
-  const auto value = at::sin(at::arange(15.0)).view({5, 3});
+TEST_ON_MESH(Concatenation, GathersNothingForOneSizeAndOtherwiseARepeatedTensorOnce, {4}, {"x"}) {
+  const auto value = at::sin(at::arange(15.0)).view({5, 3}), row = value.narrow(0, 0, 1);
   const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
-  const auto row = value.narrow(0, 0, 1);
   const auto last = distribute_tensor(row, mesh, {Replicate{}}).tensor().detach();
   const CommunicationScope communication(mesh);
-  const auto joined = at::cat({x, x, last});
-  EXPECT_EQ(communication.total().calls, 1);
-  EXPECT_EQUAL(joined, at::cat({value, value, row}));
-}
-
-TEST_ON_MESH(Concatenation, GathersNothingForTensorsOfOneSize, {4}, {"x"}) {
-  const auto value = at::sin(at::arange(15.0)).view({5, 3});
-  const auto x = distribute_tensor(value, mesh, {Shard{0}}).tensor().detach();
-  const CommunicationScope communication(mesh);
-  const DistributedTensor joined(at::cat({x, x, x}));
+  const DistributedTensor equal(at::cat({x, x, x}));
   EXPECT_EQ(communication.total().calls, 0);
-  EXPECT_EQ(joined.placements(), (Placements{StridedShard{0, 3}}));
-  EXPECT_EQUAL(joined, at::cat({value, value, value}));
+  const auto unequal = at::cat({x, x, last});
+  EXPECT_EQ(communication.total().calls, 1);
+  EXPECT_EQ(equal.placements(), (Placements{StridedShard{0, 3}}));
+  EXPECT_EQUAL(equal, at::cat({value, value, value}));
+  EXPECT_EQUAL(unequal, at::cat({value, value, row}));
 }
 
 TEST_ON_MESH(Quantile, WritesToADistributedResult, {4}, {"x"}) {

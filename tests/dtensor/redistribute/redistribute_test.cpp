@@ -236,30 +236,22 @@ TEST_ON_RANKS(Async, WaitsAtTheFirstUse, 4) {
   EXPECT_EQ(log, (Log{"start dp", "wait dp"}));
 }
 
+// Waits are in the order of the calls, or in the order of use if the group's device keeps the order
+// of calls. The tensors' device does not matter, because Gloo copies GPU tensors to the host.
 TEST_ON_RANKS(Async, OverlapsOnTwoGroups, 4) {
-  Log log;
-  const auto mesh = logged_mesh(rank, log);
-  const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-  const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
-  const auto whole_a = a.redistribute(kWhole, kAsync);
-  const auto whole_b = b.redistribute(kWhole, kAsync);
-  EXPECT_EQ(log, (Log{"start dp", "start tp"}));
-  EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
-  EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
-  EXPECT_EQ(log, (Log{"start dp", "start tp", "wait dp", "wait tp"}));
-}
-
-// The order depends on the group, not on the tensors' device: Gloo copies GPU tensors to the host.
-TEST_ON_RANKS(Async, IsWaitedForInTheOrderOfUseWhereADeviceKeepsTheOrderOfCalls, 4) {
-  Log log;
-  const auto mesh = logged_mesh(rank, log, /*on_device=*/true);
-  const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
-  const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
-  const auto whole_a = a.redistribute(kWhole, kAsync);
-  const auto whole_b = b.redistribute(kWhole, kAsync);
-  EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
-  EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
-  EXPECT_EQ(log, (Log{"start dp", "start tp", "wait tp", "wait dp"}));
+  for (const bool on_device : {false, true}) {
+    Log log;
+    const auto mesh = logged_mesh(rank, log, on_device);
+    const auto a = distribute_tensor(counting_values({7, 5}), mesh, {Shard{0}, Replicate{}});
+    const auto b = distribute_tensor(counting_values({5, 3}), mesh, {Replicate{}, Partial{}});
+    const auto whole_a = a.redistribute(kWhole, kAsync);
+    const auto whole_b = b.redistribute(kWhole, kAsync);
+    EXPECT_EQ(log, (Log{"start dp", "start tp"}));
+    EXPECT_TRUE(at::equal(whole_b.to_local(), counting_values({5, 3})));
+    EXPECT_TRUE(at::equal(whole_a.to_local(), counting_values({7, 5})));
+    const std::string first = on_device ? "wait tp" : "wait dp";
+    EXPECT_EQ(log, (Log{"start dp", "start tp", first, on_device ? "wait dp" : "wait tp"}));
+  }
 }
 
 // A collective of several rounds needs its peers to progress while they use another result.

@@ -276,7 +276,7 @@ TEST_ON_MESH(FromLocal, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
   EXPECT_ERROR(zeros({-4, 2}, mesh, rows), "of sizes [-4, 2] cannot be");
 }
 
-TEST_ON_MESH(LocalMap, NamesWhatIsMissing, {2}, {"x"}) {
+TEST_ON_MESH(LocalMap, NamesWhatIsMissingOrDoesNotFit, {2}, {"x"}) {
   using Tensors = std::vector<at::Tensor>;
   const Placements whole{Replicate{}};
   const Tensors two{values({4}), values({4})};
@@ -290,6 +290,9 @@ TEST_ON_MESH(LocalMap, NamesWhatIsMissing, {2}, {"x"}) {
                "in_grad_placements has 1 items for 2 arguments");
   EXPECT_ERROR(local_map(same, two, mesh, {whole, whole}, {.out_sizes = {{4}}}),
                "out_sizes has 1 items for 2 lists of out_placements");
+  const at::Tensor rows = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
+  EXPECT_ERROR(local_map(same, {rows}, mesh, {whole}, {.in_placements = {Placements{Shard{1}}}}),
+               "argument 0 must have placements");
 }
 
 // Conversions between plain and distributed tensors take the placements of the gradients.

@@ -6,7 +6,6 @@
 #include "tessera/dtensor/communication_scope.h"
 #include "tessera/dtensor/detail/replica_agreement.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/dtensor/local_map.h"
 #include "testing/distributed.h"
 #include "testing/environment.h"
 
@@ -17,14 +16,6 @@ namespace tessera {
 namespace {
 
 using testing::values;
-
-TEST_ON_MESH(LocalMap, RefusesOtherPlacements, {2}, {"x"}) {
-  const at::Tensor x = distribute_tensor(values({4, 4}), mesh, {Shard{0}});
-  const auto identity = [](const std::vector<at::Tensor>& t) { return t; };
-  const LocalMapOptions options{.in_placements = {Placements{Shard{1}}}};
-  EXPECT_ERROR(local_map(identity, {x}, mesh, {{Shard{1}}}, options),
-               "argument 0 must have placements");
-}
 
 TEST_ON_MESH(CommunicationScope, CountsCallsAndBytesByMeshDimension, {2, 2}, {"dp", "tp"}) {
   const auto x = distribute_tensor(at::zeros({4, 4}), mesh, {Replicate{}, Shard{0}});

@@ -89,15 +89,6 @@ TEST_ON_MESH(View, WhatLibtorchRefusesIsRefusedOnEveryRank, {2}, {"x"}) {
   }
 }
 
-TEST_ON_MESH(InPlace, OnAPartialTensorEqualsOneRank, {2}, {"x"}) {
-  const at::Tensor x = distribute_tensor(values({5}), mesh, {Partial{}});
-  x.relu_();
-  x.add_(1);
-  x.fill_(3);
-  EXPECT_EQUAL(x, at::full({5}, 3, at::kDouble));
-  EXPECT_EQ(DistributedTensor(x).placements(), Placements{Partial{}});
-}
-
 TEST_ON_MESH(InferredSize, IsThatOfTheWholeForAnEmptyShard, {4}, {"dp"}) {
   const at::Tensor x = distribute_tensor(values({2, 6, 8}), mesh, {Shard{0}});
   EXPECT_EQ(local_tensor(x).size(0), rank.rank() < 2 ? 1 : 0);
