@@ -39,7 +39,7 @@ struct Case {
   std::string name;
   Tensors inputs;
   Operator run;
-  bool records = true;      ///< whether to measure with autograd recording, too
+  bool records = true;      ///< whether to measure the operator with autograd recording, too
   std::size_t weights = 0;  ///< the last `weights` inputs are replicated, all others Shard(0)
 };
 

@@ -204,7 +204,7 @@ void unpack(const at::Tensor& gathered, const std::vector<Segment>& segments,
   for (std::size_t i = 0; i < segments.size(); ++i) {
     std::vector<Piece> pieces = pieces_of(unsharded[i], gathered, segments[i]);
     if (!segments[i].shape.dim && !pieces.empty()) {
-      pieces.erase(pieces.begin() + 1, pieces.end());  // replicated: all ranks have equal values
+      pieces.erase(pieces.begin() + 1, pieces.end());  // all ranks have equal values
     }
     for (Piece& piece : pieces) {
       to.push_back(std::move(piece.unsharded));

@@ -63,7 +63,7 @@ struct ShardShape {
   // all elements, so that the arithmetic of flat buffers needs no special case.
   std::optional<std::int64_t> dim = 0;
   std::int64_t ranks = 1;
-  std::int64_t parts = 1;  ///< number of equal blocks along `dim`
+  std::int64_t parts = 1;  ///< number of equal blocks of a fused weight
 
   /// Whether the concatenation of the shards of all ranks is the whole tensor.
   bool splits_rows() const { return dim == std::int64_t{0} && parts == 1; }
@@ -110,7 +110,7 @@ struct ShardShape {
 /// The memory in which a unit's shards and their gradients are stored.
 struct ShardHome {
   c10::Device device;
-  bool pinned = false;  ///< whether the memory of shards is page-locked
+  bool pinned = false;  ///< whether the shards are in page-locked memory
   /// Whether Options::offload_policy is set, so that gradients are added on the CPU.
   bool offloaded = false;
 };
@@ -122,7 +122,7 @@ inline constexpr std::int64_t kTensorAlignment = 64;
 /// The place of one parameter's shard in a flat buffer of shards.
 struct Segment {
   ShardShape shape;
-  std::int64_t offset = 0;  ///< beginning of the segment in the flat buffer, in elements
+  std::int64_t offset = 0;  ///< index of the segment's first element in the flat buffer
   std::int64_t gap = 0;     ///< number of unused elements after the segment
 };
 
@@ -294,7 +294,7 @@ class PostForwardShard {
  private:
   DeviceMesh mesh_;  ///< the 1-D mesh of the caching ranks; empty if the option is off
   at::Tensor piece_;
-  comm::StreamEventPtr copied_;  ///< recorded after the copy into piece_
+  comm::StreamEventPtr copied_;  ///< event after the copy of this rank's part into piece_
   at::Tensor sent_;              ///< a second reference to piece_ while a collective reads it
 };
 

@@ -253,7 +253,7 @@ void GradientReduction::reduce_packed(CommContext& context) {
   }
   const std::int64_t ranks = mesh_.shard.size();
   const std::int64_t numel = flat_numel(segments_);
-  if (ranks == 1) {  // replicate(): all-reduce without reduce-scatter
+  if (ranks == 1) {  // replicate() uses all-reduce without reduce-scatter
     context.streams().order(Lane::kCompute, Lane::kReduceScatter);
     const comm::LaneScope lane(context.streams(), Lane::kReduceScatter);
     // Parameters get views of the output, so the output is not a buffer of the pool.

@@ -137,7 +137,7 @@ ActiveUnits::ActiveUnits(const nn::ModuleBase& model) : units_(units_of(model, /
 
 std::string ActiveUnits::text() const {
   const Unit* inner = nullptr;
-  for (const std::shared_ptr<Unit>& unit : units_) {  // units from the outermost to the innermost
+  for (const std::shared_ptr<Unit>& unit : units_) {  // units_ begins with the outermost unit
     const UnitPhase phase = unit->phase();
     if (phase == UnitPhase::kBackward || phase == UnitPhase::kForward ||
         phase == UnitPhase::kForwardRecorded) {

@@ -25,7 +25,7 @@ namespace {
 class OpenIterations {
  public:
   static OpenIterations& instance() {
-    static auto* const all = new OpenIterations;  // never destroyed: threads may outlive main()
+    static auto* const all = new OpenIterations;  // `all` is leaked: threads may outlive main()
     return *all;
   }
 
@@ -161,7 +161,7 @@ void IterationState::settle_gathered() {
   std::vector<ParameterGroup*> keeping;
   for_each_group([&](ParameterGroup& group) {
     GatheredState& gathered = group.gathered();
-    gathered.drop_piece();  // drops cached parts that the last backward did not use
+    gathered.drop_piece();  // frees parts that the last backward did not use
     if (gathered.holds_copies()) {
       keeping.push_back(&group);
     }
@@ -210,7 +210,7 @@ void IterationState::end_forward(bool backward_comes) {
   // units, all ranks throw here, and none waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
-  if (phase() == IterationPhase::kBackward) {  // a backward within this forward has failed
+  if (phase() == IterationPhase::kBackward) {  // a backward within the forward has failed
     forget_reductions();
   }
   if (backward_comes) {
@@ -288,7 +288,7 @@ void IterationState::end_backward() {
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // also finishes the all-reduce over replicas
+    comm_context().finish_reductions();  // this includes the all-reduce over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next

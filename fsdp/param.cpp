@@ -179,7 +179,7 @@ void add_gradient(UnshardedGradient& sum, const UnshardedGradient& gradient,
   sum = converted(std::move(sum), pending, dtype);
   const at::Tensor term = converted(gradient, pending, dtype).local;
   if (!sum.local.defined()) {
-    sum.local = term.to(dtype);  // the old sum is complete and stored on rank 0
+    sum.local = term.to(dtype);  // the old sum is complete, and only rank 0 stores the old sum
     sum.divisor = gradient.divisor;
   } else if (term.defined()) {
     sum.local.add_(term, gradient.divisor / sum.divisor);
@@ -241,7 +241,7 @@ void UnreducedGradient::refuse() const {
 bool UnreducedGradient::run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const std::string& name = op.schema().name();
   if (name == "aten::detach" || name == "aten::detach_") {
-    return true;  // the operator's result is its first argument
+    return true;  // detach() returns the placeholder itself
   }
   if (name == "aten::zero_") {
     drop();
@@ -711,7 +711,7 @@ bool ShardedParameter::has_hooks() const {
 at::Tensor ShardedParameter::call_hooks(const at::Tensor& gradient) const {
   at::Tensor shard = at_home(gradient);
   if (home_.pinned) {
-    shard = shard.copy_(gradient);  // blocking copy: hooks run on the CPU and read the result
+    shard = shard.copy_(gradient);  // the copy blocks, because hooks read `shard` on the CPU
   }
   const at::Tensor given = detail::call_hooks(sharded_, distributed(shard));
   check_layout("what a hook made of the gradient", given);

@@ -47,7 +47,7 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 
 /// The local part of the gradient of an unsharded parameter, on this rank.
 struct UnshardedGradient {
-  at::Tensor local;  ///< the local gradient; undefined: this rank computed none
+  at::Tensor local;  ///< the gradient; undefined if this rank computed no gradient
   /// The process group over which the gradient must still be summed. nullptr: the gradient is
   /// complete.
   comm::Communicator* pending = nullptr;
@@ -275,9 +275,9 @@ class ShardedParameter {
  private:
   /// What accumulate() has done to the gradient since the last agree_on_use().
   enum class Accumulation : std::uint8_t {
-    kSettled,  ///< no reduced gradient has arrived
-    kStarted,  ///< a new gradient was created
-    kAdded,    ///< a term was added to an existing gradient
+    kSettled,  ///< no reduced gradient has been added
+    kStarted,  ///< a reduced gradient became the gradient
+    kAdded,    ///< a reduced gradient was added to the gradient
   };
 
   UnreducedGradient& unreduced_gradient();
@@ -297,7 +297,7 @@ class ShardedParameter {
   ShardShape shape_;
   ShardHome home_;
   ShardingSpec sharding_;
-  std::optional<ShardingSpec> unsharded_spec_;  ///< nullopt if the unsharded tensor is plain
+  std::optional<ShardingSpec> unsharded_spec_;  ///< spec of unsharded_; nullopt for a plain tensor
   PartialGradGroup partial_group_;
   bool comes_complete_;  ///< whether gradients of the unsharded tensor are never pending sums
   at::Tensor sharded_;
@@ -306,15 +306,15 @@ class ShardedParameter {
   std::function<void()> notice_;
   tessera::detail::NodePtr<tessera::detail::Node> stand_in_;
   Request request_ = Request::kNone;
-  std::uint64_t counted_version_ = 0;  ///< version of the shard at the last count_writes()
-  std::uint64_t used_version_ = 0;     ///< version of the unsharded tensor at begin_use()
-  int expected_ = 0;                   ///< number of reductions in progress
+  std::uint64_t counted_version_ = 0;  ///< the shard's version at the last count_writes()
+  std::uint64_t used_version_ = 0;     ///< the unsharded tensor's version at begin_use()
+  int expected_ = 0;                   ///< number of reductions of the gradient in progress
   /// The number of the oldest reductions in progress whose results the program has dropped.
   int discarded_ = 0;
   /// The placeholder that mark_expected() put into `.grad`; nullptr without a placeholder.
   const UnreducedGradient* marked_expected_ = nullptr;
   at::Tensor restored_from_;          ///< the UnreducedGradient whose gradient was restored
-  std::vector<at::Tensor> arriving_;  ///< gradients in CPU memory, to be added to `.grad`
+  std::vector<at::Tensor> arriving_;  ///< gradients in CPU memory that arrive() adds to `.grad`
   bool awaited_ = false;              ///< whether arrive() must add gradients
   Accumulation accumulation_ = Accumulation::kSettled;
   bool used_ = false;  ///< whether this rank used the parameter; agree_on_use() exchanges used_

@@ -348,7 +348,7 @@ void GatheredState::wait_for_gather(CommContext& context) {
   }
   context.streams().order(Lane::kAllGather, Lane::kCompute);
   post_forward_.end_gather();
-  post_forward_.drop();  // a cached part serves one backward
+  post_forward_.drop();  // a cached part is used in one backward only
 }
 
 /// Ends a gather that failed. The buffers of the gather have no valid values.

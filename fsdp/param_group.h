@@ -122,8 +122,8 @@ class GradientReduction {
   bool force_sum_;
   AllReduceHook hook_;
   std::vector<Segment> segments_;
-  double pre_divisor_ = 1;                    ///< number that divides gradients before the sum
-  ReduceOp op_ = ReduceOp::kSum;              ///< kAvg: the reduce-scatter divides by the divisor
+  double pre_divisor_ = 1;                    ///< the divisor of gradients before the sum
+  ReduceOp op_ = ReduceOp::kSum;              ///< kAvg if the reduce-scatter computes the mean
   std::vector<at::Tensor> held_;              ///< the gradients that the collective reads
   std::optional<BufferPool::Buffer> buffer_;  ///< packed gradients, (ranks, flat numel)
   at::Tensor output_;                         ///< the reduced shards, (flat numel)
@@ -250,7 +250,7 @@ class GatheredState {
   std::uint64_t gathered_versions_ = 0;  ///< the versions of the shards at the last gather
 
   at::Tensor send_;                             ///< the input of the all-gather in progress
-  std::optional<BufferPool::Buffer> gathered_;  ///< packed gather: (ranks, flat numel)
+  std::optional<BufferPool::Buffer> gathered_;  ///< the gathered flat buffers, (ranks, flat numel)
   comm::WorkPtr gather_;
 };
 
@@ -308,7 +308,7 @@ class GradientState {
   std::optional<std::int64_t> batch_ranks_;
   std::optional<GradientReduction> reduction_;
   nn::SlotPtr sampled_;  ///< the parameter whose gradient is sample_
-  at::Tensor sample_;    ///< an unreduced gradient; undefined if none was small enough
+  at::Tensor sample_;    ///< an unreduced gradient; undefined if all were too large
 };
 
 /// Parameters of one type and one mesh, which share one all-gather and one reduce-scatter. A

@@ -20,16 +20,16 @@ namespace tessera::fsdp {
 
 /// Phases of a training iteration of a root FSDP unit and of all units below.
 enum class IterationPhase : std::uint8_t {
-  kIdle,              ///< no forward or backward runs, and no backward will follow
-  kForward,           ///< the root's forward runs
+  kIdle,              ///< no forward or backward runs or will follow
+  kForward,           ///< the root unit's forward runs
   kAwaitingBackward,  ///< the root's forward has ended, and one of its results needs a gradient
-  kBackward,          ///< backward has reached a unit and has not ended
+  kBackward,          ///< backward has reached a unit and still runs
 };
 
 /// Phases of one FSDP unit.
 enum class UnitPhase : std::uint8_t {
   kNew,      ///< the unit's shards are not laid out yet
-  kIdle,     ///< neither forward nor backward is in the unit
+  kIdle,     ///< neither forward nor backward uses the unit
   kForward,  ///< the unit's modules run; no result so far needs a gradient
   /// The unit's modules run, and autograd has recorded a result that needs a gradient, so a
   /// backward will follow.
@@ -41,7 +41,7 @@ enum class UnitPhase : std::uint8_t {
 /// Phases of the parameters of one parameter group.
 enum class GatherPhase : std::uint8_t {
   kSharded,    ///< the parameter slots contain the shards; no other memory is used
-  kGathering,  ///< an all-gather has started and has not been waited for
+  kGathering,  ///< an all-gather has started; no stream has waited for it yet
   kUnsharded,  ///< the unsharded tensors are filled; the module uses them while it computes
 };
 
@@ -88,14 +88,14 @@ class TESSERA_API Unit;
 /// one object. The setters in fully_shard.h document the fields.
 struct Settings {
   std::string label;                          ///< the unit's name in messages: "unit 'layers.3'"
-  std::optional<bool> reshard_after_forward;  ///< default: true, but false for the root unit
+  std::optional<bool> reshard_after_forward;  ///< nullopt: true, but false for the root
   bool reshard_after_backward = true;
   bool gradient_sync = true;
   bool all_reduce = true;  ///< false: reductions do not include replicas (HSDP)
   bool last_backward = true;
   bool unshard_in_backward = true;
   bool force_sum = false;                  ///< whether to divide gradients only after the sum
-  std::optional<double> gradient_divisor;  ///< default: number of ranks of a parameter group's mesh
+  std::optional<double> gradient_divisor;  ///< nullopt: the number of the mesh's ranks
   /// The event for which the all-gathers of the next forward wait. By default, all-gathers wait for
   /// all earlier work of the compute stream.
   std::optional<comm::StreamEventPtr> post_optim_event;

@@ -387,7 +387,7 @@ void Unit::begin_forward(nn::TensorList inputs) {
   // and run on the same stream.
   prefetch_for_forward();
   enter(UnitPhase::kForward);
-  if (to_run_.empty()) {  // a backward between two modules also empties to_run_
+  if (to_run_.empty()) {  // a backward between two modules empties to_run_, too
     to_run_.insert(modules_.begin(), modules_.end());
   }
   // The hook on the inputs reduces the unit's gradients in backward. Without gradient recording no
@@ -563,7 +563,7 @@ void Unit::post_backward(nn::TensorList gradients) {
 void Unit::begin_buckets() {
   const int backward = tessera::detail::backward_id();
   if (buckets_backward_ >= 0 && buckets_backward_ == backward) {
-    return;  // the unit's second call in a backward: buckets may be reduced
+    return;  // at the unit's second call, buckets may be reduced already
   }
   noted_.clear();
   buckets_left_ = groups().size();

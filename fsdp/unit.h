@@ -165,7 +165,7 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   CommContext& comm_context() const;
 
   std::vector<std::weak_ptr<Unit>> units_;
-  std::vector<Ran> forward_order_;  ///< forwards whose graphs may still get a backward
+  std::vector<Ran> forward_order_;  ///< forwards for which a backward may follow
   GatherOrder gather_order_;
   std::weak_ptr<Unit> ahead_;  ///< the last unit that forward prefetched
   /// A token that lives as long as autograd's callback for the end of the running backward.
@@ -323,7 +323,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::vector<nn::ModuleBase*> modules_;
   MixedPrecisionPolicy mp_policy_;
-  bool in_buckets_;  ///< set before groups_, because making groups changes the parameters
+  bool in_buckets_;  ///< initialized before groups_, which changes parameters
   std::unordered_set<nn::SlotPtr> ignored_;
   std::shared_ptr<Settings> settings_;
   DataMesh mesh_;
@@ -332,7 +332,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<IterationState> iteration_;  ///< nullptr until the root unit is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
-  std::optional<c10::ScalarType> restored_dtype_;  ///< the type to which results are cast
+  std::optional<c10::ScalarType> restored_dtype_;  ///< the type to which the unit casts results
   /// Modules of this unit that have not run yet in the current forward.
   std::unordered_set<const nn::ModuleBase*> to_run_;
   std::vector<std::weak_ptr<RecordedCall>> recorded_calls_;
@@ -343,11 +343,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int buckets_backward_ = -1;  ///< id of the backward that may reduce buckets early; -1: none
   /// The parameters whose gradients the backward with id buckets_backward_ has computed.
   std::unordered_set<const ShardedParameter*> noted_;
-  bool awaits_call_ = false;  ///< whether backward must pass another call before the reduction
+  bool awaits_call_ = false;  ///< whether backward must first pass another call of the unit
   bool warned_ = false;       ///< whether a warning about modules that did not run was printed
   /// The random-number scopes of nested forward calls; nullptr for a call in an outer call's scope.
   std::vector<std::unique_ptr<detail::RandomRegionScope>> random_regions_;
-  RandomAgreement random_agreement_;  ///< used only in the root unit
+  RandomAgreement random_agreement_;  ///< used only if this unit is the root
   bool warned_of_rows_ = false;
   /// In the root unit: a hash of all nn::ParameterSlots at the last check_all_in_units().
   std::optional<std::uint64_t> checked_slots_;

@@ -148,7 +148,7 @@ nn::NamedSlots free_parameters(const std::vector<nn::ModuleBase*>& modules,
   std::unordered_set<const nn::ModuleBase*> inside;
   std::unordered_set<const nn::ParameterSlot*> seen;
   for (std::size_t i = 0; i < modules.size(); ++i) {
-    modules[i]->named_slots();  // throws if a parameter has no nn::ParameterSlot
+    modules[i]->named_slots();  // slots() throws if a parameter has no nn::ParameterSlot
     // The prefix distinguishes parameters in messages, because the modules of one unit may have
     // parameters of the same name.
     const std::string prefix = modules.size() == 1 ? "" : std::to_string(i) + ".";

@@ -199,7 +199,7 @@ struct HeadProblem {
 };
 
 struct HeadResults {
-  at::Tensor losses;           ///< the loss of each row: (tokens)
+  at::Tensor losses;           ///< the loss of each token, (tokens)
   at::Tensor hidden_gradient;  ///< the gradient of the sum of the losses; undefined if not needed
   at::Tensor weight_gradient;  ///< the gradient of the weight; undefined if not needed
 };

@@ -351,7 +351,7 @@ CheckedPlan check_plan(nn::ModuleBase& module, const DeviceMesh& mesh,
   TESSERA_CHECK(mesh && mesh.ndim() == 1, "parallelize_module: the mesh is ",
                 mesh ? to_string(mesh) : "undefined",
                 "; pass one dimension of it, for example mesh[\"tp\"]");
-  module.named_slots();  // throws for parameters without an nn::ParameterSlot
+  module.named_slots();  // named_slots() throws if a parameter has no nn::ParameterSlot
   CheckedPlan checked;
   PlacementTable placements(mesh);
   for (const auto& [pattern, style] : plan) {

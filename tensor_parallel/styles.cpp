@@ -473,7 +473,7 @@ class PlaceParameters final : public ParallelStyle {
     TESSERA_CHECK(!module.slots().empty(), name(), ": a ", module.name(),
                   " has no parameters of its own; name the modules below it that have some");
     for (const auto& [parameter, placement] : placements_) {
-      module.slot(parameter);  // throws if no parameter has this name
+      module.slot(parameter);  // slot() throws if no parameter has this name
     }
     SlotPlacements placements;
     for (const auto& [parameter, slot] : module.slots()) {

@@ -177,7 +177,7 @@ void parse_command_line(CLI::App& app, std::vector<std::string> arguments,
 }
 
 int run_program(const char* name, int argc, char** argv, int (*body)(std::vector<std::string>)) {
-  std::signal(SIGXFSZ, SIG_IGN);  // makes a write above the file-size limit fail with an error
+  std::signal(SIGXFSZ, SIG_IGN);  // a write above the file-size limit then fails with an error
   try {
     const int status = body(std::vector<std::string>(argv + 1, argv + argc));
     TESSERA_CHECK(std::cout.flush(),
@@ -344,7 +344,7 @@ bool can_be_given(CLI::Option& option, const std::string& value) {
     std::string text = value;
     return (*option.get_validator(0))(text).empty();
   } catch (const CLI::OptionNotFound&) {
-    return true;  // the option has no check
+    return true;  // get_validator() throws for an option without a check
   }
 }
 

@@ -19,7 +19,7 @@
 
 using namespace tessera;
 
-constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // kRows counts the rows of all ranks
+constexpr std::int64_t kDim = 16, kHidden = 24, kRows = 32;  // kRows is the sum over all ranks
 
 // [experts]
 /// One MLP per expert. A row (token) goes to the two experts with the largest router weights.

@@ -92,7 +92,7 @@ struct Attention : nn::Module<Attention> {
         proj(*this, "proj", c.dim, c.dim) {}
   at::Tensor forward(const at::Tensor& x) {
     std::vector<at::Tensor> parts = qkv(x).chunk(3, -1);
-    for (at::Tensor& part : parts) {  // reshapes to (batch, tokens, heads, dim / heads)
+    for (at::Tensor& part : parts) {  // reshapes `part` to (batch, tokens, heads, dim / heads)
       part = part.unflatten(-1, {heads, part.size(-1) / heads});
     }
     const at::Tensor mixed =
@@ -175,7 +175,7 @@ struct VisionTransformer : nn::Module<VisionTransformer>, tensor_parallel::Decla
     if (options.sequence_parallel) {
       plan.emplace_back("pos_drop", sequence_parallel());
       plan.emplace_back("norm",
-                        replicate_parallel());  // forward selects a token
+                        replicate_parallel());  // forward selects one of all tokens
     }
     return plan;
   }
@@ -213,7 +213,7 @@ std::shared_ptr<VisionTransformer> make_model(const Config& config, const Device
 
 /// The images and labels of one rank in one training step.
 struct Images {
-  at::Tensor pixels;  ///< (rows, channels, height, width), fp32, in [-1, 1)
+  at::Tensor pixels;  ///< images (rows, channels, height, width), fp32, in [-1, 1)
   at::Tensor labels;  ///< (rows), int64
 };
 
@@ -315,7 +315,7 @@ struct Run {
 
   /// Runs the next step on this rank's samples of the batch.
   observe::StepMetrics step() {
-    const StrictScope strict;  // makes implicit communication throw Error
+    const StrictScope strict;  // implicit communication throws in this scope
     meter.begin();
     const Images images = stripes(o.config, state.step, o.batch, mesh.local_rank("dp"), o.dp);
     meter.data_ready();
@@ -323,7 +323,7 @@ struct Run {
         state, mesh["dp"], {.batch = o.batch, .schedule = schedule}, [&](std::int64_t) {
           return tensor_parallel::cross_entropy(
               (*model)(images.pixels), images.labels,
-              {.over = mesh["dp"]});  // ranks may have different numbers of samples
+              {.over = mesh["dp"]});  // the ranks may have different numbers of samples
         });
     return meter.end(state, result, o.lr * result.lr_factor);
   }
@@ -339,7 +339,7 @@ struct Run {
 };
 
 void train(const Options& o) {
-  observe::count_tensor_memory();  // so that the metrics have peak memory
+  observe::count_tensor_memory();  // the metrics then include peak memory
   const comm::WorldPtr world = comm::world_from_environment();
   training::check_same_options(*world, o.shared());
   training::Checkpointer checkpoints(o.checkpoints, world);

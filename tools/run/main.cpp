@@ -315,7 +315,7 @@ class Job {
       return;
     }
     rank.status = status;
-    kill(-rank.pid, SIGKILL);  // ends processes that the rank left behind
+    kill(-rank.pid, SIGKILL);  // kill() ends processes that the rank left behind
     if (rank.failed() && !is_ending_) {
       failed_.push_back(&rank);
     }
@@ -387,7 +387,7 @@ class Job {
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< a deque, so that pointers to ranks stay valid
+  std::deque<Rank> ranks_;     ///< pointers to elements of a deque stay valid
   std::vector<Rank*> failed_;  ///< the ranks that failed before end_ranks() was called
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;
@@ -428,7 +428,7 @@ int run(int argc, char** argv) {
                   given[name], " is not a number from ", least, " to ", most);
     return value;
   };
-  number("--timeout", 0.001, 1e6);  // checks the value; the ranks read TESSERA_TIMEOUT
+  number("--timeout", 0.001, 1e6);  // number() checks the value; the ranks read TESSERA_TIMEOUT
   number("--watchdog", 0, 1e6);
   for (const auto& [name, variable] :
        {std::pair("--timeout", "TESSERA_TIMEOUT"), std::pair("--watchdog", "TESSERA_WATCHDOG"),

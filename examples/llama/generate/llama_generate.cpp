@@ -178,7 +178,7 @@ struct Batch {
 
 /// How long a generation took, and how many tokens it processed.
 struct GenerationTimes {
-  std::int64_t prompt_tokens = 0;  ///< tokens of all prompts
+  std::int64_t prompt_tokens = 0;  ///< number of tokens in all prompts
   double prompt_s = 0;             ///< seconds until the first token of each text
   std::int64_t tokens = 0;         ///< number of tokens after the first token of each text
   double decoding_s = 0;

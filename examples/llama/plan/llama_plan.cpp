@@ -102,7 +102,7 @@ class TrafficByModule {
       module.add_forward_pre_hook([this, name](auto&, nn::TensorList) {
         count();
         running_.push_back(name);
-        if (name.empty()) {  // the root's forward begins: backward has ended
+        if (name.empty()) {  // the forward of the whole model begins
           backward_.reset();
         }
       });

@@ -35,7 +35,7 @@ struct PiecePlace {
 /// A document, or a part of a long text file. Each piece is tokenized separately.
 struct Piece {
   PiecePlace place;
-  std::string text;  ///< the text of the piece; a whole line of a JSONL file
+  std::string text;  ///< the text of the piece; for a JSONL file, a whole line
   bool is_json = false;
   bool begins = true, ends = true;  ///< whether a document begins or ends in this piece of text
 };

@@ -104,7 +104,7 @@ nlohmann::json plan_of(const TrainOptions& o, std::int64_t room) {
   const std::filesystem::path flags = folder / "run.toml", json = folder / "plan.json",
                               log = folder / "plan.log";
   std::ofstream(flags) << o.resolved;
-  const std::filesystem::path program =  // in the folder of llama_train
+  const std::filesystem::path program =  // llama_plan is in llama_train's folder
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("llama_plan");
   const int code =
       run_logged({program.string(), "--config-file", flags.string(), "--dp", std::to_string(o.dp),

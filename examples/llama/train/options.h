@@ -64,7 +64,7 @@ struct TrainOptions {
   bool reshard_last = false;
   bool offload = false;
   std::string ac = "none";
-  std::optional<double> memory;  ///< GiB that tensors may use, for --ac auto
+  std::optional<double> memory;  ///< GiB of a device that tensors may use, for --ac auto
   std::string param_dtype, reduce_dtype = "fp32";
   bool fp8 = false;
   std::string device = "cpu", backend;
@@ -75,7 +75,7 @@ struct TrainOptions {
   std::string resume;                 ///< "": start a new run; "newest" or "auto": continue the run
   std::int64_t resume_step = -1;      ///< step to continue from; -1: --resume-step is not given
   bool async = true;
-  int keep = 0;  ///< number of checkpoints to retain; 0: all
+  int keep = 0;  ///< number of checkpoints to retain; 0 retains all checkpoints
   /// Parts of a checkpoint that are not loaded: "optimizer", "data".
   std::vector<std::string> exclude;
 

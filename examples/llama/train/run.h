@@ -58,8 +58,8 @@ struct TrainingData {
   std::shared_ptr<const tessera::data::BatchLoader> loader;
   tessera::data::TokenSourcePtr eval_text;  ///< the tokens of --eval-text
   std::shared_ptr<const tessera::data::BatchLoader>
-      eval_loader;  ///< loads held-out data; nullptr without --eval-text or --eval-tokens
-  nlohmann::json samples = nlohmann::json::object();  ///< settings that define samples
+      eval_loader;  ///< loads held-out data; nullptr without held-out data
+  nlohmann::json samples = nlohmann::json::object();  ///< settings that define the samples
 };
 
 /// Opens the data that the flags name. Throws tessera::Error for data that cannot be read or do not
