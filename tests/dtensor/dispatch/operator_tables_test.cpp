@@ -43,42 +43,59 @@ Overloads by_operator(std::vector<std::string> names) {
   return overloads;
 }
 
-/// Writes a line for each first letter.
-void write_names(std::ostream& out, const std::vector<std::string>& names) {
-  char initial = 0;
-  for (const auto& [name, list] : by_operator(names)) {
-    out << (name.front() == initial ? ", " : "\n* ") << "`" << name << "`" << list;
-    initial = name.front();
-  }
-  out << "\n";
-}
-
+/// Writes a table row for each first letter of the family's operators.
 void write_family(std::ostream& out, const RuleFamily& family) {
-  out << "\n### " << family.name << " (" << family.operators.size() << ")\n";
   std::vector<std::string> names;
   for (const auto op : family.operators) {
     names.emplace_back(op.starts_with(kNamespace) ? op.substr(kNamespace.size()) : op);
   }
-  write_names(out, names);
+  char initial = 0;
+  for (const auto& [name, list] : by_operator(names)) {
+    if (initial == 0) {
+      out << "| " << family.name << " (" << family.operators.size() << ") | ";
+    } else {
+      out << (name.front() == initial ? ", " : " |\n| | ");
+    }
+    out << "`" << name << "`" << list;
+    initial = name.front();
+  }
+  out << " |\n";
 }
 
-/// What each trait means for callers of an operator that has it.
+/// What each trait means for callers of an operator that has it: the end of the sentence "For
+/// OPERATOR, ...".
 const std::map<detail::Trait, const char*>& texts_of_traits() {
   using detail::Trait;
   static const std::map<Trait, const char*> texts{
-      {Trait::kRandomInplace, "Filled by the global element, without a gather"},
-      {Trait::kNativeDropout, "Dropped by the global element, after a pending reduction"},
-      {Trait::kForeach, "Run position by position, as other operators"},
-      {Trait::kOwnKernel, "Run by their own function"},
-      {Trait::kHelperTensors, "Composed of others, with plain tensors that count as replicated"},
-      {Trait::kViewsMemory, "Given the storage offset of the local tensor"},
-      {Trait::kUnsafeView, "Given a copy of what cannot be viewed locally"},
-      {Trait::kLeavesMemory, "Seen by no operator mode, since others write their result"},
-      {Trait::kReadsOneValue, "Allowed to reduce in a strict scope, for the one value they read"},
-      {Trait::kNumberBesideSum, "Linear in a sum whatever their number is"},
-      {Trait::kDivides, "Not linear in a sum that they divide by zero"},
+      {Trait::kRandomInplace,
+       "each rank draws the random numbers of its elements by the elements' indices in the "
+       "global tensor, without a gather"},
+      {Trait::kNativeDropout,
+       "a `Partial` input is reduced first, and each rank then drops its elements by the "
+       "elements' indices in the global tensor"},
+      {Trait::kForeach,
+       "the operator of single tensors is called for each position of the tensor lists"},
+      {Trait::kOwnKernel,
+       "a function in `src/dtensor/overrides/` replaces the operator on distributed tensors"},
+      {Trait::kHelperTensors,
+       "libtorch's composition of other operators runs, and plain tensors in the composition "
+       "count as replicated"},
+      {Trait::kViewsMemory,
+       "the storage offset of the local tensor is added to the argument `storage_offset`"},
+      {Trait::kUnsafeView,
+       "the local tensor is copied first if the local tensor cannot be viewed in the new sizes"},
+      {Trait::kLeavesMemory,
+       "an `OperatorMode` does not see the call, because other operators write the values of "
+       "the result"},
+      {Trait::kReadsOneValue,
+       "a `StrictScope` permits the communication of the one value that the operator returns "
+       "to the host"},
+      {Trait::kNumberBesideSum,
+       "the terms of a `Partial` sum stay separate for every value of the number argument"},
+      {Trait::kDivides, "a `Partial` sum is reduced first if the divisor is zero"},
       {Trait::kFailsByElement,
-       "Throwing for an index or a number, on which all ranks agree with `TESSERA_DEBUG=1`"},
+       "an index or value on one rank may cause an error, which all ranks throw with "
+       "`TESSERA_DEBUG=1`"},
   };
   return texts;
 }
@@ -90,20 +107,18 @@ void write_forms(std::ostream& out, bool own_collectives) {
       names.insert(name);
     }
   }
-  const char* separator = " ";
+  const char* separator = "* For ";
   for (const std::string_view name : names) {
     out << std::exchange(separator, ", ") << "`" << name << "`";
   }
-  out << "\n";
 }
 
 void write_traits(std::ostream& out) {
   out << "\n## Special cases\n\n"
-         "What `src/dtensor/operators/operator_info.cpp` says of single operators; `.*` is every "
-         "overload.\n\n";
+         "The table in `src/dtensor/operators/operator_info.cpp` lists operators that need special "
+         "treatment; `.*` means every overload.\n\n";
   for (const auto& [trait, text] : texts_of_traits()) {
-    out << "* " << text << ":";
-    const char* separator = " ";
+    const char* separator = "* For ";
     for (const detail::TraitRow& row : detail::trait_rows()) {
       if (row.trait != trait) {
         continue;
@@ -112,32 +127,33 @@ void write_traits(std::ostream& out) {
         out << std::exchange(separator, ", ") << "`" << name << "`";
       }
     }
-    out << "\n";
+    out << ", " << text << ".\n";
   }
-  out << "* Run in a lowering of `src/dtensor/lowerings/` where that sends less:";
   write_forms(out, /*own_collectives=*/false);
-  out << "* Run in a lowering whose collectives are the operator's own:";
+  out << ", a lowering in `src/dtensor/lowerings/` is used if the lowering sends fewer bytes than "
+         "a gather of the inputs.\n";
   write_forms(out, /*own_collectives=*/true);
+  out << ", a lowering is always used, because the operator's purpose is the lowering's cheaper "
+         "communication.\n";
 }
 
 std::string render() {
   std::ostringstream out;
-  out << "# Operators\n\n"
-         "How each operator of libtorch that takes a tensor is run on distributed ones. Generated "
-         "from the tables in\n`src/core/rules/` and `src/dtensor/`: after a change, run "
-         "`dtensor_test` with `TESSERA_UPDATE_DOCS=1`.\nOverloads stand behind their operator. The "
-         "library's own operators (`src/dtensor/fused/`) are the last family.\n\n"
-         "## With a sharding rule ("
+  out << "# Operators\n\nThis page lists how Tessera runs each libtorch operator that takes a "
+         "tensor on distributed tensors. `dtensor_test` with\n`TESSERA_UPDATE_DOCS=1` writes this "
+         "page from the tables in `src/core/rules/` and `src/dtensor/`. The overloads of an "
+         "operator\nfollow the operator's name. The last family contains Tessera's own operators "
+         "(`src/dtensor/fused/`).\n\n## With a sharding rule ("
       << ruled_operators().size() << " overloads in " << rule_families().size()
-      << " families)\n\n"
-         "[sharding_rules.md](../sharding_rules.md) says what they communicate.\n";
+      << " families)\n\n[sharding_rules.md](../sharding_rules.md) lists what each family of "
+         "operators communicates.\n\n| family | operators |\n|---|---|\n";
   for (const auto& family : rule_families()) {
     write_family(out, family);
   }
-  out << "\n## Without a sharding rule\n\n"
-         "libtorch composes many operators of others, each of which is run as listed here. The "
-         "arguments of any other operator\nare gathered, with a warning, or refused in a strict "
-         "scope, and the result is replicated.\n";
+  out << "\n## Without a sharding rule\n\nlibtorch composes many operators from other operators, "
+         "and Tessera runs each of the other operators as this page lists. For\nany other "
+         "operator without a sharding rule, Tessera gathers the arguments, with a warning, and "
+         "replicates the result; a\n`StrictScope` refuses such an operator.\n";
   write_traits(out);
   return out.str();
 }
