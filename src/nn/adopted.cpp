@@ -1,6 +1,6 @@
 // Wraps libtorch modules so that their parameters are in slots (nn::ParameterSlot). Replacing the
 // tensor in a slot also replaces the class member that forward reads and the entry of libtorch's
-// parameter table, so that neither keeps the unsharded tensor alive.
+// parameter table, so that the member and the table do not keep the unsharded tensor alive.
 
 #include "tessera/nn/detail/adopted_module.h"
 
@@ -154,7 +154,7 @@ void find_in_libtorch(torch::nn::Module& module, ModuleMembers& found) {
   add_registered(module, found);
 }
 
-// Construction of the AdoptedModule objects and their parameter slots.
+// Functions that construct the AdoptedModule objects and their parameter slots.
 
 bool has_tensors(const torch::nn::Module& module) {
   return !module.parameters().empty() || !module.buffers().empty();
@@ -260,8 +260,8 @@ void AdoptedModule::Maker::add_parameters(ModuleBase& holder, torch::nn::Module&
   }
 }
 
-/// A buffer slot gets the module's buffer tensor itself, because forward writes to it in place.
-/// Running statistics, which are small, get memory and values at once if on the meta device.
+/// A buffer slot gets the module's buffer tensor itself, because forward writes to the buffer in
+/// place. Running statistics, which are small, get memory and values at once if on the meta device.
 void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& module,
                                        const std::string& fqn) {
   const detail::ModuleMembers members = tensors_of(module);
@@ -285,7 +285,7 @@ void AdoptedModule::Maker::add_buffers(ModuleBase& holder, torch::nn::Module& mo
 std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
     const std::shared_ptr<torch::nn::Module>& module, const std::string& fqn) {
   if (auto ours = std::dynamic_pointer_cast<ModuleBase>(module)) {
-    return ours;  // returned unchanged, because a ModuleBase already has slots and hooks
+    return ours;  // a ModuleBase is returned unchanged, because it already has slots and hooks
   }
   if (const auto found = parts_.find(module.get()); found != parts_.end()) {
     return found->second;
@@ -295,8 +295,8 @@ std::shared_ptr<ModuleBase> AdoptedModule::Maker::part_of(
   return part;
 }
 
-// Initial values for libtorch's classes. Distributions are those of reset_parameters(); random
-// numbers depend on the global element index.
+// Initial values for the parameters of libtorch's module classes. Distributions are those of
+// reset_parameters(); random numbers depend on the global element index.
 
 namespace {
 
@@ -305,7 +305,7 @@ bool is_any(const torch::nn::Module& module) {
   return ((dynamic_cast<const Classes*>(&module) != nullptr) || ...);
 }
 
-/// The parameter slots of a module, by name. fill() ignores a name without a slot.
+/// The parameter slots of a module, by name. fill() does nothing for a name without a slot.
 class Slots {
  public:
   Slots(const ModuleBase& holder, const InitContext& init) : holder_(holder), init_(init) {}
@@ -321,7 +321,7 @@ class Slots {
       init_.fill(slot, initializer);
     }
   }
-  /// Resets running statistics, except running statistics that a checkpoint or weights file has
+  /// Resets a norm's running statistics, except statistics that a checkpoint or weights file has
   /// filled.
   void reset_statistics() const {
     for (const auto& statistic : holder_.named_buffers(/*recurse=*/false)) {
@@ -344,8 +344,8 @@ Initializer symmetric(double bound) {
   return init::uniform(-bound, bound);
 }
 
-/// Returns a uniform initialiser with bound 1 / sqrt(n) for n inputs: the bound of libtorch's
-/// kaiming_uniform_ with a = sqrt(5).
+/// Returns a uniform initialiser with bound 1 / sqrt(n) for n inputs, which is the bound of
+/// libtorch's kaiming_uniform_ with a = sqrt(5).
 Initializer by_inputs(std::int64_t inputs) {
   return symmetric(inputs > 0 ? 1.0 / std::sqrt(static_cast<double>(inputs)) : 0.0);
 }
@@ -360,7 +360,7 @@ Initializer xavier_uniform(at::IntArrayRef sizes) {
   return symmetric(std::sqrt(3.0) * xavier_deviation(sizes));
 }
 
-/// Sets a row of `tensor` to zero without communication: only the rank with this row writes.
+/// Sets a row of `tensor` to zero without communication: only the rank that has the row writes.
 void zero_row(const at::Tensor& tensor, std::int64_t row) {
   const at::Tensor local = local_tensor(tensor).detach();
   if (!tessera::is_distributed(tensor)) {
@@ -408,7 +408,7 @@ void fill_attention(const Slots& slots, const ModuleBase& holder, const InitCont
       init.fill(dynamic_cast<const ModuleBase&>(*output).slot("bias"), init::zeros());
     } else if (sizes.size() == 2) {
       init.fill(slot, xavier_uniform(sizes));
-    } else {  // initialises the parameters bias_k and bias_v
+    } else {  // initialises bias_k and bias_v of attention
       init.fill(slot, init::normal(0.0, xavier_deviation(sizes)));
     }
   }

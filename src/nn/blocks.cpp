@@ -15,8 +15,8 @@ namespace tessera::nn {
 
 namespace {
 
-/// Fills a block's Linears: the non-null Linears of `in` from normal(0, std), then `out` with
-/// standard deviation `out_std`, or `std` if `out_std` is not positive. Biases are set to zero.
+/// Fills a block's Linears: the non-null Linears in `in` from normal(0, std), then the Linear `out`
+/// with standard deviation `out_std`, or `std` if `out_std` is not positive. Sets biases to zero.
 void fill_linears(const InitContext& init, std::initializer_list<const Linear*> in,
                   const Linear& out, double std, double out_std) {
   const auto fill = [&](const Linear& linear, double own_std) {
@@ -88,7 +88,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
         name, std::make_shared<Linear>(o.hidden, out, LinearOptions{.bias = o.qkv_bias}));
   };
   if (o.fused_qkv) {
-    // A group is a key head and the query heads that use it, so both are always on one rank.
+    // A key head and the query heads that use the key head are always on one rank.
     const std::vector<FusedPart> parts{{names.query, q}, {names.key, kv}, {names.value, kv}};
     fused_ = register_module(
         names.fused,
@@ -109,7 +109,7 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
 
 Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& inputs) {
   const auto heads = [&](const at::Tensor& t, at::IntArrayRef sizes) {
-    // Sizes are given in full, because a reshape with -1 would fail on a rank without tokens.
+    // All sizes of the reshape are given, because -1 would fail on a rank without tokens.
     const at::Tensor unfolded =
         x.dim() == 2 ? t.unflatten(0, {inputs.batch, t.size(0) / inputs.batch}) : t;
     return unfolded.unflatten(-1, sizes);

@@ -33,7 +33,7 @@ bool is_named_by(const LoraLinear& linear, const std::vector<std::string>& patte
       patterns, [&](const std::string& pattern) { return matches_fqn(pattern, linear.fqn); });
 }
 
-/// Returns all Linears below `root`, with and without an adapter.
+/// Returns all Linears below the module `root`, with and without an adapter.
 std::vector<LoraLinear> linears_below(const ModuleBase& root) {
   std::vector<LoraLinear> found;
   // The cast is safe, because libtorch returns the children of a const module as mutable modules
@@ -59,11 +59,11 @@ void check_each_matches(std::string_view caller, const std::vector<std::string>&
   }
 }
 
-/// Attached to a Linear that was converted to fp8. Parallel styles look for this mark before they
-/// replace the Linear's matrix product.
+/// A mark that is attached to a Linear that was converted to fp8. Parallel styles look for this
+/// mark before they replace the Linear's matrix product.
 struct Fp8Mark {};
 
-/// Throws Error if the Linear has an adapter or is distributed. `remedy`: advice for an adapter.
+/// Throws Error if the Linear has an adapter or is distributed. `remedy`: advice about an adapter.
 void check_unchanged(const char* caller, const LoraLinear& found, const char* remedy) {
   const ParameterSlot& weight = *found.linear->weight.slot();
   TESSERA_CHECK(found.branch == nullptr, caller, ": '", found.fqn, "' has an adapter; ", remedy);
@@ -118,7 +118,7 @@ bool is_fp8(const Linear& linear) {
 
 namespace {
 
-/// Returns the Linears that match a pattern, and checks all of these before any Linear is changed.
+/// Returns the Linears that match a pattern, and checks all of them before any Linear is changed.
 std::vector<LoraLinear> find_targets(const ModuleBase& root,
                                      const std::vector<std::string>& patterns) {
   TESSERA_CHECK(!patterns.empty(),
@@ -160,18 +160,18 @@ void add_branch(Linear& linear, const LoraOptions& options) {
   linear.attach(branch);
 }
 
-/// Gathers a small parameter on every rank. The result is on the device of the mesh.
+/// Gathers a small parameter of an adapter on every rank. The result is on the device of the mesh.
 at::Tensor whole(const at::Tensor& parameter) {
   if (!tessera::is_distributed(parameter)) {
     return parameter.detach();
   }
-  // With CPU offload the shard is not on the mesh's device, so it is moved first.
+  // With CPU offload the shard is not on the mesh's device, so the shard is moved first.
   const ShardingSpec& spec = sharding_spec(parameter);
   const at::Tensor local = local_tensor(parameter).detach().to(spec.mesh.device());
   return DistributedTensor(make_distributed(local, spec, parameter.sizes().vec())).full_tensor();
 }
 
-/// Computes weight += scale * B A for the blocks of the weight that this rank has.
+/// Computes weight += scale * B A (LoRA) for the blocks of the weight that this rank has.
 void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b, double scale) {
   const at::Tensor local = local_tensor(weight).detach();
   const auto add = [&](const at::Tensor& block, std::int64_t row, std::int64_t column) {
@@ -194,7 +194,7 @@ void add_product(const at::Tensor& weight, const at::Tensor& a, const at::Tensor
 }  // namespace
 
 at::Tensor LoraBranch::term(const at::Tensor& x, bool training) const {
-  // Calls at::dropout, because a child module for dropout would change PEFT's parameter names.
+  // LoRA calls at::dropout, because a child module for dropout would change PEFT's parameter names.
   return (*b)((*a)(training && dropout > 0 ? at::dropout(x, dropout, /*train=*/true) : x));
 }
 
@@ -236,7 +236,7 @@ void merge_lora(ModuleBase& module) {
   const std::vector<LoraLinear> linears = lora_linears(module);
   TESSERA_CHECK(!linears.empty(), "merge_lora: a ", module.name(),
                 " has no adapters; call apply_lora first");
-  // All Linears are checked before the first is changed, so that a failed merge can be repeated.
+  // All Linears are checked before any Linear is changed, so that a failed merge can be repeated.
   for (const LoraLinear& each : linears) {
     for (const SlotPtr& slot : {each.linear->weight.slot(), each.branch->a->weight.slot(),
                                 each.branch->b->weight.slot()}) {

@@ -26,8 +26,8 @@ namespace {
 
 using tessera::detail::Peers;
 
-/// Number of hashes that ranks exchange: one for each set of tensors whose copies are on the same
-/// ranks. A model has two or three such sets; further sets share a hash.
+/// Number of hashes that ranks exchange: one hash for each set of tensors whose copies are on the
+/// same ranks. A model has two or three such sets; further sets share a hash.
 constexpr std::size_t kSets = 6;
 
 std::int64_t hash_of(std::string_view text) {
@@ -39,7 +39,7 @@ std::int64_t hash_of(std::string_view text) {
 struct Sketch {
   double norm = 0;
   double product = 0;
-  /// Permitted difference relative to the norm; 0 means that the bits must be equal.
+  /// Permitted difference of copies, relative to the norm; 0 means that the bits must be equal.
   double tolerance = 0;
 };
 
@@ -59,8 +59,8 @@ Sketch sketch_of(const CopiedTensor& tensor) {
 }
 
 struct Entry {
-  std::int64_t place = 0;  ///< result of place_of(): equal for tensors that must be copies
-  std::int64_t hash = 0;   ///< hash of the values; 0 if this rank has no values
+  std::int64_t place = 0;  ///< result of place_of(), which is equal for tensors that must be copies
+  std::int64_t hash = 0;   ///< hash of the tensor's values; 0 if this rank has no values
   Sketch sketch;
   std::string name;
 };
@@ -156,7 +156,7 @@ class Comparison {
     return is_distributed(parameter) ? sharding_spec(parameter).mesh.root() : check.root;
   }
 
-  /// Returns a hash that copies of one tensor share; nullopt if the tensor is not compared.
+  /// Returns a hash that all copies of one tensor share; nullopt if the tensor is not compared.
   std::optional<std::int64_t> place_of(const CopiedTensor& tensor) const {
     const at::Tensor& parameter = tensor.slot->persistent();
     const DeviceMesh root = root_of(tensor, check_);
@@ -168,7 +168,7 @@ class Comparison {
     }
     std::string place = fmt::format("{}", fmt::join(root.ranks(), ","));
     std::vector<bool> parts(static_cast<std::size_t>(root.ndim()), false);
-    // Whether the mesh has only some ranks of a root dimension (a mesh from unflatten() may).
+    // Whether the mesh has only some ranks of a root mesh dimension (a mesh from unflatten() may).
     bool is_slice = false;
     if (is_distributed(parameter)) {
       const DeviceMesh& mesh = sharding_spec(parameter).mesh;
@@ -198,7 +198,7 @@ class Comparison {
     return copies == 1 ? std::nullopt : std::optional(hash_of(place));
   }
 
-  /// Returns, for each set of tensors with an equal Entry::place, this place and a hash of the
+  /// Returns, for each set of tensors with an equal Entry::place, the place and a hash of the
   /// tensors. Sets are in order of first appearance.
   std::vector<std::int64_t> digests() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> sets;
@@ -235,8 +235,8 @@ class Comparison {
   }
 
   /// Returns the first difference between copies; all ranks find the same difference. Tensors are
-  /// compared in the order of the first rank that has them. Of several ranks that differ from this
-  /// rank, neighbours along a mesh dimension are preferred.
+  /// compared in the order of the first rank that has them. If several ranks differ from this rank,
+  /// a neighbour along a mesh dimension is preferred.
   std::optional<Difference> first_difference(const std::vector<std::vector<Entry>>& all) const {
     struct Holder {
       std::size_t peer = 0, index = 0;
@@ -335,7 +335,7 @@ class Comparison {
   const std::vector<CopiedTensor>& tensors_;
   const CopyCheck& check_;
   std::vector<Entry> entries_;
-  /// The compared tensors; sources_[i] belongs to entries_[i].
+  /// The compared tensors; the tensor sources_[i] belongs to entries_[i].
   std::vector<const CopiedTensor*> sources_;
 };
 
@@ -355,7 +355,7 @@ std::vector<bool> dims_in_root(const DeviceMesh& mesh) {
     }
     return differs;
   }
-  // For a flattened or unflattened mesh, the coordinates of its ranks are compared.
+  // For a flattened or unflattened mesh, compares the coordinates of its ranks in the root mesh.
   const std::vector<int>& all = root.ranks();
   std::vector<std::int64_t> first;
   for (const int rank : mesh.ranks()) {

@@ -1,4 +1,4 @@
-// Matching of FQNs by shell patterns; "**" matches any number of segments.
+// Matches FQNs with shell patterns; "**" matches any number of segments.
 
 #include <fnmatch.h>
 
@@ -11,7 +11,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Splits an FQN or a pattern at the dots: "layers.*.w" -> "layers", "*", "w". "" has no segments.
+/// Splits an FQN or a pattern at the dots: "layers.*.w" -> "layers", "*", "w"; "" -> no segments.
 std::vector<std::string> split_at_dots(std::string_view text) {
   std::vector<std::string> segments;
   while (!text.empty()) {
@@ -31,8 +31,8 @@ bool matches_segment(const std::string& pattern, const std::string& segment) {
 
 }  // namespace
 
-/// The match is greedy: after a mismatch the last "**" matches one more segment. Earlier "**" need
-/// no change, because the segments between two "**" were matched as early as possible.
+/// The pattern match is greedy: after a mismatch the last "**" matches one more segment. Earlier
+/// "**" need no change, because the segments between two "**" were matched as early as possible.
 bool matches_fqn(std::string_view pattern, std::string_view fqn) {
   const std::vector<std::string> parts = split_at_dots(pattern), segments = split_at_dots(fqn);
   std::size_t part = 0;
@@ -52,7 +52,7 @@ bool matches_fqn(std::string_view pattern, std::string_view fqn) {
       return false;
     }
   }
-  // All segments are matched, so the rest of the pattern may contain only "**".
+  // All segments of the FQN are matched, so the rest of the pattern may contain only "**".
   return std::all_of(parts.begin() + static_cast<std::ptrdiff_t>(part), parts.end(),
                      [](const std::string& rest) { return rest == "**"; });
 }

@@ -33,7 +33,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Returns a different number for each dropout call, because several calls may have equal keys.
+/// Returns a different number for each dropout call, because calls may have equal random keys.
 RandomKey next_id() {
   thread_local std::uint64_t calls = 0;
   return {stream_of("nn::dropout"), replayed_count(calls)};
@@ -67,7 +67,7 @@ at::Tensor embedding(const at::Tensor& weight, const at::Tensor& indices) {
   return tessera::detail::embedding(weight, indices);
 }
 
-/// Computes the position of x in the global batch here, because the operator knows only x's layout.
+/// Computes the position of x in the global batch here: the dropout operator knows only x's layout.
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key) {
   const auto place = tessera::detail::random_place({"dropout", x, x, next_id()});
   return tessera::detail::dropout(x, p, key, place.elements.first_element);
@@ -125,8 +125,8 @@ void check_attention(const char* call, const at::Tensor& q, const at::Tensor& k,
 }
 
 /// Calls `attend` on the local tensors, which contain this rank's heads. The result has the layout
-/// of q. Throws Error, with a message that begins with `call`, unless all three tensors are sharded
-/// by heads only. If `by_batch` is true, the tensors may also be sharded by batch.
+/// of q. Throws Error, with a message that begins with `call`, unless q, k and v are all sharded by
+/// heads only. If `by_batch` is true, q, k and v may also be sharded by batch.
 at::Tensor attend_to_local_heads(const char* call, bool by_batch, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const Attend& attend) {
   for (const at::Tensor* tensor : {&q, &k, &v}) {
@@ -178,7 +178,7 @@ std::string attention_kernel(const at::TensorOptions& options, std::int64_t head
   const at::Tensor one = at::empty({1, 1, 1, width}, options).requires_grad_();
   const at::Tensor q = one.expand({1, heads, tokens, width});
   const at::Tensor kv = one.expand({1, kv_heads, tokens, width});
-  // Attention kernels need contiguous rows of the mask.
+  // Attention kernels need an attention mask with contiguous rows.
   const at::Tensor mask =
       masked ? at::empty({tokens}, options.dtype(c10::kBool)).expand({tokens, tokens})
              : at::Tensor();
@@ -199,7 +199,7 @@ at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::De
 
 namespace {
 
-/// Copies `numbers` to a device. Uses pinned memory for a GPU, so that the copy is asynchronous.
+/// Copies the vector `numbers` to a device: by pinned memory for a GPU, so that it is asynchronous.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));
@@ -227,7 +227,7 @@ detail::DocumentOffsets::DocumentOffsets(const at::Tensor& positions, c10::Devic
   for (const std::int64_t length : lengths()) {
     longest_ = std::max(longest_, length);
   }
-  // The offsets are not made in inference mode, because training may use them later.
+  // The offsets of documents are not made in inference mode, because training may use them later.
   const c10::InferenceMode ordinary(false);
   device_offsets_ = copied_to(offsets_, device);
 }
@@ -265,8 +265,8 @@ at::Tensor detail::DocumentOffsets::mask(std::int64_t window) const {
 
 namespace {
 
-/// Reshapes (batch, heads, tokens, ...) to (batch * tokens, heads, ...): all sequences one after
-/// another.
+/// Reshapes (batch, heads, tokens, ...) to (batch * tokens, heads, ...): the sequences of the batch
+/// follow one another.
 at::Tensor packed(const at::Tensor& by_heads) {
   return by_heads.transpose(1, kTokensDim).flatten(0, 1);
 }
@@ -275,7 +275,7 @@ at::Tensor unpacked(const at::Tensor& rows, const at::Tensor& like) {
   return rows.unflatten(0, {like.size(0), like.size(kTokensDim)}).transpose(1, kTokensDim);
 }
 
-/// Pads the width with zeros to a multiple of 8, for the flash kernel. Zeros do not change scores.
+/// Pads the head width with zeros to a multiple of 8, for the flash kernel. Scores do not change.
 at::Tensor padded(const at::Tensor& heads) {
   const std::int64_t missing = (8 - heads.size(-1) % 8) % 8;
   return missing == 0 ? heads : at::constant_pad_nd(heads, {0, missing});
@@ -289,7 +289,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   const auto offsets =
       documents != nullptr ? std::optional(documents->device_offsets()) : std::nullopt;
   const std::int64_t longest = documents != nullptr ? documents->longest() : q.size(kTokensDim);
-  // The flash kernel's window does not count the query's own position; -1 means no window.
+  // The flash kernel's window does not count the query's own position; -1 stands for no window.
   const std::int64_t left = window > 0 ? window - 1 : -1;
   const std::int64_t right = window > 0 ? 0 : -1;
   const at::Tensor mixed = std::get<0>(at::_flash_attention_forward(
@@ -304,7 +304,7 @@ at::Tensor by_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 /// query heads.
 at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents) {
-  constexpr std::int64_t kCausal = 1;  // the value of sdp::CustomMaskType::CausalFromTopLeft
+  constexpr std::int64_t kCausal = 1;  // libtorch's sdp::CustomMaskType::CausalFromTopLeft
   const auto given = [&](const at::Tensor& heads) {
     return packed(tessera::detail::repeat_heads(heads, q.size(1))).unsqueeze(0);
   };
@@ -321,13 +321,13 @@ at::Tensor by_efficient(const at::Tensor& q, const at::Tensor& k, const at::Tens
 
 struct Block {
   std::int64_t first, count;
-  /// Whether the window covers all earlier keys, so that the causal flag is sufficient.
+  /// Whether the attention window covers all earlier keys, so that the causal flag is sufficient.
   bool is_causal(std::int64_t window) const { return first == 0 && count <= window; }
 };
 
-/// Splits the queries into blocks. The first block needs only the causal flag, unless the window is
-/// small. Further blocks of up to 512 queries use the keys of the `window` - 1 positions before the
-/// block, the block's own keys, and a mask.
+/// Computes windowed attention for blocks of queries. The first block needs only the causal flag,
+/// unless the window is small. Further blocks of up to 512 queries use the keys of the `window` - 1
+/// positions before the block, the block's own keys, and a mask.
 std::vector<Block> blocks_of(std::int64_t tokens, std::int64_t window) {
   const std::int64_t most = std::clamp<std::int64_t>(window, 128, 512);
   std::vector<Block> blocks{{0, std::min(tokens, std::max(window, most))}};
@@ -346,7 +346,7 @@ at::Tensor by_blocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   for (const Block& block : blocks) {
     masked = std::max(masked, block.is_causal(window) ? 0 : block.count);
   }
-  // The mask covers the `window` - 1 keys before a block, and the block's own keys.
+  // The mask covers the `window` - 1 keys before a block of queries, and the block's own keys.
   const at::Tensor mask = tessera::detail::window_term(
       {.queries = masked, .keys = masked + window - 1, .own = window - 1, .length = window}, q);
   const std::vector<at::Tensor> queries = q.split_with_sizes(counts, kTokensDim);
@@ -371,7 +371,7 @@ at::Tensor in_window(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                                                    : attention(q, k, v, /*causal=*/true);
 }
 
-/// Splits the tensors for all documents at once, so that backward joins the gradients in one
+/// Splits q, k and v for all documents at once, so that backward joins the gradients in one
 /// operation.
 at::Tensor by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const Documents& documents, std::int64_t window) {
@@ -406,8 +406,8 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     case at::SDPBackend::flash_attention:
       return by_flash(q, k, v, documents, options.window);
     case at::SDPBackend::efficient_attention:
-      // The kernel is used only without a window, because the kernel's window gives wrong gradients
-      // before libtorch 2.15.
+      // The memory-efficient kernel is used only without a window, because its window gives wrong
+      // gradients before libtorch 2.15.
       if (options.window == 0) {
         return by_efficient(q, k, v, *documents);
       }
@@ -417,7 +417,7 @@ at::Tensor on_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
 }
 
-/// Returns `options` without a window or documents that have no effect.
+/// Returns `options` without a window that covers all keys, or documents that have no effect.
 detail::CausalAttentionOptions needed(detail::CausalAttentionOptions options, std::int64_t tokens) {
   if (options.documents != nullptr && options.documents->are_sequences()) {
     options.documents = nullptr;
@@ -468,8 +468,8 @@ tessera::detail::AttentionKernel detail::packed_kernel(tessera::detail::Attentio
   return kernel;
 }
 
-// Context parallelism: the positions of a rank's tokens, and attention of a rank's two sequence
-// chunks to the gathered keys.
+// Context parallelism: the positions of a rank's tokens, and attention of a rank's two chunks of
+// the sequence to the gathered keys.
 //
 // Chunks of sequences are gathered by one autograd function instead of a redistribution with views.
 // Keys and values then share one collective, and chunks are put in order while they are copied out
@@ -480,8 +480,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The arguments of an all-gather, saved for its backward. The base class is CustomClassHolder,
-/// because autograd's context can save only such objects.
+/// The arguments of the all-gather of sequences, saved for its backward. The base class is
+/// CustomClassHolder, because autograd's context can save only such objects.
 struct Sequence : torch::CustomClassHolder {
   Sequence(std::int64_t d, DeviceMesh m, const char* p) : dim(d), mesh(std::move(m)), purpose(p) {}
   std::int64_t dim;
@@ -545,7 +545,7 @@ at::Tensor in_order(const at::Tensor& of_ranks, std::int64_t dim) {
   return at::cat(chunks, dim);
 }
 
-/// The inverse of in_order(): copies each chunk of `whole` to its rank's row of `of_ranks`.
+/// The inverse of in_order(): copies each chunk of `whole`, a sequence, to a row of `of_ranks`.
 void copy_by_rank(const at::Tensor& of_ranks, const at::Tensor& whole, std::int64_t dim) {
   const std::int64_t ranks = of_ranks.size(0);
   const std::int64_t length = whole.size(dim) / (2 * ranks);
@@ -588,7 +588,7 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
     for (std::int64_t i = 0; i < count; ++i) {
       of_arguments.push_back(own.select(0, i));
     }
-    of_arguments.emplace_back();  // undefined, because the argument `sequence` has no gradient
+    of_arguments.emplace_back();  // undefined, because the argument has no gradient
     return of_arguments;
   }
 };
@@ -596,8 +596,8 @@ struct GatherSequenceFunction : torch::autograd::Function<GatherSequenceFunction
 /// Gathers sequences. Each tensor in `parts` contains this rank's head and tail chunk along `dim`;
 /// all have equal sizes and one type. Returns the whole tensors, in the order of the sequence.
 /// Collective over the 1-D `mesh`: one all-gather for all parts. The gradient is summed over the
-/// ranks by one reduce-scatter. Differentiable once. `purpose`: a string literal that names the
-/// collectives in traces and messages.
+/// ranks by one reduce-scatter. Differentiable once only. `purpose`: a string literal that names
+/// the collectives in traces and messages.
 std::vector<at::Tensor> gather_sequence(const std::vector<at::Tensor>& parts, std::int64_t dim,
                                         const DeviceMesh& mesh, const char* purpose) {
   return GatherSequenceFunction::apply(at::TensorList(parts),
@@ -690,7 +690,7 @@ at::Tensor ContextParallel::attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto own = chunks(whole[0].size(kTokensDim));
   std::vector<std::int64_t> firsts{own[0].first};
-  // There are tokens between a rank's two chunks, except on the last rank.
+  // Between a rank's two chunks of the sequence there are other tokens, except on the last rank.
   if (own[0].first + own[0].length < own[1].first) {
     firsts.push_back(own[1].first);
   }

@@ -1,7 +1,7 @@
-// to_empty and init_weights. Weights are initialised after sharding: each rank fills its own shard.
-// Values depend on the seed, the parameter's FQN and the element's global index, so they are equal
-// on every mesh. Parameter slots record whether they have been filled; calls of a module with
-// unfilled slots throw Error.
+// Implements to_empty and init_weights. Weights are initialised after sharding: each rank fills its
+// own shard. Values depend on the seed, the parameter's FQN and the element's global index, so they
+// are equal on every mesh. Parameter slots record whether they have been filled; calls of a module
+// with unfilled slots throw Error.
 
 #include "tessera/nn/initialization.h"
 #include "tessera/dtensor/detail/make_distributed.h"
@@ -30,7 +30,7 @@ struct InitRun {
     }
   }
 
-  /// Visits parents before children, because a block may initialise a child Linear.
+  /// Visits parent modules before child modules, because a block may initialise a child Linear.
   void reset_all(ModuleBase& root) {
     const c10::AutoGradMode no_grad(false);
     visit_modules(root, [this](const std::string& fqn, ModuleBase& module) {
@@ -41,7 +41,7 @@ struct InitRun {
   std::uint64_t seed;
   bool buffers_only = false;
   bool unfilled_only = false;
-  // The FQN of each parameter. A tied parameter has a single entry, with its first FQN, and
+  // Maps each parameter to its FQN. A tied parameter has a single entry, with its first FQN, and
   // therefore one set of values.
   std::unordered_map<const ParameterSlot*, std::string> fqn_of;
   std::unordered_set<const ParameterSlot*> filled;
@@ -49,13 +49,13 @@ struct InitRun {
 
 namespace {
 
-/// Advice in the message about parameters that no initialiser has filled.
+/// Advice for the message about parameters that no initialiser has filled.
 constexpr auto kFillOthers =
     "fill them in reset_parameters of their class or, below what nn::adopt returned, by its "
     "set_initializers";
 
-/// Returns the random streams of the parts of a fused parameter. Each part has the same stream as a
-/// separate parameter with its name.
+/// Returns the random streams of the parts of a fused parameter. Each part has the stream of a
+/// separate parameter with the part's name.
 std::vector<RandomPart> parts_of(const std::string& fqn, const ParameterSlot& slot) {
   std::vector<RandomPart> parts;
   if (slot.role.stored_parts) {
@@ -80,7 +80,7 @@ void materialise(ParameterSlot& slot, c10::Device device) {
   if (!slot.persistent().is_meta()) {
     return;
   }
-  // A meta tensor cannot get storage, so a new tensor replaces the meta tensor.
+  // A meta tensor cannot get storage, so a new tensor replaces the meta tensor in the slot.
   const at::Tensor fresh = empty_on(slot.persistent(), device);
   retire_parameter(slot.persistent(), fresh, "nn::to_empty");
   if (slot.has_persistent()) {
@@ -103,8 +103,8 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   const auto found = run_.fqn_of.find(slot.get());
   TESSERA_CHECK(found != run_.fqn_of.end(), "module '", fqn_,
                 "' asked to fill a parameter that is not below the module being initialised");
-  // Skips a parameter that a parent module has already filled, and all parameters if only buffers
-  // are filled.
+  // Skips a parameter that a parent module has already filled, and skips all parameters if only
+  // buffers are to be filled.
   if (run_.buffers_only || !run_.filled.insert(slot.get()).second) {
     return;
   }
@@ -113,8 +113,8 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
-  // The random stream depends on the parameter's own name, so the values do not change when other
-  // parameters are added to the model.
+  // The random stream depends on the parameter's own FQN, so the parameter's values do not change
+  // when other parameters are added to the model.
   const std::vector<RandomPart> parts = parts_of(found->second, *slot);
   initializer(slot->persistent(), {run_.seed, stream_of(found->second.c_str()), parts});
   slot->set_initialized(true);
@@ -135,8 +135,8 @@ void InitContext::fill(const ModuleBase& module, const Initializers& table) cons
       if (!matches_fqn(table[i].first, name)) {
         continue;
       }
-      // Every pattern of the table must match a parameter, even if earlier patterns have already
-      // filled all parameters that this pattern matches.
+      // Every pattern of the initialisation table must match a parameter, even if earlier patterns
+      // have already filled all these parameters.
       used[i] = true;
       if (!taken) {
         fill(slot, table[i].second);
@@ -159,7 +159,7 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
   if (after_load && slot->role.saved && slot->initialized()) {
     return;  // a checkpoint or a weights file has filled the buffer
   }
-  // Buffers are plain tensors: every rank computes the same values.
+  // Buffers are plain tensors: every rank computes the same values for a buffer.
   slot->set(values.to(slot->get().device()));
 }
 
@@ -191,7 +191,7 @@ void init_unfilled(ModuleBase& module, std::uint64_t seed) {
 
 void init_buffers(ModuleBase& module, std::uint64_t seed) {
   InitRun run(module, seed);
-  // reset_parameters() also calls fill() for parameters. With buffers_only, fill() does nothing.
+  // For parameters, reset_parameters() also calls fill(), which does nothing with buffers_only.
   run.buffers_only = true;
   run.reset_all(module);
 }

@@ -30,10 +30,10 @@
 
 namespace tessera::nn::detail {
 
-// A Linear's matrix product has one node in autograd's graph, where libtorch has two. Forward and
-// gradients call the same operators as libtorch, so results have the same bits and, with
-// distributed tensors, the same layouts and collectives. Matrix products of one input share a node
-// for the input's gradient.
+// A Linear's matrix product has one node in autograd's graph, whereas libtorch's linear has two.
+// Forward and gradients call the same operators as libtorch, so results have the same bits and,
+// with distributed tensors, the same layouts and collectives. Several matrix products of one input
+// share a node for the input's gradient.
 
 namespace {
 
@@ -45,7 +45,7 @@ at::Tensor as_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 ? tensor : tensor.flatten(0, -2);
 }
 
-/// Whether the layout is Partial(sum) over exactly the mesh dimensions `mesh_dims`.
+/// Whether `layout` is Partial(sum) over exactly the mesh dimensions `mesh_dims`.
 bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   std::ranges::sort(mesh_dims);
   return std::ranges::equal(layout.partial(), mesh_dims, [](const PartialDim& partial, int dim) {
@@ -53,7 +53,7 @@ bool sums_over(const Layout& layout, std::vector<int> mesh_dims) {
   });
 }
 
-/// Two matrices that are multiplied, and for each matrix the dimension that is summed over.
+/// Two matrices that are multiplied, and for each matrix the dimension that the product sums over.
 struct Factors {
   const at::Tensor& a;
   int summed_of_a;
@@ -64,7 +64,7 @@ struct Factors {
   int kept_of_b() const { return 1 - summed_of_b; }
 };
 
-/// Whether `sum` has the layout that results from multiplying the local tensors of a and b.
+/// Whether `sum` has the layout that the product of the local tensors of a and b has.
 bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
   const ShardingSpec& of_sum = sharding_spec(sum);
   const ShardingSpec& of_a = sharding_spec(factors.a);
@@ -77,8 +77,8 @@ bool is_local_sum(const at::Tensor& sum, const Factors& factors) {
          sums_over(*of_sum.layout, of_a.layout->mesh_dims_of(factors.summed_of_a));
 }
 
-/// Whether the product a b may have the type of `sum`: that of a and b or, on CUDA, fp32 for 16
-/// bits.
+/// Whether the product of a and b may have the type of `sum`: the type of a and b or, on CUDA, fp32
+/// for 16-bit matrices.
 bool has_type_of_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
          (sum.scalar_type() == a.scalar_type() ||
@@ -94,7 +94,7 @@ void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b
   }
 }
 
-/// Whether one operation can compute the matrix product and add it to `sum`.
+/// Whether one operation can compute the matrix product and add the product to `sum`.
 bool can_add(const at::Tensor& sum, const Factors& factors) {
   const auto& [a, summed_of_a, b, summed_of_b] = factors;
   if (!sum.defined() || sum.layout() != c10::kStrided || !has_type_of_product(sum, a, b) ||
@@ -108,7 +108,7 @@ bool can_add(const at::Tensor& sum, const Factors& factors) {
 }
 
 struct LinearNode final : tessera::detail::Node {
-  /// `of_input`: the node that computes the gradient of x. nullptr means that this LinearNode does.
+  /// `of_input`: the node that computes the gradient of x; nullptr if LinearNode computes it.
   LinearNode(const at::Tensor& x, const at::Tensor& weight, SharedInputNode* of_input) {
     if (weight.requires_grad()) {
       x_.emplace(x);
@@ -129,8 +129,9 @@ struct LinearNode final : tessera::detail::Node {
     const std::lock_guard lock(mutex_);
     const at::Tensor rows = as_matrix(gradient);
     const bool of_x = task_should_compute_output(0), of_weight = task_should_compute_output(1);
-    // The gradient of x is computed first if it helps to recompute x_ (KeptTensor). Otherwise the
-    // weight's gradient is computed first, so that x_ is freed before more memory is needed.
+    // The gradient of x is computed first if it helps to recompute x_, the saved x (KeptTensor).
+    // Else the weight's gradient is computed first, so that x_ is freed before more memory is
+    // needed.
     if (of_x && of_weight && weight_ && x_->takes_gradient()) {
       results[0] = gradient_of_input(gradient, rows);
     }
@@ -141,8 +142,8 @@ struct LinearNode final : tessera::detail::Node {
       results[0] = weight_ ? gradient_of_input(gradient, rows) : gradient;
     }
     if (task_should_compute_output(2)) {
-      // Autograd's engine sums the gradient over the rows, to the size of the bias. The sum is
-      // computed here if `gradient` is read later, because the engine does not copy a single row.
+      // Autograd's engine can sum the gradient over the rows, to the size of the bias. LinearNode
+      // sums it if `gradient` is read later, because the engine does not copy a single row.
       results[2] = results[0].is_same(gradient) ? rows.sum(0) : rows;
     }
     return results;
@@ -168,8 +169,8 @@ struct LinearNode final : tessera::detail::Node {
     return at::mm(rows, weight).reshape(sizes);
   }
 
-  std::optional<KeptTensor> x_;  ///< the input x, saved for the gradient of the weight
-  /// The weight, saved for the gradient of x if this node computes that gradient.
+  std::optional<KeptTensor> x_;  ///< the input x of the Linear, saved for the weight's gradient
+  /// The weight, saved for the gradient of x if LinearNode computes that gradient.
   std::optional<SavedVariable> weight_;
 };
 
@@ -192,8 +193,8 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             SharedInputNode* of_input) {
-  // The node, which saves tensors, is created before the matrix product, because a recomputation
-  // stops after the last saved tensor.
+  // The autograd node, which saves tensors, is created before the matrix product, because a
+  // recomputation stops after the last saved tensor.
   const auto node = tessera::detail::make_node<LinearNode>(x, weight, of_input);
   tessera::detail::set_inputs(*node, x, weight, bias);
   at::Tensor y;
@@ -204,8 +205,8 @@ at::Tensor recorded_product(const at::Tensor& x, const at::Tensor& weight, const
   if (of_input != nullptr) {
     node->set_next_edge(0, of_input->edge_of(y));
   }
-  // The result must not be a view: autograd forbids recorded writes to a view that was made without
-  // recording.
+  // The result of a recorded Linear must not be a view: autograd forbids recorded writes to a view
+  // that was made without recording.
   if (y.is_view()) {
     y = tessera::detail::alias_tensor(y);
   }
@@ -254,7 +255,7 @@ variable_list SharedInputNode::apply(variable_list&& gradients) {
   return {sum};
 }
 
-/// Weights that no backward has used yet are not released, because they are still needed.
+/// Releases saved weights, except weights that no backward has used yet and that are still needed.
 void SharedInputNode::release_variables() {
   const std::lock_guard lock(mutex_);
   for (Weight& weight : weights_) {
@@ -351,19 +352,19 @@ detail::MakeLinearProducts Linear::products_together() const {
   return attached<LoraBranch>() == nullptr && !checkpoints_calls() ? together_ : nullptr;
 }
 
-/// Returns the bias; undefined with rowwise_parallel, where a hook adds the bias after the sum.
+/// Returns the bias; undefined with rowwise_parallel, where a hook adds the bias to the sum.
 at::Tensor Linear::own_bias() const {
   return bias.defined() && !leaves_out_bias() ? *bias : at::Tensor();
 }
 
 void Linear::reset_parameters(const InitContext& init) {
-  // Initialises like PyTorch: this is the bound of kaiming_uniform with a = sqrt(5).
+  // Initialises a Linear like PyTorch: the bound is that of kaiming_uniform with a = sqrt(5).
   const double bound = in_features_ > 0 ? 1.0 / std::sqrt(static_cast<double>(in_features_)) : 0.0;
   init.fill(weight, init::uniform(-bound, bound));
   if (bias.defined()) {
     init.fill(bias, init::uniform(-bound, bound));
   }
-  // The adapter's matrix B is zero, so that a new adapter has no effect.
+  // The LoRA adapter's matrix B starts as zeros, so that a new adapter has no effect.
   if (const auto lora = attached<LoraBranch>()) {
     init.fill(lora->b->weight, init::zeros());
   }
@@ -379,7 +380,7 @@ at::Tensor Embedding::forward(const at::Tensor& indices) {
 }
 
 void Embedding::reset_parameters(const InitContext& init) {
-  // Initialises like PyTorch. Language models use a smaller standard deviation.
+  // Initialises an Embedding like PyTorch. Language models use a smaller standard deviation.
   init.fill(weight, init::normal(0.0, 1.0));
 }
 
@@ -422,7 +423,7 @@ void LayerNorm::reset_parameters(const InitContext& init) {
 }
 
 Dropout::Dropout(double p) : p_(p) {
-  // p = 1 is refused because the scale 1 / (1 - p) would be infinite.
+  // Dropout probability p = 1 is refused, because the scale 1 / (1 - p) would be infinite.
   TESSERA_CHECK(p >= 0.0 && p < 1.0, "dropout with probability ", p,
                 " was asked for; it must be in [0, 1)");
 }
@@ -440,7 +441,7 @@ at::Tensor Dropout::forward(const at::Tensor& x) {
         "it to register_module");
     key_ = RandomKey{0, stream_of(fqn()->c_str())};
   }
-  // A recomputation uses the call number of forward, and therefore the same dropout mask.
+  // A recomputation uses the dropout call number of forward, and therefore the same dropout mask.
   return nn::dropout(x, p_, {key_->seed, substream(key_->stream, replayed_count(calls_))});
 }
 
@@ -481,8 +482,8 @@ FusedLinear::FusedLinear(std::int64_t in_features, std::vector<FusedPart> parts,
 std::vector<at::Tensor> FusedLinear::split(const at::Tensor& output) const {
   const std::int64_t features = output.size(-1);
   const std::int64_t of_group = out_features() / groups_;
-  // A rank's shard of a result can be split only if the shard has whole groups, or if all parts are
-  // equally large.
+  // A rank's shard of FusedLinear's result can be split only if the shard has whole groups, or if
+  // all parts are equally large.
   const auto is_equal = [this](const FusedPart& part) {
     return part.out_features == parts_.front().out_features;
   };

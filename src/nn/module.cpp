@@ -1,5 +1,5 @@
 // The base class of modules with parameter slots (ParameterSlot) and hooks. FSDP and tensor
-// parallelism change only slots, so ModuleBase copies each change to libtorch's parameter table.
+// parallelism change only slots; ModuleBase copies slot changes to libtorch's parameter table.
 
 #include "tessera/nn/module.h"
 
@@ -17,14 +17,14 @@
 
 namespace tessera::nn {
 
-// visit_modules(): collectives that run once per module rely on the order of the visits.
+// visit_modules(): collectives that run once per module depend on the order of the visits.
 
 namespace {
 
 void walk_below(torch::nn::Module& module, const std::string& fqn,
                 const detail::ModuleVisitor& visit, const detail::ModuleWalk& walk,
                 std::unordered_set<const torch::nn::Module*>& seen) {
-  // By default, a shared module is visited once, under the first FQN that leads to it.
+  // By default, a shared module is visited once, under the first FQN that leads to the module.
   if ((walk.skip && walk.skip(module)) || (!walk.every_place && !seen.insert(&module).second)) {
     return;
   }
@@ -51,7 +51,7 @@ std::string detail::join_fqn(const std::string& parent, const std::string& name)
   return parent.empty() ? name : parent + "." + name;
 }
 
-// Checks that parameters have been filled. Calling a module with unfilled parameters is an error.
+// Checks that a module's parameters have been filled. Calling an unfilled module is an error.
 
 namespace {
 
@@ -106,7 +106,7 @@ void check_initialized(const ModuleBase& module, const std::string& caller) {
 namespace {
 
 /// The end of a message about a meta tensor that forward has used. The tensor cannot be a parameter
-/// or buffer, because the outermost module call has checked those.
+/// or buffer, because the outermost module call has checked parameters and buffers.
 constexpr const char* kKeptFromConstructor =
     "; a tensor on the meta device was kept from the constructor, before nn::to_empty made the "
     "parameters anew: keep the nn::Parameter or the slot, and read it in forward";
@@ -200,16 +200,16 @@ void check_not_gathered(const ModuleBase& root) {
 
 }  // namespace
 
-/// The ParameterSlot of a tied parameter outlives this module, so this module is removed from the
-/// slot's owners.
+/// The ParameterSlot of a tied parameter may outlive this module, so the destructor removes this
+/// module from the slot's owners.
 ModuleBase::~ModuleBase() {
   for (const auto& [name, slot] : slots_) {
     slot->remove_owner(this, name);
   }
 }
 
-/// Implements named_slots() and named_buffer_slots(). `own` is the list that is collected from this
-/// module and all modules below it.
+/// Collects slots for named_slots() and named_buffer_slots(). `own` is the list that is collected
+/// from this module and all modules below it.
 NamedSlots ModuleBase::collect_slots(const NamedSlots ModuleBase::*own) const {
   NamedSlots found;
   std::unordered_set<const ParameterSlot*> seen;
@@ -250,8 +250,8 @@ void ModuleBase::note_fqn(const std::string& fqn) const {
   }
 }
 
-/// Gives all modules below this module their FQNs. Must be called for the root module, because
-/// names that begin at a child module are shorter and may be ambiguous.
+/// Gives all modules below this module their FQNs. Must be called for the root module, because FQNs
+/// that begin at a child module are shorter and may be ambiguous.
 void ModuleBase::note_names_of_tree() const {
   if (!named_tree_) {
     named_slots();
@@ -281,7 +281,7 @@ void ModuleBase::check_in_a_tree() const {
       ", but no module has it registered, so that nothing fills, trains, shards or saves "
       "them: give it to register_module; if it is to be apart, freeze it (nn::freeze), or "
       "give it to nn::init_weights by itself");
-  check_initialized(*this, "forward of a " + name());  // also sets the FQN of each module
+  check_initialized(*this, "forward of a " + name());  // sets each module's FQN too
 }
 
 /// Throws Error if a parameter has no ParameterSlot, because the program called libtorch's
@@ -322,13 +322,13 @@ void ModuleBase::tie_slot(const std::string& name, const SlotPtr& slot) {
   if (current == slot) {
     return;
   }
-  // Type and placement need not be equal, because from now on both modules use the tensor in
-  // `slot`.
+  // Types and placements of the two tensors need not be equal, because from now on both modules use
+  // the tensor in `slot`.
   TESSERA_CHECK(current->get().sizes() == slot->get().sizes(), "parameter '", name, "' of sizes ",
                 current->get().sizes(), " was to be tied to one of sizes ", slot->get().sizes());
   current->remove_owner(this, name);
   current = slot;
-  // A nn::Parameter member of the derived class shares this handle, so it refers to the new
+  // A nn::Parameter member of the derived class shares this handle, so the member refers to the new
   // ParameterSlot too.
   *bindings_[index].handle = slot;
   slot->add_owner(this, name);
@@ -339,8 +339,8 @@ void ModuleBase::reset_parameters(const InitContext&) {}
 
 void ModuleBase::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   check_not_gathered(*this);
-  // libtorch converts parameters in place. Buffers from register_buffer_slot() are converted
-  // separately, because libtorch does not know them.
+  // libtorch's Module::to() converts parameters in place. Buffers from register_buffer_slot() are
+  // converted separately, because libtorch does not know them.
   torch::nn::Module::to(device, dtype, non_blocking);
   convert_buffers(device, dtype, non_blocking);
 }
@@ -383,8 +383,8 @@ Parameter ModuleBase::register_slot(const std::string& name, at::Tensor tensor) 
 
 Parameter ModuleBase::register_buffer_slot(const std::string& name, at::IntArrayRef sizes,
                                            bool persistent) {
-  // The buffer is not registered with libtorch, because libtorch would save it in checkpoints and
-  // would not see replacements of the tensor.
+  // The buffer is not registered with libtorch, because libtorch would save the buffer in
+  // checkpoints and would not see replacements of the tensor.
   auto slot = std::make_shared<ParameterSlot>(uninitialised(sizes), false);
   slot->role.saved = persistent;
   buffer_slots_.emplace_back(name, slot);
@@ -402,7 +402,7 @@ Parameter ModuleBase::add_slot(const std::string& name, SlotPtr slot, Follow fol
 }
 
 void ModuleBase::swap_parameter(const std::string& name, const at::Tensor& tensor) {
-  // Writes to libtorch's table directly, because register_parameter refuses an existing name.
+  // Writes to libtorch's parameter table, because register_parameter refuses an existing name.
   parameters_[name] = tensor;
   if (const Follow& follow = bindings_[index_of(name)].follow) {
     follow(tensor);
@@ -436,8 +436,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
-  // Hooks that were added before belong to the checkpointed function, so the recomputation repeats
-  // these hooks. Hooks added later, such as FSDP's, run once, outside of the function.
+  // Hooks that were added before belong to the checkpointed function, so the recomputation runs
+  // these hooks again. Hooks that are added later (FSDP's) run once, outside of the function.
   checkpointed_ =
       std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }
@@ -474,8 +474,8 @@ void ModuleBase::rethrow_named() const {
   try {
     throw;
   } catch (c10::Error& error) {
-    // Only the innermost module is named, because a second context would make the message several
-    // lines long.
+    // An error message names only the innermost module, because a second context would make the
+    // message several lines long.
     if (error.context().empty()) {
       error.add_context(context() + hint_for(error, *call_of_thread->outermost, fqn_.value_or("")));
     }
@@ -489,7 +489,7 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
-// Only the outermost module call checks storage, for all modules below it. An unchanged
+// Only the outermost module call checks storage, for all modules below its module. An unchanged
 // fill_epoch() means that no parameter has become unfilled, so a step costs one comparison.
 ModuleBase::CallScope::CallScope(ModuleBase& module)
     : call_{.module = &module, .outer = call_of_thread, .outermost = &module} {
@@ -519,7 +519,7 @@ const ModuleBase* detail::outermost_call() {
   return call_of_thread == nullptr ? nullptr : call_of_thread->outermost;
 }
 
-// Iterates by index, because a hook may add hooks, and this invalidates iterators.
+// Iterates over hooks by index, because a hook may add hooks, which invalidates iterators.
 void ModuleBase::run_hooks(const std::vector<Hook>& hooks, TensorList tensors) {
   for (std::size_t i = 0; i < hooks.size(); ++i) {
     hooks[i](*this, tensors);
@@ -542,7 +542,7 @@ OperatorPolicy save_operators(std::vector<std::string> names) {
 }
 
 OperatorPolicy save_matmuls_and_attention() {
-  // These operators compute the most per byte of their results, so recomputing them is expensive.
+  // Operators that compute the most per byte of their results, so their recomputation is expensive.
   return save_operators(
       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "tessera::fp8_linear",
        "aten::convolution", "aten::_scaled_dot_product_flash_attention",

@@ -33,13 +33,13 @@ using tessera::detail::writes_of;
 
 namespace {
 
-// One counter for all threads suffices, because modules only check whether the counter has changed.
+// One fill_epoch() counter suffices for all threads, which only check whether it has changed.
 std::atomic<std::uint64_t> unfilled_slots = 1;
 
 }  // namespace
 
-// Returns the sum of the version counters of `tensor` and its local tensor. The sum changes
-// whenever one of the counters increases.
+// Returns the sum of the version counters of `tensor` and of its local tensor. The sum changes
+// whenever one of the two counters increases.
 std::uint64_t detail::written_version(const at::Tensor& tensor) {
   return std::uint64_t{writes_of(tensor)} + writes_of(local_tensor(tensor));
 }
@@ -146,8 +146,8 @@ std::string describe(const ParameterSlot& slot) {
 }
 
 void drop_gradient(const ParameterSlot& slot) {
-  // Clears the gradients of the shard and of the unsharded parameter, which FSDP has not yet
-  // reduced.
+  // Clears the gradients of a parameter's shard and of the unsharded parameter, whose gradient FSDP
+  // has not yet reduced.
   slot.persistent().mutable_grad().reset();
   slot.get().mutable_grad().reset();
 }
@@ -159,7 +159,7 @@ bool brought_nonfinite(const ParameterSlot& slot) {
   });
 }
 
-// Origins (where a parameter's values come from), and their comparison between ranks.
+// Functions for origins (where a parameter's values come from), and their comparison between ranks.
 
 std::int64_t detail::origin_of_seed(std::uint64_t seed) {
   return static_cast<std::int64_t>(substream(seed, 1) | 1);
@@ -238,8 +238,8 @@ std::string detail::different_origins(const DeviceMesh& mesh, const NamedOrigins
   if (std::ranges::all_of(digests, [&](const auto& each) { return each == digests.front(); })) {
     return "";
   }
-  // Hashes may differ although the origins are equal, because a rank without a shard of a parameter
-  // has no origin.
+  // Hashes of ranks may differ although the origins are equal, because a rank without a shard of a
+  // parameter has no origin.
   const auto all = comm::gather_on_hosts(group, own);
   for (std::size_t i = 0; i < origins.size(); ++i) {
     std::size_t first = all.size();
@@ -300,7 +300,7 @@ void freeze(ModuleBase& module, const std::vector<std::string>& patterns) {
 }
 
 // PlaceholderGradient tensors use a dispatch key that libtorch reserves for wrappers. libtorch has
-// no kernels for this key, so a fallback for all operators on the key sees only placeholders.
+// no kernels for this key, so a fallback for all operators on the key runs for placeholders only.
 
 namespace {
 
@@ -329,7 +329,7 @@ void run_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : *stack) {
     refuse_placeholders(value);
   }
-  // Reached only if a program uses the reserved dispatch key for its own tensors.
+  // This error occurs only if a program uses the reserved dispatch key for its own tensors.
   fail(op.schema().name(), " met a tensor on a dispatch key of libtorch's own tests");
 }
 
@@ -348,7 +348,7 @@ TORCH_LIBRARY_IMPL(_, TESSERA_PLACEHOLDER_KEY, library) {
 }
 
 // An optimizer may still have a parameter that fully_shard or to_empty has replaced. The old
-// parameter is then retired: every operator on its gradient throws Error.
+// parameter is then retired: its gradient is a placeholder on which every operator throws Error.
 
 namespace {
 
@@ -383,7 +383,7 @@ void retire_parameter(const at::Tensor& replaced, const at::Tensor& replacement,
 
 namespace {
 
-/// Attached to a module whose parameters are distributed. A second distribute_module() then throws.
+/// Attached to a module with distributed parameters: a second distribute_module() then throws.
 struct Distributed {
   DeviceMesh mesh;
 };
@@ -448,7 +448,7 @@ void distribute_module(
   const auto before = module.attached<Distributed>();
   TESSERA_CHECK(before == nullptr, "distribute_module: the module was distributed on ",
                 to_string(before ? before->mesh : mesh), " already; distribute it once");
-  // named_slots() is called before any change, because it throws for parameters without slots.
+  // named_slots() throws for parameters without slots, so it is called before any change.
   const NamedSlots parameters = module.named_slots();
   if (partition) {
     // Visits a shared module under each of its FQNs, because the caller's function may test for any

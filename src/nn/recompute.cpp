@@ -34,13 +34,13 @@
 
 namespace tessera::nn::detail {
 
-// The state of the forward that a recomputation restores, apart from the inputs: the thread's modes
-// and its random generators. The state must be restored, because backward runs on other threads and
-// in other modes.
+// The state that a recomputation restores from the forward, apart from the inputs: the thread's
+// modes and its random generators. The state must be restored, because backward runs on other
+// threads and in other modes.
 
 namespace {
 
-/// Returns a generator's state. Locks the generator, as libtorch requires, as threads share it.
+/// Returns a generator's state. Locks the generator, as libtorch requires for shared generators.
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
@@ -70,7 +70,7 @@ std::vector<c10::Device> devices_of(std::span<at::Tensor* const> tensors) {
 /// libtorch's generators of the CPU and other devices.
 class RandomSnapshot {
  public:
-  /// Takes the states of the CPU's generators and of the generators of the devices of `tensors`.
+  /// Takes the states of the CPU's random generators and of the generators of `tensors`' devices.
   explicit RandomSnapshot(std::span<at::Tensor* const> tensors) {
     for (const c10::Device device : devices_of(tensors)) {
       const at::Generator& generator = at::globalContext().defaultGenerator(device);
@@ -93,7 +93,7 @@ class RandomSnapshot {
       generator.set_state(state.value);
     }
   }
-  /// Drops libtorch's generators whose state has not changed since the snapshot.
+  /// Drops from the snapshot libtorch's generators whose state has not changed since the snapshot.
   void forget_unmoved() {
     std::erase_if(states_, [](const State& state) {
       return equal_bytes(state.value, state_of(state.generator));
@@ -125,7 +125,7 @@ struct ThreadState {
   RandomSnapshot random;
 };
 
-/// A scope in which this thread has the saved state again and records gradients.
+/// A scope in which this thread has the saved state of the forward again and records gradients.
 class RestoredThread : tessera::detail::NoCopy {
  public:
   explicit RestoredThread(const ThreadState& then)
@@ -145,8 +145,8 @@ class RestoredThread : tessera::detail::NoCopy {
   }
 
  private:
-  // The thread's state before the scope, in the order of the changes; members are destroyed in
-  // reverse order.
+  // The state that this thread had before the scope, in the order of the changes; members are
+  // destroyed in reverse order.
   c10::AutoGradMode grad_mode_{true};
   tessera::detail::RestoreKeys keys_;  // dispatch keys, which include whether autocast is on
   StrictScope strict_;
@@ -168,7 +168,7 @@ Results unrecorded_all(const Results& results) {
   Results copies;
   copies.reserve(results.size());
   for (const c10::IValue& result : results) {
-    // Makes aliases without autograd state, because autograd attaches new state to every result.
+    // Makes aliases without autograd state: autograd attaches new state to every result.
     copies.push_back(kernels::with_tensors(
         result, [](const at::Tensor& tensor) { return tessera::detail::alias_tensor(tensor); }));
   }
@@ -192,13 +192,13 @@ Results call_next(OperatorMode* outer, const OperatorMode::Operator& op,
 
 class OperatorLog {
  public:
-  /// Saves the results of a call. `packed`: the number of tensors that autograd had saved before.
+  /// Saves results of an operator call. `packed`: how many tensors autograd had saved before it.
   void keep(const std::string& name, std::size_t index, const Results& results, std::size_t packed,
             std::optional<RandomSnapshot> random_after) {
     kept_[name][index] = {unrecorded_all(results), versions_of(results), packed,
                           std::move(random_after)};
   }
-  /// Makes `results` share the version counters of saved results that use the same memory.
+  /// If saved results share memory with `results`, makes `results` share their version counters.
   void watch_aliases(const Results& results) {
     kernels::visit_tensors(results, [&](const at::Tensor& result) {
       for (const auto& [name, calls] : kept_) {
@@ -212,16 +212,16 @@ class OperatorLog {
       }
     });
   }
-  /// Drops results of operators that ran after autograd had saved `packed` tensors, because the
-  /// recomputation stops before these operators.
+  /// Drops the saved results of operators that ran after autograd had saved `packed` tensors,
+  /// because the recomputation stops before these operators.
   void forget_after(std::size_t packed) {
     for (auto& [name, calls] : kept_) {
       std::erase_if(calls, [&](const auto& call) { return call.second.packed == packed; });
     }
   }
-  /// Returns the saved results of a call; nullopt if they were not saved or have been freed.
-  /// `last`: whether to free the results after this use. Sets the generators to their state after
-  /// the operator. Throws Error if a result was modified in place after forward.
+  /// Returns the saved results of an operator call; nullopt if the results were not saved or have
+  /// been freed. `last`: whether to free the results after this use. Sets the generators to their
+  /// state after the operator. Throws Error if a result was modified in place after forward.
   std::optional<Results> replay(const std::string& name, std::size_t index, bool last) {
     auto& calls = kept_[name];
     const auto found = calls.find(index);
@@ -234,8 +234,8 @@ class OperatorLog {
                   " of its region, was saved and then modified in place; let the "
                   "policy recompute it, or write to a copy");
     if (kept.random_after) {
-      // The operator does not run again. Restoring its final generator state makes later operators
-      // draw the same random numbers as in forward.
+      // In the recomputation, an operator whose results were saved does not run again. Restoring
+      // its final generator state makes later operators draw the same random numbers as in forward.
       kept.random_after->restore();
     }
     Results results = unrecorded_all(kept.results);
@@ -248,18 +248,18 @@ class OperatorLog {
  private:
   struct Kept {
     Results results;
-    std::vector<std::uint32_t> versions;  ///< version counters of the tensors in the results
+    std::vector<std::uint32_t> versions;  ///< version counters of the tensors in the saved results
     std::size_t packed = 0;
     std::optional<RandomSnapshot> random_after;
   };
   std::unordered_map<std::string, std::map<std::size_t, Kept>> kept_;
 };
 
-/// An operator mode that saves the results that the policy selects, and also calls the mode that
-/// was active before.
+/// An OperatorMode that saves the results that the policy selects, and also calls the OperatorMode
+/// that was active before.
 class RecordOperators final : public OperatorMode {
  public:
-  /// `packed` returns the number of tensors that autograd has saved so far.
+  /// `packed` is a function that returns the number of tensors that autograd has saved so far.
   RecordOperators(OperatorLog& log, const CheckpointOptions& options,
                   std::function<std::size_t()> packed, std::span<at::Tensor* const> inputs)
       : log_(log), options_(options), packed_(std::move(packed)), random_(inputs) {}
@@ -276,7 +276,7 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // matmul's result is this view, which libtorch does not mark as a view.
+      // _unsafe_view's result is matmul's result; libtorch does not mark it as a view.
       log_.watch_aliases(results);
     }
     return results;
@@ -286,17 +286,17 @@ class RecordOperators final : public OperatorMode {
   OperatorLog& log_;
   const CheckpointOptions& options_;
   std::function<std::size_t()> packed_;
-  RandomSnapshot random_;  ///< defines the set of generators whose states are saved
+  RandomSnapshot random_;  ///< defines the random generators whose states are saved
   OperatorMode* outer_ = active_operator_mode();
   std::unordered_map<std::string, std::size_t> calls_;
 };
 
-/// The operator mode of a recomputation: returns saved results instead of running operators again.
+/// The OperatorMode of a recomputation: returns saved results instead of running operators again.
 class ReplayOperators final : public OperatorMode {
  public:
   ReplayOperators(OperatorLog& log, CheckpointCounts* counts) : log_(log), counts_(counts) {}
   Results call(const Operator& op, const std::function<Results()>& run) override {
-    // True unless this backward retains its graph, which would permit another backward.
+    // True unless this backward retains its graph, because another backward is then possible.
     const bool last = !tessera::detail::keeps_graph();
     const std::size_t index = calls_[op.name]++;
     std::optional<Results> kept = log_.replay(op.name, index, last);
@@ -327,7 +327,7 @@ class SavedTensor {
       sharding_ = sharding_spec(tensor);
     }
   }
-  /// Throws Error if `again`, the recomputed tensor number `index`, has other properties.
+  /// Throws Error if `again`, recomputed saved tensor number `index`, differs in type or layout.
   void check(const at::Tensor& again, std::size_t index) const {
     const SavedTensor found(again);
     TESSERA_CHECK(found == *this, "checkpoint: the recomputation saved tensor ", index,
@@ -369,15 +369,15 @@ class RecomputedTensor {
 };
 
 /// The recomputed tensors, one entry for each saved tensor. An entry is empty if its tensor is not
-/// needed or was already taken.
+/// needed or has already been used.
 using RecomputedTensors = std::vector<std::optional<RecomputedTensor>>;
 
-/// All data that is needed to run one forward of a checkpointed function again. The placeholders in
-/// autograd's graph own the Frame, so it exists as long as the graph.
+/// A Frame: all data that is needed to run one forward of a checkpointed function again. The
+/// placeholders in autograd's graph own the Frame, so it exists as long as the graph.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  /// A Frame must be constructed before its region begins, so that an outer region saves its
-  /// inputs.
+  /// A Frame must be constructed before its checkpointed region begins, so that an enclosing region
+  /// saves the Frame's inputs.
   Frame(const CheckpointOptions& options, std::span<at::Tensor* const> inputs, Rerun rerun)
       : options_(options), thread_state_(inputs), rerun_(std::move(rerun)) {
     for (const at::Tensor* input : inputs) {
@@ -387,8 +387,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   const CheckpointOptions& options() const { return options_; }
 
-  /// Records the properties of a tensor that autograd therefore does not save. Returns the tensor's
-  /// index in saved_.
+  /// Records the properties of a tensor that the checkpointed function does not save. Returns the
+  /// tensor's index in saved_.
   std::size_t pack(const at::Tensor& tensor) {
     saved_.emplace_back(tensor);
     if (options_.counts != nullptr) {
@@ -404,9 +404,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
     operators_.forget_after(packed());
   }
 
-  /// Returns saved tensor number `index`, recomputed unless this backward has already recomputed
-  /// it. Throws the exceptions of the function. Throws Error if the function does not save the same
-  /// tensors again.
+  /// Returns the saved tensor number `index`, recomputed unless this backward has already
+  /// recomputed it. Rethrows exceptions of the checkpointed function. Throws Error if the function
+  /// does not save the same tensors again.
   at::Tensor unpack(std::size_t index);
   void release(std::size_t index) noexcept { saved_[index].needed = false; }
 
@@ -424,8 +424,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   CheckpointOptions options_;
   ThreadState thread_state_;
-  // The inputs, as autograd's saved variables: autograd checks the versions of saved variables, and
-  // an enclosing checkpointed module can replace them.
+  // The inputs of the checkpointed function, as autograd's saved variables: autograd checks the
+  // versions of saved variables, and an enclosing checkpointed module can replace them.
   std::vector<tessera::detail::SavedVariable> inputs_;
   Rerun rerun_;
   // saved_ is a deque, because its elements contain an atomic and cannot be moved.
@@ -442,7 +442,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 at::Tensor Frame::unpack(std::size_t index) {
   const std::lock_guard lock(mutex_);
   const int graph_task = tessera::detail::backward_id();
-  // Outside of a backward the other recomputed tensors are not stored: no event would free them.
+  // Outside of a backward other recomputed tensors are not stored: no event would free them.
   if (graph_task < 0) {
     return recompute()[index]->get();
   }
@@ -453,7 +453,7 @@ at::Tensor Frame::unpack(std::size_t index) {
     forget_after_backward(graph_task);
   }
   RecomputedTensors& tensors = run->second;
-  // Recomputes again if a node unpacks a tensor for the second time.
+  // Recomputes the tensors again if a node unpacks a tensor for the second time.
   if (tensors.empty() || !tensors[index]) {
     tensors = recompute();
   }
@@ -473,8 +473,8 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
   std::vector<at::Tensor> inputs;
   for (const tessera::detail::SavedVariable& saved : inputs_) {
     const at::Tensor input = saved.unpack();
-    // Each input becomes a new leaf, so that the graph of the recomputation is not connected to the
-    // graph of the running backward.
+    // In the recomputation, each input is a new leaf, so that the recomputation's graph is not
+    // connected to the graph of the running backward.
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad())
                                      : input);
   }
@@ -484,18 +484,18 @@ std::vector<at::Tensor> Frame::unpack_inputs() const {
 class CheckpointedRegion;
 
 namespace {
-/// Each thread has its own checkpointed regions, because backward recomputes on autograd's threads.
+/// Each thread's innermost checkpointed region; backward recomputes on autograd's threads.
 thread_local CheckpointedRegion* innermost_here = nullptr;
 }  // namespace
 
-/// A call of a checkpointed function on this thread: its forward or its recomputation. Such regions
-/// nest; the innermost region decides what autograd saves for backward.
+/// A checkpointed region: a call of a checkpointed function on this thread, in its forward or its
+/// recomputation. Regions nest; the innermost region decides what autograd saves for backward.
 class CheckpointedRegion : tessera::detail::NoCopy {
  public:
   CheckpointedRegion() : outer_(std::exchange(innermost_here, this)) {}
   virtual ~CheckpointedRegion() { innermost_here = outer_; }
 
-  /// Returns the hooks for the next tensor that autograd saves.
+  /// Returns the saved-tensor hooks for the next tensor that autograd saves.
   virtual std::unique_ptr<tessera::detail::SavedVariableHooks> hooks() = 0;
   /// Whether this checkpointed region is a recomputation. If so, replay_count() returns the counts
   /// that the forward recorded, one after another; see replayed_count().
@@ -506,17 +506,17 @@ class CheckpointedRegion : tessera::detail::NoCopy {
   CheckpointedRegion* outer() const { return outer_; }
 
  private:
-  // The checkpointed region around this one, which lives longer, because regions are on the stack.
+  // The checkpointed region around this region. It lives longer, because regions are on the stack.
   CheckpointedRegion* outer_;
 };
 
-/// Thrown to leave a recomputation that has all needed tensors. It is not a std::exception, so that
-/// handlers in the function do not catch it.
+/// An exception that ends a recomputation that has all needed tensors. It is not a std::exception,
+/// so that handlers in the checkpointed function do not catch it.
 struct StopRecomputation {};
 
-/// The recomputation of a Frame (one forward), as a scope. The function runs as in forward, with
-/// autograd on. Autograd saves the same tensors as in forward; their order identifies them. The
-/// graph of the recomputation is discarded.
+/// The recomputation of a Frame (one forward), as a scope. The checkpointed function runs as in
+/// forward, with autograd on. Autograd saves the same tensors as in forward; their order identifies
+/// them. The graph of the recomputation is discarded.
 class Replay final : public CheckpointedRegion {
  public:
   explicit Replay(Frame& frame) : frame_(frame), tensors_(frame.packed()) {
@@ -533,7 +533,7 @@ class Replay final : public CheckpointedRegion {
     }
     const Frame::Saved& saved = frame_.saved_[index];
     saved.tensor.check(tensor, index);
-    // Does not store the tensor if the node that saved it has been freed.
+    // Does not store the tensor if the graph node that saved the tensor has been freed.
     if (saved.needed) {
       tensors_[index].emplace(tensor);
     }
@@ -561,8 +561,8 @@ class Replay final : public CheckpointedRegion {
   }
 
  private:
-  /// A saved tensor of the recomputation. Backward never uses the graph of the recomputation, so
-  /// this class simply stores the tensor.
+  /// A saved tensor of the recomputation, simply stored, because backward never uses the graph of
+  /// the recomputation.
   class Kept final : public tessera::detail::SavedVariableHooks {
    public:
     explicit Kept(Replay& replay) : replay_(replay) {}
@@ -579,7 +579,7 @@ class Replay final : public CheckpointedRegion {
 
   Frame& frame_;
   RecomputedTensors tensors_;
-  // How much of the forward's records the recomputation has read: number of saved tensors, and
+  // How many of the forward's records the recomputation has read: number of saved tensors, and
   // number of counts.
   std::size_t packed_ = 0;
   std::size_t next_count_ = 0;
@@ -599,7 +599,7 @@ RecomputedTensors Frame::recompute() {
   try {
     rerun_(inputs);
     replay.finish();
-  } catch (const StopRecomputation&) {  // thrown at the last tensor that backward needs
+  } catch (const StopRecomputation&) {  // StopRecomputation is thrown at the last needed tensor
   }
   return replay.take();
 }
@@ -629,7 +629,7 @@ class CheckpointedForward final : public CheckpointedRegion {
     explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
     ~Placeholder() override {
       if (index_) {
-        // The graph node is being destroyed, so recomputations need not save this tensor any more.
+        // A destroyed graph node needs no saved tensor, so recomputations need not save it again.
         frame_->release(*index_);
       }
     }
@@ -653,8 +653,8 @@ namespace {
 using tessera::detail::Edge;
 using tessera::detail::variable_list;
 
-/// Returns the innermost checkpointed region that is a recomputation. Regions inside it use the
-/// counts that forward recorded.
+/// Returns the innermost checkpointed region that is a recomputation. Regions inside this region
+/// use the counts that forward recorded.
 CheckpointedRegion* nearest_replay() {
   CheckpointedRegion* region = innermost_here;
   while (region != nullptr && !region->replays()) {
@@ -667,7 +667,7 @@ std::unique_ptr<tessera::detail::SavedVariableHooks> hooks_here() {
   return innermost_here == nullptr ? nullptr : innermost_here->hooks();
 }
 
-/// Runs a backward call. If a StandInGradient is among the outputs, the stand-in runs the call.
+/// Runs a backward call. If a StandInGradient is among the outputs, it runs the call instead.
 variable_list execute(const BackwardCall& call, const RunBackward& run) {
   for (const Edge& output : call.outputs) {
     if (auto* asked = dynamic_cast<StandInGradient*>(output.function.get())) {
@@ -681,9 +681,9 @@ bool installs_engine() {
   return tessera::detail::install_engine({.hooks = &hooks_here, .execute = &execute});
 }
 
-/// Installs the hooks; only the first call in a process has an effect. Throws Error if another
-/// autograd engine than libtorch's is installed (as Python does), because it would not call the
-/// hooks.
+/// Installs the hooks in autograd's engine; only the first call in a process has an effect. Throws
+/// Error if another autograd engine than libtorch's is installed (as Python does), because it would
+/// not call the hooks.
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -697,7 +697,7 @@ void install_engine() {
 
 CheckpointedRegionScope::CheckpointedRegionScope(const CheckpointOptions& options,
                                                  std::span<at::Tensor* const> inputs, Rerun rerun) {
-  // Without gradient recording nothing is saved, so checkpointed inference has no overhead.
+  // If gradients are not recorded, nothing is saved, so checkpointed inference has no overhead.
   if (!c10::GradMode::is_enabled()) {
     return;
   }
@@ -733,7 +733,7 @@ bool is_recomputing() {
 std::uint64_t replayed_count(std::uint64_t& counter) {
   detail::CheckpointedRegion* replay = detail::nearest_replay();
   const std::uint64_t count = replay != nullptr ? replay->replay_count() : counter++;
-  // Checkpointed regions inside the recomputation record the count too, for their recomputations.
+  // Checkpointed regions inside a recomputation record the count too, for their recomputations.
   for (auto* region = detail::innermost_here; region != replay; region = region->outer()) {
     region->record_count(count);
   }

@@ -1,4 +1,4 @@
-// AdamW and SGD: options, checks, and one fused kernel call per batch of shards.
+// The optimizers AdamW and SGD: options, checks, and one fused kernel call per batch of shards.
 
 #include "tessera/optim/adamw.h"
 
@@ -41,7 +41,7 @@ bool is_narrow(const at::Tensor& moments) {
 }
 
 /// Whether kernels::adamw() updates the batch. libtorch's kernels do not support narrow moments
-/// (running means). Other batches on a CPU use libtorch's kernel, which gives the same bits as
+/// (running means). All other batches on a CPU use libtorch's kernel, which gives the same bits as
 /// earlier versions of this library.
 bool is_for_kernel(const Batch& batch) {
   return is_narrow(batch.states[0][0]) || kernels::has_adamw_kernel(batch.parameters[0]);
@@ -84,7 +84,7 @@ bool AdamW::takes_gradient_factor(const Batch& batch, std::size_t /*group*/) con
 }
 
 /// Kernels read the step number from device memory, so that the CPU does not wait for the number.
-/// SlotOptimizer::count_step has already incremented it: kernels count the current step from 1.
+/// SlotOptimizer::count_step has already incremented the number: kernels count steps from 1.
 void AdamW::update_batch(const Batch& batch, std::size_t group) {
   if (is_for_kernel(batch)) {
     return update_by_kernel(batch, group);
@@ -122,8 +122,8 @@ void AdamW::update_by_kernel(const Batch& batch, std::size_t group) {
                        .gradient_factor = batch.gradient_factor});
 }
 
-/// Returns the learning rate as a tensor on `device`, which is written only if the rate has
-/// changed. If a step is captured in a CUDA graph, each replay thus reads the current rate.
+/// Returns the learning rate as a tensor on `device`. The tensor is written only if the rate has
+/// changed, so a step that is captured in a CUDA graph reads the current rate at each replay.
 at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
   const double value = lr(group);
   const auto found = std::ranges::find_if(rates_, [&](const Rate& rate) {
@@ -143,8 +143,8 @@ at::Tensor AdamW::rate_on(c10::Device device, std::size_t group) {
 
 namespace {
 
-/// The names of the state tensors. State is created for all groups or for none, so that all batches
-/// have the same number of state lists.
+/// The names of the optimizer's state tensors. State is created for all groups or for none, so that
+/// all batches have the same number of state lists.
 std::vector<std::string> state_names(const std::vector<Group<SgdOptions>>& groups) {
   const bool momentum = std::ranges::any_of(
       groups, [](const Group<SgdOptions>& group) { return group.options.momentum != 0.0; });
@@ -176,8 +176,8 @@ Sgd::Sgd(const nn::ModuleBase& module, SgdOptions options) : Sgd(slots_of(module
 void Sgd::update_batch(const Batch& batch, std::size_t group) {
   const SgdOptions& o = options(group);
   const bool momentum = o.momentum != 0.0;
-  // The options may be changed between steps, but momentum needs the state that the constructor
-  // declared.
+  // The optimizer's options may be changed between steps, but momentum needs the state that the
+  // constructor declared.
   TESSERA_CHECK(!momentum || !batch.states.empty(),
                 "SGD was made without momentum, which a group got since; make it with it");
   // Momentum buffers start as zeros, so that the first step needs no special case.

@@ -42,9 +42,9 @@ bool contains(const DeviceMesh& mesh, const DeviceMesh& part) {
 /// counted.
 class Counting {
  public:
-  /// Whether this rank includes its local tensor in the norm: this rank must be the first along
-  /// each mesh dimension that replicates the tensor, and the tensor's submesh must be the first of
-  /// the submeshes with copies.
+  /// Whether this rank includes its local tensor in the gradient norm: this rank must be the first
+  /// along each mesh dimension that replicates the tensor, and the tensor's submesh must be the
+  /// first of the submeshes with copies.
   bool counts(const nn::ParameterSlot& slot, const ShardingSpec& spec) {
     const std::vector<std::int64_t>& coordinate = spec.mesh.coordinate();
     // A rank that is not in the mesh of the tensor has no part of the tensor.
@@ -57,7 +57,7 @@ class Counting {
       }
     }
     const DeviceMesh& distinct = slot.distinct_along();
-    // The result is cached, because a model has hundreds of parameters on two or three meshes.
+    // The result for a mesh is cached: a model has hundreds of parameters on two or three meshes.
     const auto [known, is_new] = found_.try_emplace({spec.mesh, distinct}, false);
     if (is_new) {
       known->second = is_first(spec.mesh, distinct);
@@ -78,17 +78,17 @@ class Counting {
     std::vector<bool> skipped = nn::detail::dims_in_root(distinct);
     const std::vector<bool> own = nn::detail::dims_in_root(mesh);
     for (std::size_t d = 0; d < own.size(); ++d) {
-      // Along the dimensions of `mesh` itself, first_rank() uses coordinate 0, not this rank's
-      // coordinate.
+      // Along the dimensions of `mesh` itself, first_rank() uses coordinate 0 instead of this
+      // rank's coordinate.
       skipped[d] = skipped[d] && !own[d];
     }
     // The second condition is for a `mesh` that contains only some of the coordinates along a
-    // dimension of `base`.
+    // dimension of the mesh `base`.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
-  /// Returns the rank of `base` with coordinate 0, except along the `skipped` dimensions, where it
-  /// has this rank's coordinate. Ranks of a mesh are numbered in row-major order.
+  /// Returns the rank of the mesh `base` with coordinate 0, except along the `skipped` dimensions,
+  /// where it has this rank's coordinate. Ranks of a mesh are numbered in row-major order.
   static int first_rank(const DeviceMesh& base, const std::vector<bool>& skipped) {
     std::size_t index = 0;
     for (int d = 0; d < base.ndim(); ++d) {
@@ -108,7 +108,7 @@ class Counting {
   std::unordered_map<std::pair<DeviceMesh, DeviceMesh>, bool, MeshHash> found_;
 };
 
-/// Replaces `joint` by `mesh` if `mesh` is larger and contains `joint`.
+/// Replaces the mesh `joint` by `mesh` if `mesh` is larger and contains `joint`.
 void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
   if (!joint || (mesh.size() > joint.size() && contains(mesh, joint))) {
     joint = mesh;
@@ -123,7 +123,7 @@ void widen(DeviceMesh& joint, const DeviceMesh& mesh) {
 
 /// Collects the gradients in two passes. First all ranks, also those without gradients, determine
 /// the joint mesh of the parameters. Then each rank collects its gradients and reduces Partial
-/// ones.
+/// gradients.
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   TESSERA_CHECK(std::ranges::find(parameters, nullptr) == parameters.end(),
                 "the norm of gradients was called with a null parameter; pass slots of modules, "
@@ -131,7 +131,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
   Counting counting;
   GradTerms terms;
   terms.joint = options.over;
-  // Every rank takes part in the reduction of pending sums, with or without gradients.
+  // Every rank takes part in the reduction of pending sums, even a rank without gradients.
   for (const nn::SlotPtr& slot : parameters) {
     const at::Tensor& parameter = slot->persistent();
     if (!terms.device) {
@@ -155,7 +155,7 @@ GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOp
     }
   }
   for (auto* list : {&terms.locals, &terms.plain, &terms.owned, &terms.copies}) {
-    // Adjacent tensors are joined, because list kernels are faster with fewer tensors.
+    // Adjacent gradients are joined, because list kernels are faster with fewer tensors.
     *list = merge_adjoining(*list);
   }
   return terms;
@@ -165,8 +165,8 @@ namespace {
 
 constexpr auto kDouble = c10::ScalarType::Double;
 
-/// Returns the norm of each tensor: fp64 (n), on `device`. One list kernel runs for each type and
-/// device. Complex numbers count by their absolute values, as in PyTorch.
+/// Returns the norm of each tensor in an fp64 tensor of size (n), on `device`. One list kernel runs
+/// for each type and device. Complex numbers count by their absolute values, as in PyTorch.
 at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
@@ -181,8 +181,8 @@ at::Tensor norms(const std::vector<at::Tensor>& tensors, double p, c10::Device d
   return at::cat(found);
 }
 
-/// The contribution of this rank to the norm, before the reduction over ranks: the sum of |x|^p, or
-/// max |x| for p = infinity; 0-d.
+/// Returns this rank's contribution to the norm, before the reduction over ranks: the sum of |x|^p,
+/// or max |x| for p = infinity, as a 0-d tensor.
 at::Tensor local_term(const std::vector<at::Tensor>& tensors, double p, c10::Device device) {
   if (tensors.empty()) {
     return at::zeros({}, at::dtype(kDouble).device(device));
@@ -200,8 +200,8 @@ void all_reduce(const DeviceMesh& mesh, const at::Tensor& values, ReduceOp op) {
   flush_pending_transfers(mesh.group_of_all_ranks()).all_reduce(values, op)->wait();
 }
 
-/// The maximum of `value` over all ranks. A second number marks NaNs, because some communication
-/// back ends' maximum ignores NaN.
+/// Returns the maximum of `value` over all ranks. A second number marks NaNs, because some
+/// communication back ends' maximum ignores NaN.
 at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   const at::Tensor nan = value.isnan();
   const at::Tensor pair = at::stack({value.masked_fill(nan, 0.0), nan.to(kDouble)});
@@ -209,7 +209,7 @@ at::Tensor reduce_max(const DeviceMesh& mesh, const at::Tensor& value) {
   return pair[0].masked_fill(pair[1].gt(0.0), std::nan(""));
 }
 
-/// The sum of `value` over all ranks; addition propagates NaN and infinity.
+/// Returns the sum of `value` over all ranks; addition propagates NaN and infinity.
 at::Tensor reduce_sum(const DeviceMesh& mesh, at::Tensor value) {
   all_reduce(mesh, value, ReduceOp::kSum);
   return value;
@@ -220,12 +220,12 @@ c10::Device home(const GradTerms& terms) {
   if (!terms.joint || terms.joint.size() == 1) {
     return first;
   }
-  // With offloading, gradients are in CPU memory, but the mesh communicates on the GPU.
+  // With CPU offloading, gradients are in CPU memory, but the mesh communicates on the GPU.
   const c10::Device device = terms.joint.device();
   return device.type() == first.type() ? first : device;
 }
 
-/// Computes the norm by three kernel launches and one all-reduce.
+/// Computes the gradient norm by three kernel launches and one all-reduce.
 kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
                                     std::optional<double> max_norm) {
   const at::Tensor squares =
@@ -239,14 +239,14 @@ kernels::NormAndFactor norm_on_cuda(const GradTerms& terms, c10::Device device,
 at::Tensor composed_norm(const GradTerms& terms, double p, c10::Device device) {
   at::Tensor owned = local_term(terms.owned, p, device);
   // Plain gradients are the same on every rank, so their contribution is added after the reduction;
-  // otherwise it would count once per rank.
+  // otherwise each rank would add it.
   const at::Tensor plain = local_term(terms.plain, p, device);
   const bool max = std::isinf(p);
   if (terms.joint) {
     // Copies of a gradient should not differ, but a value that is not finite on one rank must be
     // visible to all ranks, so that all ranks skip the step, or stop, together.
     const at::Tensor uncounted = plain + local_term(terms.copies, p, device);
-    // The expression x - x is 0 only if x is finite; isfinite() has no meta kernel.
+    // x - x is 0 only if x is finite; the expression replaces isfinite(), which has no meta kernel.
     const at::Tensor not_finite = uncounted.masked_fill((uncounted - uncounted).eq(0.0), 0.0);
     owned = max ? reduce_max(terms.joint, at::maximum(owned, not_finite))
                 : reduce_sum(terms.joint, owned + not_finite);
@@ -266,7 +266,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
   kernels::NormAndFactor total{
       .norm = norm, .factor = {}, .of_step = {}, .rounded = norm.to(c10::ScalarType::Float)};
   if (max_norm) {
-    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // the constant 1e-6 is PyTorch's
+    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // 1e-6 as in PyTorch
     total.of_step = total.factor + (norm - norm);
   }
   return total;
@@ -274,8 +274,8 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
 
 namespace {
 
-// The code below makes the error message for non-finite gradients. A reduction spreads a NaN of one
-// rank to all ranks, so FSDP records on each rank whether its gradient was finite before it.
+// Functions for the error message about non-finite gradients. A reduction spreads a NaN of one rank
+// to all ranks, so FSDP records on each rank whether its gradient was finite before the reduction.
 
 class Names {
  public:
@@ -318,7 +318,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-/// Returns a text that lists the names of each rank; "" if no rank has names.
+/// Returns a text that lists each rank's names `own`; "" if no rank has names.
 std::string listed(const DeviceMesh& joint, const Names& own, const char* before,
                    const char* between) {
   std::string list;
@@ -330,8 +330,8 @@ std::string listed(const DeviceMesh& joint, const Names& own, const char* before
   return list;
 }
 
-/// Implements describe_nonfinite(). Collective over `joint`; without a joint mesh, describes only
-/// the gradients of this rank.
+/// Implements describe_nonfinite(). Collective over the mesh `joint`; without a joint mesh,
+/// describes only the gradients of this rank.
 std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPtr>& parameters) {
   Names before;
   Names now;
@@ -348,8 +348,8 @@ std::string nonfinite_text(const DeviceMesh& joint, const std::vector<nn::SlotPt
   return !found.empty() ? found : listed(joint, now, "not finite on ", " is that of ");
 }
 
-/// Checks the norm if the options request it. The norm is the same on every rank, so either all
-/// ranks throw or none.
+/// Checks the gradient norm if the options request the check. The norm is the same on every rank,
+/// so either all ranks throw or none.
 kernels::NormAndFactor checked_norm(const GradTerms& terms,
                                     const std::vector<nn::SlotPtr>& parameters,
                                     const NormOptions& options,
@@ -387,7 +387,7 @@ std::pair<GradTerms, kernels::NormAndFactor> total_and_factor(
 
 }  // namespace
 
-/// The norm is computed in fp64 and returned in fp32.
+/// The gradient norm is computed in fp64 and returned in fp32.
 at::Tensor grad_norm(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options) {
   check(options);
   const comm::CallerScope caller("grad_norm");
@@ -406,8 +406,8 @@ at::Tensor clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double ma
                            const NormOptions& options) {
   const c10::AutoGradMode no_grad(false);
   const auto [terms, total] = total_and_factor(parameters, max_norm, options);
-  // The gradients are always multiplied, even by 1: a test whether this is necessary would make the
-  // host wait.
+  // The gradients are always multiplied by the clip factor, even by 1: a test of the factor would
+  // make the host wait.
   scale_by(terms.locals, total.factor);
   return total.rounded;
 }

@@ -1,6 +1,6 @@
 // Loss scaling. Gradients stay scaled until the step, which divides them in fp32 while it reads
 // them. The norm, which clipping needs anyway, shows whether a gradient overflowed. Therefore a
-// step needs only one all-reduce and one wait of the host.
+// step with loss scaling needs only one all-reduce and one wait of the host.
 
 #include "tessera/optim/grad_scaler.h"
 
@@ -24,7 +24,7 @@ namespace tessera::optim {
 namespace {
 
 /// Throws Error if the optimizer updates a parameter that has a gradient and is not in
-/// `parameters`: the gradient may have overflowed undetected, or would be multiplied by a factor
+/// `parameters`: this gradient may have overflowed undetected, or would be multiplied by a factor
 /// that was computed for other gradients.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
@@ -42,7 +42,7 @@ void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& o
 
 }  // namespace
 
-/// Options that are NaN throw Error, because comparisons with NaN are false.
+/// The checks refuse options that are NaN, because comparisons with NaN are false.
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
   TESSERA_CHECK(options.init_scale > 0.0 && std::isfinite(options.init_scale) &&
                     options.growth_factor >= 1.0 && options.backoff_factor > 0.0 &&
@@ -58,14 +58,14 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return enabled() ? loss * state_.scale : loss;
 }
 
-/// Throws Error at a second call in one step: a second division would make the gradients too small.
+/// Throws Error if gradients are unscaled twice in one step, which would make them too small.
 void GradScaler::check_once() const {
   TESSERA_CHECK(!checked_, "GradScaler: the gradients of this step were unscaled before; call ",
                 "clip_grad_norm_ or unscale_ once, then step");
 }
 
-/// Leaves the gradients unchanged: step() applies the factor that clips and unscales. The constant
-/// 1e-6 is that of torch.nn.utils.
+/// Leaves the gradients unchanged: step() applies the factor that clips and unscales them. The
+/// constant 1e-6 is that of torch.nn.utils.
 at::Tensor GradScaler::clip_grad_norm_(const std::vector<nn::SlotPtr>& parameters, double max_norm,
                                        const NormOptions& options) {
   RECORD_USER_SCOPE("clip_grad_norm_");
@@ -99,10 +99,10 @@ void GradScaler::unscale_(const std::vector<nn::SlotPtr>& parameters, const Norm
                   " gradients would lose small values; leave it to ",
                   "clip_grad_norm_ and step, which divide in fp32");
   }
-  // If any gradient is infinite or NaN, the largest absolute value is too; no other norm is needed.
+  // The largest absolute value is infinite or NaN if any gradient is, so no other norm is needed.
   const at::Tensor largest = total_norm(terms, std::numeric_limits<double>::infinity()).norm;
   checked_ = {std::isfinite(largest.item<double>()), 1.0, parameters};
-  // If a gradient is not finite, the gradients are not divided, because the step will be skipped.
+  // If a gradient is not finite, the gradients are not unscaled, because the step will be skipped.
   if (checked_->finite) {
     check_gradient_copies(parameters, "GradScaler::unscale_", options);
     scale_by(terms.locals, at::scalar_tensor(1.0 / state_.scale, largest.options()));
@@ -116,7 +116,7 @@ bool GradScaler::step(Optimizer& optimizer, const NormOptions& options) {
     optimizer.step();
     return true;
   }
-  // If the caller neither clipped nor unscaled the gradients, the norm is computed here.
+  // If the caller neither clipped nor unscaled the gradients, step() computes the norm.
   if (!checked_) {
     NormOptions largest = options;
     largest.norm_type = std::numeric_limits<double>::infinity();
@@ -166,12 +166,12 @@ std::pair<at::Tensor, bool> GradScaler::clip_and_step(
   return {clip.norm, !known || std::isfinite(clip.factor.item<double>())};
 }
 
-/// Sets the next scale. `finite` is computed from the all-reduced gradient norm and thus equal on
-/// all ranks, so the scales stay equal without further communication.
+/// Sets the next loss scale. `finite` is computed from the all-reduced gradient norm and thus equal
+/// on all ranks, so the scales stay equal without further communication.
 void GradScaler::adjust(bool finite) {
   if (finite) {
     const double grown = state_.scale * options_.growth_factor;
-    // A scale above the largest fp32 number would make the scaled loss infinite.
+    // A loss scale above the largest fp32 number would make the scaled loss infinite.
     if (++state_.steps_since_overflow % options_.growth_interval == 0 &&
         grown <= static_cast<double>(std::numeric_limits<float>::max())) {
       state_.scale = grown;
@@ -193,8 +193,8 @@ void GradScaler::load_state(const State& state) {
                 "GradScaler: a state with a scale of ", state.scale,
                 " was to be loaded; it must be above 0 and finite");
   state_ = state;
-  // The result of clipping or unscaling is dropped, because it belongs to gradients with the
-  // replaced scale.
+  // The result of clipping or unscaling is dropped, because this result belongs to gradients with
+  // the replaced scale.
   checked_.reset();
 }
 

@@ -26,7 +26,7 @@ struct Piece {
 };
 
 /// A buffer for several tensors of one type on one device. `numel` first counts the required
-/// elements, and then the elements that are in use.
+/// elements, and later the elements that are in use.
 struct Buffer {
   c10::Device device;
   c10::ScalarType dtype;
@@ -74,9 +74,9 @@ std::vector<at::Tensor> zeros(const std::vector<Piece>& pieces, std::int64_t ali
 
 }  // namespace
 
-/// Redistributes a gradient that is a pending sum, which backward leaves for a replicated parameter
+/// Redistributes a gradient that is a pending sum, as backward leaves for a replicated parameter
 /// with sharded inputs. The reduced gradient is stored in `.grad`, so that clipping and the step
-/// reduce it only once.
+/// reduce the gradient only once.
 at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   const at::Tensor& parameter = slot.persistent();
   const at::Tensor& grad = parameter.grad();
@@ -97,7 +97,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   if (!tessera::is_distributed(grad) || sharding_spec(grad) == sharding_spec(parameter)) {
     return grad;
   }
-  // Gradient recording is off, because a gradient with autograd history would keep the graph alive.
+  // Does not record gradients: a gradient with autograd history would keep the graph alive.
   const c10::AutoGradMode no_grad(false);
   at::Tensor aligned =
       DistributedTensor(grad).redistribute(sharding_spec(parameter).layout).tensor();
@@ -105,16 +105,16 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot) {
   return aligned;
 }
 
-/// Storage and offset are compared instead of addresses, because two separate allocations that
-/// happen to be adjacent must not be joined.
+/// Compares storage and offset instead of addresses, because two separate allocations that happen
+/// to be adjacent must not be joined.
 bool adjoins(const at::Tensor& first, const at::Tensor& next) {
   return first.storage().is_alias_of(next.storage()) && first.scalar_type() == next.scalar_type() &&
          first.is_contiguous() && next.is_contiguous() &&
          next.storage_offset() == first.storage_offset() + first.numel();
 }
 
-/// The view is made below autograd. Autograd would record the view, and would reject writes to a
-/// view of a leaf.
+/// The view is made below autograd. Otherwise autograd would record the view, and would reject
+/// writes to a view of a leaf.
 at::Tensor flat_view(const at::Tensor& first, std::int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::as_strided(first, {numel}, {1}, first.storage_offset());
@@ -134,7 +134,7 @@ std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors) 
   return runs;
 }
 
-/// The factor is a tensor, so that the host does not wait for its value.
+/// The factor is a tensor, so that the host does not wait for the factor's value.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) {
   // A list kernel needs tensors of one type on one device.
   std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::vector<at::Tensor>> lists;
@@ -162,8 +162,8 @@ std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
   return zeros(pieces, kStateAlignment);
 }
 
-/// Makes the step counters on the devices of the shards, where fused kernels read them. The
-/// counters are dense, so that one operator increments all of them.
+/// Makes the step counters on the devices of the shards, where fused kernels read the counters. The
+/// counters of a device are contiguous in memory, so that one operator increments all of them.
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) {
   std::vector<Piece> pieces;
   for (const at::Tensor& tensor : tensors) {
@@ -172,8 +172,8 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors) 
   return zeros(pieces, /*alignment=*/1);
 }
 
-/// The optimizer state of a plain parameter is plain. The result shares memory with `state`, so a
-/// checkpoint can load into the result.
+/// The optimizer state of a plain parameter is a plain tensor. The result shares memory with
+/// `state`, so a checkpoint can load into the result.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state) {
   if (!tessera::is_distributed(parameter)) {
     return state;

@@ -1,5 +1,5 @@
-// Local shards for optimizers and norms: their gradients, their state, which shards are adjacent in
-// memory, and which gradients this rank includes in a norm.
+// Local shards for optimizers and gradient norms: their gradients, their state, which shards are
+// adjacent in memory, and which gradients this rank includes in a norm.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +30,7 @@ at::Tensor slot_gradient(const nn::ParameterSlot& slot);
 void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const char* what,
                            const NormOptions& options = {});
 
-/// Whether `next` begins in memory where `first` ends. Both tensors must be contiguous.
+/// Whether tensor `next` begins in memory where `first` ends. Both tensors must be contiguous.
 bool adjoins(const at::Tensor& first, const at::Tensor& next);
 
 /// Returns a 1-D view of `numel` elements of the storage of `first`, from the first element of
@@ -42,19 +42,19 @@ at::Tensor flat_view(const at::Tensor& first, std::int64_t numel);
 std::vector<at::Tensor> merge_adjoining(const std::vector<at::Tensor>& tensors);
 
 /// Multiplies the tensors in place by `factor`, a plain 0-d tensor on any device. Each result is
-/// rounded once; the factor is used in fp32, or fp64 for fp64 tensors.
+/// rounded once; the multiplication uses the factor in fp32, or in fp64 for fp64 tensors.
 void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor);
 
-/// The type in which a tensor of type `dtype` is updated: fp32 if `dtype` is narrower than fp32,
-/// otherwise `dtype`.
+/// The type in which an optimizer updates a tensor of type `dtype`: fp32 if `dtype` is narrower
+/// than fp32, otherwise `dtype`.
 c10::ScalarType update_type(c10::ScalarType dtype);
 
-/// Zeros with the sizes and devices of `tensors`, and the types `dtypes` (one for each tensor).
-/// Zeros of one type and device follow one another in one buffer, so that a kernel can update many
-/// tensors as one. Each tensor begins at a multiple of 16 bytes, which vector accesses need.
+/// Makes zero tensors with the sizes and devices of `tensors`, and the types `dtypes` (one for each
+/// tensor). Results of one type and device follow one another in one buffer, so that a kernel can
+/// update many tensors as one. Each result begins at a multiple of 16 bytes, for vector accesses.
 std::vector<at::Tensor> zeros_beside(const std::vector<at::Tensor>& tensors,
                                      const std::vector<c10::ScalarType>& dtypes);
-/// Makes step counters of value 0 (0-d, fp32), one on the device of each of `tensors`, like
+/// Makes step counters (0-d, fp32, value 0), one counter on the device of each of `tensors`, like
 /// zeros_beside().
 std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 
@@ -62,31 +62,31 @@ std::vector<at::Tensor> counters_beside(const std::vector<at::Tensor>& tensors);
 /// layout of the parameter.
 at::Tensor with_layout_of(const at::Tensor& parameter, const at::Tensor& state);
 
-/// The local shard of a parameter that a step updates.
+/// The local shard of a parameter that an optimizer step updates.
 struct ShardUpdate {
-  std::size_t index;     ///< index of the parameter in Optimizer::parameters()
-  std::size_t group;     ///< index of the parameter's optimizer group
+  std::size_t index;     ///< index of the shard's parameter in Optimizer::parameters()
+  std::size_t group;     ///< index of the parameter's group in the optimizer
   at::Tensor parameter;  ///< the parameter's local tensor, without autograd
-  at::Tensor gradient;   ///< the local gradient; undefined if the parameter has no gradient
+  at::Tensor gradient;   ///< the local gradient; undefined if there is no gradient
 };
 
 /// The factor by which a step multiplies all gradients (Optimizer::step): a number, or a plain 0-d
 /// tensor on a device.
 struct GradientFactor {
-  double number = 1.0;  ///< the factor, if `tensor` is undefined
+  double number = 1.0;  ///< the factor as a number, if `tensor` is undefined
   at::Tensor tensor = {};
 };
 
 /// The gradients of some parameters on one rank, grouped by how a norm includes them.
 struct GradTerms {
-  /// All local gradients. Tensors that are adjacent in memory are joined in all lists of GradTerms.
+  /// All local gradients. Tensors that are adjacent in memory are joined in all GradTerms lists.
   std::vector<at::Tensor> locals;
   /// Every gradient is in one of three lists: plain gradients, which are equal on every rank; local
   /// tensors that this rank includes in the norm; and copies that another rank includes.
   std::vector<at::Tensor> plain, owned, copies;
   /// The mesh of all ranks that have distributed parameters; undefined if all parameters are plain.
   DeviceMesh joint;
-  /// The device of the first parameter; nullopt without parameters.
+  /// The device of the first parameter; nullopt if there are no parameters.
   std::optional<c10::Device> device;
 };
 
@@ -96,8 +96,8 @@ struct GradTerms {
 GradTerms collect_grads(const std::vector<nn::SlotPtr>& parameters, const NormOptions& options);
 
 /// Returns the p-norm of all gradients, the same on every rank of the joint mesh, and the factor
-/// that clips them to `max_norm` (undefined without max_norm). Both are plain 0-d tensors.
-/// Collective: one all-reduce.
+/// that clips them to `max_norm` (undefined without max_norm). The norm and the factor are plain
+/// 0-d tensors. Collective: one all-reduce.
 kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
                                   std::optional<double> max_norm = std::nullopt);
 

@@ -1,5 +1,5 @@
-// Muon. The momentum stays sharded. Orthogonalisation needs the whole matrix, so each matrix is
-// sent to one rank, in the type compute_dtype.
+// The optimizer Muon. The momentum stays sharded. Orthogonalisation needs the whole matrix, so each
+// matrix is sent to one rank, in the type compute_dtype.
 
 #include "tessera/optim/muon.h"
 #include "tessera/comm/detail/scopes.h"
@@ -25,7 +25,7 @@
 
 namespace tessera::optim {
 
-/// The layout and sizes of a distributed matrix.
+/// The layout and sizes of a distributed matrix that Muon updates.
 struct SpreadMatrix {
   LayoutPtr layout = nullptr;
   std::int64_t rows = 0, columns = 0;
@@ -39,7 +39,7 @@ struct SpreadMatrix {
 /// replicas.
 class MatrixExchange {
  public:
-  /// Assigns the matrices to owners. Not collective: each rank computes the same assignment.
+  /// Assigns matrices to owners (ranks). Not collective: each rank computes the same assignment.
   MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix> matrices);
 
   const std::vector<SpreadMatrix>& matrices() const { return matrices_; }
@@ -57,7 +57,7 @@ class MatrixExchange {
     std::vector<std::int64_t> sizes;
     std::vector<Box> boxes;
     std::int64_t numel = 0;
-    bool sent = false;  ///< whether this copy is sent to the rank that owns the matrix
+    bool sent = false;  ///< whether this rank sends its copy to the matrix's owner
   };
   bool sends(std::size_t matrix, std::int64_t rank) const;
   RankShard part(std::size_t matrix, std::int64_t rank) const;
@@ -69,11 +69,11 @@ class MatrixExchange {
 
   DeviceMesh mesh_;
   std::vector<SpreadMatrix> matrices_;
-  std::vector<std::int64_t> owners_;  ///< for each matrix: the index in the mesh of its owner
+  std::vector<std::int64_t> owners_;  ///< for each matrix: index in the mesh of its owner (a rank)
   std::int64_t self_;
   std::vector<bool> sends_;
-  std::vector<std::size_t> owned_;  ///< matrices that this rank owns
-  /// For each matrix in owned_: the shards of all ranks.
+  std::vector<std::size_t> owned_;  ///< numbers of the matrices that this rank owns
+  /// For each matrix in owned_: a description of each rank's shard.
   std::vector<std::vector<RankShard>> parts_;
 };
 
@@ -120,7 +120,7 @@ MatrixExchange::MatrixExchange(const DeviceMesh& mesh, std::vector<SpreadMatrix>
       self_(mesh.shape().index(mesh.coordinate())) {
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
     sends_.push_back(sends(i, self_));
-    // The shards of other ranks are needed only for the matrices that this rank owns.
+    // Shards of other ranks are needed only for the matrices that this rank owns.
     if (owners_[i] != self_) {
       continue;
     }
@@ -154,13 +154,13 @@ bool MatrixExchange::sends(std::size_t matrix, std::int64_t rank) const {
   return true;
 }
 
-/// Sends tensors, flattened, to each rank. Returns the received elements in the order of the ranks,
-/// `from_ranks` elements from each rank.
+/// Sends the tensors in `to_ranks`, flattened, to each rank. Returns the received elements in the
+/// order of the ranks, `from_ranks` elements from each rank.
 at::Tensor MatrixExchange::exchange(const std::vector<std::vector<at::Tensor>>& to_ranks,
                                     const std::vector<std::int64_t>& from_ranks,
                                     const at::Tensor& like) const {
-  // The list starts with an empty tensor, because cat() does not accept an empty list, and a rank
-  // may have nothing to send.
+  // The list of tensors to send starts with an empty tensor, because cat() does not accept an empty
+  // list, and a rank may have nothing to send.
   std::vector<at::Tensor> pieces{at::empty({0}, like.options())};
   std::vector<std::int64_t> counts;
   for (const std::vector<at::Tensor>& tensors : to_ranks) {
@@ -223,7 +223,7 @@ std::vector<at::Tensor> MatrixExchange::gather(const std::vector<at::Tensor>& lo
 std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& wholes,
                                                 const std::vector<at::Tensor>& locals) const {
   const auto ranks = static_cast<std::size_t>(mesh_.size());
-  // Every rank receives its shard of the result, including ranks of other replicas.
+  // Every rank receives its shard of the work's result, including ranks of other replicas.
   std::vector<std::vector<at::Tensor>> to_ranks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     for (std::size_t k = 0; k < owned_.size(); ++k) {
@@ -242,8 +242,8 @@ std::vector<at::Tensor> MatrixExchange::scatter(const std::vector<at::Tensor>& w
   }
   const at::Tensor received = exchange(to_ranks, from_ranks, locals.front());
   std::vector<std::int64_t> offsets(ranks, 0);
-  // offsets[r] is the position in `received` of the next matrix from owner r, at first the position
-  // of r's first matrix.
+  // offsets[r] is the position in `received` of the next matrix from the owner rank r. The first
+  // value is the position of the first matrix from r.
   std::exclusive_scan(from_ranks.begin(), from_ranks.end(), offsets.begin(), std::int64_t{0});
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -290,8 +290,8 @@ void check_matrices(const std::vector<nn::SlotPtr>& parameters) {
   }
 }
 
-/// The factor of a matrix's learning rate. Uses the global sizes, because with the sizes of a shard
-/// the factor would depend on the mesh.
+/// Returns the factor of a matrix's learning rate. Uses the global sizes, because with the sizes of
+/// a shard the factor would depend on the mesh.
 double rate_of(const MuonOptions& options, const at::Tensor& matrix) {
   const auto rows = static_cast<double>(matrix.size(0));
   const auto columns = static_cast<double>(matrix.size(1));
@@ -338,7 +338,7 @@ bool is_embedding(const nn::ParameterSlot& slot) {
 
 }  // namespace
 
-/// The matrices that a step exchanges together: on one mesh, in one type.
+/// The matrices that an optimizer step exchanges together: on one mesh, in one type.
 class Muon::Exchange {
  public:
   Exchange(const DeviceMesh& mesh, c10::ScalarType dtype) : mesh_(mesh), dtype_(dtype) {}
@@ -347,8 +347,8 @@ class Muon::Exchange {
     return mesh_ == mesh && dtype_ == dtype;
   }
   void add(const ShardUpdate& shard) { shards_.push_back(shard); }
-  // Runs the exchange and updates the shards. Collective over the mesh. Every rank exchanges the
-  // same matrices in the same order, whether the matrices have gradients or not
+  // Runs the exchange of matrices and updates the shards. Collective over the mesh. Every rank
+  // exchanges the same matrices in the same order, whether the matrices have gradients or not
   // (updates_without_gradient).
   void run(Muon& muon, double factor) {
     drop_unused();
@@ -363,7 +363,7 @@ class Muon::Exchange {
       // Offloaded shards are moved to the device on which the mesh communicates.
       locals.push_back(muon.direction(shard, factor).to(mesh_.device()));
     }
-    // The assignment of matrices to owners is reused if the list of matrices has not changed.
+    // The assignment of matrices to ranks is reused if the list of matrices has not changed.
     if (plan_ == nullptr || plan_->matrices() != matrices) {
       plan_ = std::make_unique<MatrixExchange>(mesh_, std::move(matrices));
     }
@@ -412,8 +412,8 @@ Muon::Muon(std::vector<nn::SlotPtr> parameters, MuonOptions options)
 
 Muon::~Muon() = default;
 
-/// True for matrices that are exchanged, because a rank without a gradient still takes part in the
-/// exchange.
+/// Returns true for matrices that are exchanged, because a rank without a gradient still takes part
+/// in the exchange.
 bool Muon::updates_without_gradient(const at::Tensor& parameter) const {
   return parameter.requires_grad() && needs_exchange(parameter);
 }
@@ -426,7 +426,7 @@ at::Tensor Muon::direction(const ShardUpdate& shard, double factor) {
   if (factor != 1.0) {
     gradient = gradient * factor;
   }
-  // The momentum is an average instead of a sum, as in torch.optim.Muon.
+  // The momentum of Muon is an average of gradients instead of a sum, as in torch.optim.Muon.
   momentum.lerp_(gradient, 1.0 - o.momentum);
   return (o.nesterov ? gradient.lerp(momentum, o.momentum) : momentum).to(o.compute_dtype);
 }
@@ -449,8 +449,8 @@ void Muon::apply(const ShardUpdate& shard, const at::Tensor& orthogonal) const {
   }
 }
 
-/// Returns the exchange for a mesh and a type. Exchanges are in the order of their first
-/// parameters, so the order is equal on every rank.
+/// Returns the exchange of matrices for a mesh and a type. Exchanges are in the order of their
+/// first parameters, so the order is equal on every rank.
 Muon::Exchange& Muon::exchange_of(const DeviceMesh& mesh, c10::ScalarType dtype) {
   const auto found = std::ranges::find_if(
       exchanges_, [&](const Exchange& exchange) { return exchange.takes(mesh, dtype); });
@@ -464,12 +464,12 @@ void Muon::update_shards(const std::vector<ShardUpdate>& shards,
   }
   const double factor = gradient_factor.number;
   for (Exchange& exchange : exchanges_) {
-    exchange.clear();  // removes shards that an earlier step left because it threw
+    exchange.clear();  // removes shards that remain from an earlier step that threw
   }
   for (const ShardUpdate& shard : shards) {
     const at::Tensor& parameter = parameters()[shard.index]->persistent();
-    // The size of the global tensor is tested, because a rank whose shard is empty still takes part
-    // in the exchange.
+    // Tests the size of the global tensor, because a rank whose shard is empty still takes part in
+    // the exchange of matrices.
     if (parameter.numel() == 0) {
       continue;
     }

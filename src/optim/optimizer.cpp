@@ -25,13 +25,13 @@
 namespace tessera::optim {
 namespace {
 
-/// The lengths of the parameter lists whose gradients were already compared between ranks. The
+/// The lengths of the parameter lists whose gradients were already compared between ranks. This
 /// record is attached to the module that owns the lists' first parameter.
 struct Compared {
   std::set<std::size_t> lengths;
 };
 
-/// The record of the compared lists that start with `first`; nullptr if no module owns `first`.
+/// The record of the compared lists that start with parameter `first`; nullptr if it has no owner.
 std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
   if (first.owners().empty()) {
     return nullptr;
@@ -46,7 +46,7 @@ std::shared_ptr<Compared> compared_lists(const nn::ParameterSlot& first) {
 }
 
 struct Roots {
-  std::vector<DeviceMesh> meshes;  ///< root meshes in the order of the parameters
+  std::vector<DeviceMesh> meshes;  ///< root meshes, in the order of the parameters
   DeviceMesh largest;
 };
 
@@ -113,7 +113,7 @@ void check_gradient_copies(const std::vector<nn::SlotPtr>& parameters, const cha
   }
 }
 
-/// Compares gradients that must be equal on ranks: at the first step; with TESSERA_DEBUG=1, always.
+/// Compares gradients that must be equal on ranks: at the first step; with TESSERA_DEBUG=1, at all.
 void Optimizer::check_copies() {
   if (!compared_ || tessera::detail::debug_checks()) {
     check_gradient_copies(parameters(), "Optimizer::step");
@@ -149,7 +149,7 @@ void step_inner(Optimizer& optimizer, const GradientFactor& factor) {
 
 }  // namespace
 
-/// Parameter slots are returned, not tensors, because FSDP and tensor parallelism replace the
+/// Returns parameter slots instead of tensors, because FSDP and tensor parallelism replace the
 /// tensors.
 std::vector<nn::SlotPtr> slots_of(const nn::ModuleBase& module) {
   std::vector<nn::SlotPtr> slots;
@@ -221,15 +221,15 @@ Ema::Ema(std::shared_ptr<Optimizer> inner, double decay) : inner_(std::move(inne
                 " is invalid; it must be in [0, 1)");
 }
 
-/// Throws Error while parameters and averages are swapped: a step would train the averages, and a
-/// checkpoint would save the averages as parameters.
+/// Throws Error while parameters and averages (EMA) are swapped: a step would train the averages,
+/// and a checkpoint would save the averages as parameters.
 void Ema::check_not_swapped() const {
   TESSERA_CHECK(!swapped_, "Ema: step() or state() was called while the parameters are the ",
                 "averages; call swap() again first");
 }
 
-/// Throws Error if the sizes of an average do not fit its parameter. Called before anything is
-/// changed.
+/// Throws Error if the sizes of an average (EMA) do not fit its parameter. Called before anything
+/// is changed.
 void Ema::check_sizes(std::size_t index) const {
   const at::Tensor& local = local_tensor(parameters()[index]->persistent());
   const at::Tensor& average = averages_[index];
@@ -240,8 +240,8 @@ void Ema::check_sizes(std::size_t index) const {
                 "before the first step and before the first call of state()");
 }
 
-/// Creates averages that do not exist yet. The constructor cannot create the averages, because
-/// parameters are filled, sharded and moved later.
+/// Creates averages (EMA) that do not exist yet. The constructor cannot create the averages,
+/// because parameters are filled, sharded and moved later.
 void Ema::make_averages() {
   averages_.resize(parameters().size());
   for (std::size_t i = 0; i < averages_.size(); ++i) {
@@ -256,7 +256,7 @@ void Ema::make_averages() {
   }
 }
 
-/// Starts each average that was never written with the value of the parameter. A checkpoint may
+/// Sets each average (EMA) that was never written to the value of its parameter. A checkpoint may
 /// have been loaded into the parameter after state() created the average.
 void Ema::begin_averages() {
   make_averages();
@@ -298,8 +298,8 @@ std::vector<StateTensor> Ema::state() {
   return all;
 }
 
-/// All parameters are checked before the first parameter is exchanged, so that an error changes
-/// nothing.
+/// All parameters are checked before the first parameter is exchanged with its average, so that an
+/// error changes nothing.
 void Ema::swap() {
   const c10::AutoGradMode no_grad(false);
   begin_averages();
@@ -352,8 +352,8 @@ std::int64_t requested_decay(const LrScheduleOptions& o) {
   return std::llround(o.decay_ratio * static_cast<double>(o.steps));
 }
 
-/// The number of steps of the decay, at most the number of steps after the warm-up. A decay that
-/// started in the warm-up would begin with a jump, below the full rate.
+/// The number of steps of the learning rate's decay, at most the number of steps after the warm-up.
+/// A decay that started in the warm-up would begin with a jump, below the full rate.
 std::int64_t decay_steps(const LrScheduleOptions& o) {
   return std::min(requested_decay(o), std::max(o.steps - o.warmup, std::int64_t{0}));
 }
@@ -375,7 +375,7 @@ LrSchedule::LrSchedule(const LrScheduleOptions& options) : options_(options) {
   }
 }
 
-/// The warm-up does not start at 0, because the first step would then change nothing.
+/// The warm-up does not start at a rate of 0, because the first step would then change nothing.
 double LrSchedule::factor(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   TESSERA_CHECK(step >= 0, "the rate of step ", step, " is invalid; steps count from 0");
@@ -396,7 +396,7 @@ double LrSchedule::factor(std::int64_t step) const {
   return o.min_factor + (1 - o.min_factor) * factor;
 }
 
-/// The factor after the warm-up, without min_factor: falls from 1 to 0 at the end of the run.
+/// The learning rate's factor after the warm-up, without min_factor: falls from 1 to 0 in the run.
 double LrSchedule::falling(std::int64_t step) const {
   const LrScheduleOptions& o = options_;
   if (o.schedule == Schedule::kWsd) {

@@ -48,8 +48,8 @@ SlotOptimizer::SlotOptimizer(std::vector<std::vector<nn::SlotPtr>> groups,
   states_.resize(parameters_.size());
 }
 
-/// Throws Error if a parameter cannot be updated. Called for all parameters before a step changes
-/// any of them, so that a failed step leaves all parameters unchanged.
+/// Throws Error if the optimizer cannot update a parameter. Called for all parameters before a step
+/// changes any parameter, so that a failed step leaves all parameters unchanged.
 void SlotOptimizer::check_parameter(std::size_t index) const {
   const nn::ParameterSlot& slot = *parameters_[index];
   TESSERA_CHECK(slot.initialized(), "an optimizer was to update ", nn::describe(slot),
@@ -71,7 +71,7 @@ void SlotOptimizer::check_parameter(std::size_t index) const {
                 "before the first step");
 }
 
-/// Creates the state of all parameters that have none, in one call of zeros_beside() per state
+/// Creates the state of all parameters that have no state, in one call of zeros_beside() per state
 /// name, so that the states of adjacent shards are adjacent too.
 void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
   std::vector<std::size_t> missing;
@@ -86,8 +86,7 @@ void SlotOptimizer::make_states(const std::vector<std::size_t>& indices) {
       dtypes.push_back(state_dtype(group_of_[index], locals.back().scalar_type()));
     }
   }
-  // Each state name gets one buffer, because the kernel needs the states of one name to be
-  // adjacent.
+  // Each state name has one buffer, because the kernel needs adjacent states of one name.
   for (std::size_t which = 0; which < state_names_.size(); ++which) {
     const std::vector<at::Tensor> zeros = zeros_beside(locals, dtypes);
     for (std::size_t i = 0; i < missing.size(); ++i) {
@@ -107,8 +106,8 @@ c10::ScalarType SlotOptimizer::state_dtype(std::size_t /*group*/, c10::ScalarTyp
   return update_type(parameter);
 }
 
-/// Updates the parameters with a factor. On a CPU the host reads the factor and decides whether to
-/// step. On a GPU the kernels decide, so that the host does not wait.
+/// Updates the parameters; gradients are multiplied by a factor. On a CPU the host reads the factor
+/// and decides whether to step. On a GPU the kernels decide, so that the host does not wait.
 void SlotOptimizer::update(const GradientFactor& given) {
   GradientFactor factor = given;
   const comm::CallerScope caller("optimizer step");
@@ -162,9 +161,9 @@ std::vector<ShardUpdate> SlotOptimizer::begin_step() {
   return shards;
 }
 
-/// State that does not exist yet is created, so that a checkpoint can be loaded before the first
-/// step. The returned tensors share the memory of the state, so a checkpoint is loaded directly
-/// into the state.
+/// Optimizer state that does not exist yet is created, so that a checkpoint can be loaded before
+/// the first step. The returned tensors share the memory of the state, so a checkpoint is loaded
+/// directly into the state.
 std::vector<StateTensor> SlotOptimizer::state() {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::size_t> shown;
@@ -208,21 +207,21 @@ void SlotOptimizer::note_counters() {
 namespace {
 
 /// The number of fp32 elements in a cache line. libtorch's fused CPU kernels round the elements
-/// after the last complete vector differently. A multiple of this number consists of complete
-/// vectors, and each thread processes such a multiple.
+/// after the last complete vector differently. A multiple of this number of elements consists of
+/// complete vectors, and each thread processes such a multiple.
 constexpr std::int64_t kCacheLine = 16;
 
 at::Tensor joined(const at::Tensor& first, std::size_t count, std::int64_t numel) {
   return count == 1 ? first : flat_view(first, numel);
 }
 
-/// Returns the tensor as kernels update it: complex numbers as pairs of independent real numbers.
+/// Returns the tensor as kernels update it: complex numbers as pairs of real numbers.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
-/// Increments the version counters of the updated tensors, because the kernel did not: it wrote
-/// through a joined tensor, or it is a fused kernel of libtorch, which does not count writes.
+/// Increments the version counters of the updated tensors, because the kernel did not: the kernel
+/// wrote through a joined tensor, or is a fused kernel of libtorch, which does not count writes.
 void mark_changed(std::span<const ShardUpdate> run) {
   for (const ShardUpdate& shard : run) {
     tessera::detail::count_write(shard.parameter);
@@ -242,9 +241,9 @@ bool in_place(const ShardUpdate& shard) {
          update_type(shard.parameter.scalar_type()) == shard.parameter.scalar_type();
 }
 
-/// Returns the shards that have elements, with gradients as list kernels need them. Converts the
-/// gradients of shards that are updated in place to the type of the parameter. For other shards,
-/// update_rounded() converts the gradients.
+/// Returns the shards that have elements, with gradients in the form that list kernels need.
+/// Converts the gradients of shards that are updated in place to the type of the parameter. For
+/// other shards, update_rounded() converts the gradients.
 std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
   std::vector<ShardUpdate> kept;
   for (const ShardUpdate& shard : shards) {
@@ -264,8 +263,8 @@ std::vector<ShardUpdate> prepared(std::span<const ShardUpdate> shards) {
 
 void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
                                   const GradientFactor& factor) {
-  // Each iteration finds the shards of one group. These shards are consecutive, because shards are
-  // in the order of the parameters, group by group.
+  // Each iteration finds the shards of one optimizer group. These shards are consecutive, because
+  // shards are in the order of the parameters, group by group.
   for (auto first = shards.begin(); first != shards.end();) {
     const std::size_t group = first->group;
     const auto last = std::find_if(
@@ -275,9 +274,9 @@ void SlotOptimizer::update_shards(const std::vector<ShardUpdate>& shards,
   }
 }
 
-/// Updates the shards of one group. Step counters are incremented first, because a batch contains
-/// the counters after this step. Gradients are scaled in place, since their values are not needed
-/// afterwards.
+/// Updates the shards of one optimizer group. Step counters are incremented first, because a batch
+/// contains the counters after this step. Gradients are scaled in place, since their values are not
+/// needed after the step.
 void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFactor& factor) {
   count_step(shards, factor);
   const std::vector<ShardUpdate> kept = prepared(shards);
@@ -295,7 +294,7 @@ void SlotOptimizer::update_group(Run shards, std::size_t group, const GradientFa
   for (auto& [kind, batch] : batches) {
     update_multiplied(batch, group, factor);
   }
-  // Version counters change after the kernels, so that a new version means new values.
+  // Version counters are incremented after the kernels, so that a new version means new values.
   std::ranges::for_each(runs, mark_changed);
 }
 
@@ -317,9 +316,9 @@ void SlotOptimizer::update_multiplied(Batch& batch, std::size_t group,
   update_batch(batch, group);
 }
 
-/// Increments the step counters of `shards`. A step with a factor on a device is counted only if
-/// the factor is finite. The host does not know the factor, so `history` identifies the steps
-/// instead of counting them.
+/// Increments the step counters of `shards`. A step whose gradient factor is on a device is counted
+/// only if the factor is finite. The host does not know the factor, so `history` identifies the
+/// steps instead of counting them.
 void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   if (!counts_steps_) {
     return;
@@ -328,7 +327,7 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
   for (const ShardUpdate& shard : shards) {
     State& state = state_of(shard.index);
     counters.push_back(state.step);
-    state.history = (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // mixes the bits
+    state.history = (state.history + calls_) * 0x9E3779B97F4A7C15ULL;  // mixes the bits of the hash
   }
   const std::vector<at::Tensor> runs = merge_adjoining(counters);
   if (!factor.tensor.defined()) {
@@ -346,7 +345,7 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
 /// must be adjacent in memory. Both shards must have made the same steps, since a kernel uses one
 /// step number for a tensor. The first shard must end with a complete vector, so that the new bits
 /// of a shard never depend on its neighbours. Otherwise copies of one parameter on tensor-parallel
-/// ranks, whose neighbours have unequal sizes, would drift apart.
+/// ranks, whose neighbours have unequal sizes, would diverge.
 bool SlotOptimizer::adjoin_in_memory(const ShardUpdate& before, const ShardUpdate& shard) const {
   const State& state = state_of(shard.index);
   const State& state_before = state_of(before.index);
@@ -399,27 +398,27 @@ void SlotOptimizer::add(Batch& batch, Run run) const {
   batch.shards.push_back(run.front().index);
 }
 
-/// Updates shards of a narrow type through an fp32 copy. Only one `run` has a copy at a time.
+/// Updates shards of a narrow type (bf16) through an fp32 copy. Only one `run` has a copy at once.
 void SlotOptimizer::update_rounded(Run run, std::size_t group, const GradientFactor& factor) {
   Batch batch;
   add(batch, run);
-  // `rounded` receives the new values. Its type is narrower than that of the update, or it is not
+  // `rounded` receives the new values. It is in a narrower type than that of the update, or is not
   // contiguous.
   const at::Tensor rounded = batch.parameters[0];
   const c10::ScalarType type = update_type(rounded.scalar_type());
   batch.parameters[0] = rounded.to(type).contiguous();
   if (factor.tensor.defined()) {
-    // The gradient is multiplied in its own type, as if it had been clipped before.
+    // The gradient is multiplied by the factor in its own type, as if it had been clipped before.
     scale_by({batch.gradients[0]}, factor.tensor);
   }
   batch.gradients[0] = batch.gradients[0].to(type).contiguous();
   if (factor.number != 1.0) {
-    // mul() returns a new tensor and keeps the gradient, which to() may have returned unconverted.
+    // mul() does not change the gradient, which to() may have returned unconverted.
     batch.gradients[0] = batch.gradients[0].mul(factor.number);
   }
   if (factor.tensor.defined() && takes_gradient_factor(batch, group)) {
-    // The gradient has been multiplied already, so the kernel gets the factor 1, or NaN if it must
-    // skip the step.
+    // The gradient has been multiplied by the factor already, so the kernel gets the factor 1, or
+    // NaN if it must skip the step.
     batch.gradient_factor =
         factor.tensor.to(batch.parameters[0].device(), at::kDouble).mul(0).add(1);
   }
