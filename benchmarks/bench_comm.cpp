@@ -1,4 +1,4 @@
-// The time of a collective over shared memory and over Gloo on the loopback interface, in one run:
+// Measures collectives over shared memory and over Gloo on the loopback interface, in one run:
 //   tessera-run --nproc 4 -- bench_comm
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>

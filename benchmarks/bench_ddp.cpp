@@ -1,5 +1,5 @@
-// A training step of data parallelism, for bench_ddp.py: an MLP of torch::nn modules under
-// fsdp::replicate. Rank 0 prints one JSON object for each step.
+// Trains an MLP of torch::nn modules with data parallelism (fsdp::replicate), for bench_ddp.py.
+// Rank 0 prints one JSON object for each step.
 //   tessera-run --nproc 2 -- build/bin/bench_ddp WIDTH LAYERS BATCH STEPS
 
 #include <ATen/ops/arange.h>

@@ -116,7 +116,7 @@ std::vector<std::shared_ptr<Unit>> units_around(const std::vector<RequestedParam
   return units;
 }
 
-/// While this object exists, `units` reduce only the gradients of the `requested` parameters.
+/// While a RequestScope exists, `units` reduce only the gradients of the `requested` parameters.
 class RequestScope {
  public:
   RequestScope(std::vector<std::shared_ptr<Unit>> units,

@@ -242,7 +242,7 @@ void pack(const std::vector<at::Tensor>& unsharded, const std::vector<Segment>& 
 
 namespace {
 
-/// A reused buffer may be at most this many times larger than the requested size. The units of one
+/// A reused buffer may be at most kWaste times larger than the requested size. The units of one
 /// model differ little in size, so a much larger buffer is better freed than reused.
 constexpr std::int64_t kWaste = 2;
 

@@ -51,8 +51,8 @@ struct DataMesh {
 bool is_slice(const DeviceMesh& part, const DeviceMesh& whole);
 
 /// The split of a tensor of `sizes` along dimension `dim` over `ranks` ranks. As with torch.chunk,
-/// the last ranks may have fewer rows (indices of `dim`) or none. Without `dim` each rank has the
-/// whole tensor. A flat buffer has as much memory for each rank's shard as for the shard of rank 0.
+/// the last ranks may have few or no rows (indices of `dim`). Without `dim` each rank has the whole
+/// tensor. A flat buffer has as much memory for each rank's shard as for the shard of rank 0.
 ///
 /// A fused weight consists of `parts` equal blocks along `dim`, and each block is split separately:
 /// the shard of a rank contains that rank's rows of the first block, then the rank's rows of the

@@ -207,7 +207,7 @@ void IterationState::end_forward(bool backward_comes) {
   }
   free_unused();
   // The ranks compare their collectives before the phase changes. If ranks have gathered different
-  // units, all ranks throw here, and none waits forever in backward.
+  // units, all ranks throw, and no rank waits forever in backward.
   agree_on_gathers();
   gather_order_.end();
   if (phase() == IterationPhase::kBackward) {  // a backward within the forward has failed
@@ -288,7 +288,7 @@ void IterationState::end_backward() {
   // If more backwards follow (set_is_last_backward), reductions stay in progress.
   const bool last = is_last_backward();
   if (last) {
-    comm_context().finish_reductions();  // this includes the all-reduce over replicas
+    comm_context().finish_reductions();  // this call includes the all-reduce over replicas
   }
   agree_on_gradients();
   // If more backwards follow, the last reduction stays in progress and overlaps the next

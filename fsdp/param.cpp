@@ -141,8 +141,8 @@ ShardingSpec sharded_spec(const at::Tensor& tensor, const DataMesh& mesh,
 
 // Under sequence parallelism the gradient of a replicated parameter is a pending sum over the
 // tensor-parallel ranks. The sum is computed after the reduction, on shards. But a rank without
-// tokens gets a zero gradient in any layout, and a rank that skipped the module gets none. Without
-// an agreement, such a rank would not sum its shard, which contains other ranks' terms.
+// tokens gets a zero gradient in any layout, and a rank that skipped the module gets none. Unless
+// the ranks agree, such a rank would not sum its shard, which contains other ranks' terms.
 
 UnshardedGradient converted(UnshardedGradient gradient, comm::Communicator* pending,
                             c10::ScalarType dtype) {

@@ -73,9 +73,9 @@ class PartialGradGroup {
   /// `spec`: the spec that tensor parallelism gave the parameter; nullopt for a plain parameter.
   explicit PartialGradGroup(const std::optional<ShardingSpec>& spec);
 
-  /// The process group over which gradients must still be summed; nullptr if none. Before the ranks
-  /// have agreed, a process group that may be needed: summing a complete gradient over that group
-  /// is correct, too.
+  /// The process group over which gradients must still be summed; nullptr if no sum is needed.
+  /// Before the ranks have agreed, a process group that may be needed: summing a complete gradient
+  /// over that group is correct, too.
   comm::Communicator* group() const { return group_; }
   /// Records the process group over which this rank's `gradient` must be summed.
   void note(const UnshardedGradient& gradient);
@@ -98,7 +98,7 @@ class PartialGradGroup {
 /// of an optimizer or module, or with `grad = {}`. Other operators on the placeholder throw Error.
 class UnreducedGradient final : public nn::PlaceholderGradient {
  public:
-  /// `earlier`: the gradient that was in `.grad`; undefined if there was none. `name`: the
+  /// `earlier`: the gradient that was in `.grad`; undefined without a gradient. `name`: the
   /// parameter's name in messages.
   UnreducedGradient(const at::Tensor& parameter, at::Tensor earlier, std::string name);
 

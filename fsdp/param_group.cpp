@@ -371,7 +371,7 @@ void GatheredState::fill(CommContext& context) {
   }
   wait_for_gather(context);
   // With memory_ set, the gather wrote directly into the unsharded tensors, so nothing is copied.
-  // This is also true for a group with empty shards.
+  // memory_ is also set for groups with empty shards.
   if (memory_) {
     return;
   }

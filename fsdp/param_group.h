@@ -67,16 +67,16 @@ class CommContext {
 };
 using CommContextPtr = std::shared_ptr<CommContext>;
 
-/// A running reduction of a parameter group's gradients. It reduce-scatters over the mesh's shard
-/// dimension, then all-reduces over the replica dimension (HSDP), then divides. Gradients are sent
-/// directly from autograd's memory if the communicator can do so and dimension 0 divides evenly;
-/// otherwise they are packed. On a mesh of one rank nothing is packed or sent.
+/// A running reduction of a parameter group's gradients. The reduction reduce-scatters over the
+/// mesh's shard dimension, then all-reduces over the replica dimension (HSDP), then divides.
+/// Gradients are sent directly from autograd's memory if the communicator can do so and dimension 0
+/// divides evenly; otherwise gradients are packed. On a mesh of one rank nothing is packed or sent.
 class GradientReduction {
  public:
   /// Starts the reduction. `gradients`: the gradients of the unsharded `parameters`; an undefined
   /// gradient is sent as zeros, so that all ranks send the same sizes. `divisor`: the number by
   /// which the sum over all ranks is divided. A later change of `settings` applies to the next
-  /// reduction. Collective over `mesh`. The parameters must outlive this object.
+  /// reduction. Collective over `mesh`. `parameters` must outlive the GradientReduction.
   GradientReduction(std::vector<ShardedParameter*> parameters,
                     std::vector<UnshardedGradient> gradients, const DataMesh& mesh,
                     c10::ScalarType dtype, double divisor, std::shared_ptr<const Settings> settings,
@@ -267,8 +267,8 @@ class GradientState {
   /// Drops the gradients in the unsharded parameters, and all gradients of earlier backwards,
   /// reduced or not.
   void drop_all();
-  /// Sets the gradients of the unsharded parameters aside. They will be added to the gradients of
-  /// later backwards (UnreducedGradient).
+  /// Sets the gradients of the unsharded parameters aside. Later backwards add to these gradients
+  /// (UnreducedGradient).
   void set_aside();
   /// To be called before backward reaches the unsharded parameters. Where possible, backward then
   /// adds directly to the gradients set aside by earlier backwards.
@@ -351,7 +351,7 @@ class ParameterGroup {
 
 // agree_on_calls(), free_outdated() and agree_on_use() exchange what the ranks must agree on in a
 // step: which collectives the ranks called, which gathered values are current, and which parameters
-// the ranks used. All exchanges run on the CPU: they send no tensor and wait for no GPU.
+// the ranks used. The exchanges send only CPU values and wait for no GPU.
 
 /// Checks that the ranks of each process group called the same collectives. Visits each process
 /// group once: `sharding` before `replicating`, small before large, so that later groups learn what

@@ -18,7 +18,7 @@ namespace tessera::fsdp {
 // state.cpp list all legal transitions; docs/fsdp.md has the reasons. The recovery from a failed
 // forward or backward, or from an iteration without a backward, is a transition like any other.
 
-/// Phases of a training iteration of a root FSDP unit and of all units below.
+/// Phases of a training iteration of a root FSDP unit and its submodules' units.
 enum class IterationPhase : std::uint8_t {
   kIdle,              ///< no forward or backward runs or will follow
   kForward,           ///< the root unit's forward runs
@@ -84,8 +84,8 @@ class Phase {
 
 class TESSERA_API Unit;
 
-/// A unit's settings that may change between iterations. The unit and its parameter groups share
-/// one object. The setters in fully_shard.h document the fields.
+/// A unit's settings that may change between iterations. A unit and its parameter groups share one
+/// Settings object. The setters in fully_shard.h document the fields.
 struct Settings {
   std::string label;                          ///< the unit's name in messages: "unit 'layers.3'"
   std::optional<bool> reshard_after_forward;  ///< nullopt: true, but false for the root

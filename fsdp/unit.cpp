@@ -155,8 +155,8 @@ bool call_before_backward(nn::TensorList tensors, const std::function<void()>& c
 // of its modules. Each hook first checks UnitPhase, because the same hook is called in forward, in
 // a recomputation and in a backward of a backward.
 
-/// Prefetches units: starts their all-gathers and waits for none. Units that have been destroyed
-/// are skipped.
+/// Prefetches units: starts the units' all-gathers without waiting. Skips units that have been
+/// destroyed.
 void start_unshard_all(const std::vector<std::weak_ptr<Unit>>& units) {
   for (const std::weak_ptr<Unit>& unit : units) {
     if (const std::shared_ptr<Unit> alive = unit.lock()) {
@@ -262,7 +262,7 @@ void Unit::reset_to_idle() {
 }
 
 void Unit::start_unshard() {
-  // Prepares the unit here if the program calls unshard() before the root's first forward.
+  // Prepares the unit if the program calls unshard() before the root's first forward.
   if (phase_ == UnitPhase::kNew) {
     prepare();
   }

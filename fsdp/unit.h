@@ -132,15 +132,15 @@ class IterationState : public std::enable_shared_from_this<IterationState> {
   /// backward follows, frees the gathered parameters.
   void end_forward(bool backward_comes);
   void began_gather(Unit& unit);
-  /// To be called when `unit` begins its forward. Returns the unit to prefetch; nullptr for none.
+  /// To be called when `unit` begins its forward. Returns the unit to prefetch; nullptr: no unit.
   std::shared_ptr<Unit> gather_ahead(Unit& unit);
   /// To be called when `unit` has run forward. `token` lives as long as the autograd graph through
   /// which backward may reach the unit.
   void ran_forward(Unit& unit, const std::shared_ptr<void>& token);
 
   void enter_backward();
-  /// Returns the unit whose forward ran before the forward of `unit`; nullptr if there is none.
-  /// Removes `unit` and all later units from forward_order_.
+  /// Returns the unit whose forward ran before the forward of `unit`; nullptr if there is no such
+  /// unit. Removes `unit` and all later units from forward_order_.
   std::shared_ptr<Unit> ran_before(const Unit& unit);
 
  private:
@@ -222,7 +222,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return std::ranges::all_of(groups_, [is](auto& group) { return (state<State>(group).*is)(); });
   }
 
-  /// Returns all units of the same root; only this unit if no root is known.
+  /// Returns all units with the same root as this unit; only this unit if the root is unknown.
   std::vector<std::shared_ptr<Unit>> units_of_iteration();
   /// Whether the unit has several buckets. The gradient hooks of its parameters then call
   /// note_gradient().
@@ -303,7 +303,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void free_after_backward();
   void free_idle_buffers();
 
-  /// A forward of the unit that autograd has recorded. The autograd graph owns this object.
+  /// A forward of the unit that autograd has recorded. The autograd graph owns the RecordedCall.
   struct RecordedCall {
     std::vector<const tessera::detail::Node*> results;  ///< the autograd nodes of the results
     int backward = -1;  ///< id of the last backward that reached the call

@@ -296,8 +296,8 @@ std::int64_t hash_of_origins(const std::vector<const ParameterGroup*>& groups) {
   return hash_of(origins);
 }
 
-/// Describes the parameters of `group` whose origins differ between ranks; empty if there are none.
-/// A rank that has no part, or that loaded its part, has no origin to compare.
+/// Describes the parameters of `group` whose origins differ between ranks; empty without such
+/// parameters. A rank that has no part, or that loaded its part, has no origin to compare.
 std::string different_origins(const ParameterGroup& group) {
   const DeviceMesh& mesh = group.mesh().shard;
   if (mesh.size() == 1) {

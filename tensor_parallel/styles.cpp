@@ -97,7 +97,7 @@ SlotPlacements placements_of(const nn::ModuleBase& module, const Placement& all,
 }
 
 /// Throws Error unless `features` can be split into `heads` heads of equal size and the ranks of
-/// `mesh` divide the heads. If `heads` is 0, does nothing.
+/// `mesh` divide the heads. Does nothing if `heads` is 0.
 void check_heads(const ParallelStyle& style, std::int64_t heads, std::int64_t features,
                  const DeviceMesh& mesh) {
   TESSERA_CHECK(heads >= 0 && (heads == 0 || features % heads == 0), style.name(), ": ", features,

@@ -1,5 +1,5 @@
 // FSDP x tensor parallelism in one program: create a mesh, build the model on the meta device,
-// split it, initialize it, train it.
+// split, initialize and train the model.
 //   tessera-run --nproc 4 -- build/bin/tutorial_03_train_2d
 
 // [readme]

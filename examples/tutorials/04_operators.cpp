@@ -94,7 +94,7 @@ at::Tensor split_softmax(const at::Tensor& x, const DeviceMesh& mesh) {
     comm::Communicator& group = mesh.group();
     const at::Tensor& part = parts[0];
     // A shard may be empty, and amax() of an empty tensor would throw on that rank alone. The
-    // appended -inf column prevents this.
+    // appended -inf column prevents the error.
     const at::Tensor lowest = part.new_full({part.size(0), 1}, -INFINITY);
     const at::Tensor largest = at::cat({part, lowest}, -1).amax(-1, /*keepdim=*/true);
     group.all_reduce(largest, ReduceOp::kMax)->wait();

@@ -75,8 +75,7 @@ at::Tensor Sampler::draw(const at::Tensor& probabilities) const {
   const at::Tensor cumulative = probabilities.cumsum(-1);
   const at::Tensor sum = cumulative.slice(-1, -1);
   // The random number is scaled by the total of the cumulative sum, which rounding may make
-  // different from 1. `target` must be below the total, because the last token may be a rejected
-  // one.
+  // different from 1. `target` must be below the total, because the last token may be rejected.
   const at::Tensor target = at::minimum(uniform.to(probabilities.device()).unsqueeze(1) * sum,
                                         at::nextafter(sum, at::zeros({}, sum.options())));
   return cumulative.le(target).sum(-1);

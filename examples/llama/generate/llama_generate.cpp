@@ -176,7 +176,7 @@ struct Batch {
   at::Tensor tokens;  ///< the padded prompts, (texts, longest prompt)
 };
 
-/// How long a generation took, and how many tokens it processed.
+/// The duration of a generation, and its numbers of tokens.
 struct GenerationTimes {
   std::int64_t prompt_tokens = 0;  ///< number of tokens in all prompts
   double prompt_s = 0;             ///< seconds until the first token of each text
@@ -195,7 +195,7 @@ class Chooser {
           const TokenSink& sink)
       : sampler_(options), end_(end), sink_(sink), goes_on_(texts, true) {}
 
-  /// Returns the next tokens. The batch keeps the rows of finished texts, but not their tokens.
+  /// Returns the next tokens. Finished texts keep their row of the batch, but get no tokens.
   Tokens next(const at::Tensor& logits) {
     Tokens tokens = sampler_.next(logits);
     for (std::size_t i = 0; i < tokens.size(); ++i) {

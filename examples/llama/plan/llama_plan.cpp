@@ -174,7 +174,7 @@ std::string flags_of(const TrainingLayout& layout) {
                      above_1("--accumulate", layout.accumulate));
 }
 
-/// Returns `options` changed to this training layout.
+/// Returns `options` with the degrees of parallelism and the settings of `layout`.
 TrainOptions with(TrainOptions options, const TrainingLayout& layout) {
   options.dp = layout.dp;
   options.tp = layout.tp;

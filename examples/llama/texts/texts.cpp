@@ -173,7 +173,7 @@ std::size_t cut_of(std::string_view text) {
   if (line_end > 0) {
     return line_end;
   }
-  // Without a line end, cuts before the last UTF-8 character, if it begins in the last 3 bytes.
+  // Without a line end, cuts before the last UTF-8 character that begins in the last 3 bytes.
   for (std::size_t i = text.size() - 1; i > 0 && i + 4 > text.size(); --i) {
     if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) {
       return i;
@@ -228,7 +228,7 @@ std::optional<Piece> DocumentReader::next_text() {
   return piece;
 }
 
-/// The length of the next line including its line end; 0 if there is no further line.
+/// Returns the length of the next line including its line end; 0 if there is no further line.
 std::size_t DocumentReader::find_line() {
   std::size_t searched = 0;
   std::size_t end = left().find('\n');

@@ -94,7 +94,7 @@ const Use kCuda{[](const O& o) { return o.device == "cuda"; }, "--device cuda"};
 // A planned run uses --memory, too, to decide whether the run fits into the memory.
 const Use kAutoAc{[](const O& o) { return o.ac == "auto" || o.planned; }, "--ac auto"};
 const Use kAdam{[](const O& o) { return o.optimizer != "sgd"; }, "--optimizer adamw and muon"};
-// A planned run accepts the flags of these outputs, but writes no outputs.
+// A planned run accepts the flags of outputs such as --checkpoint, but writes no outputs.
 const Use kCheckpoint{[](const O& o) { return !o.checkpoint.empty() || o.planned; },
                       "--checkpoint"};
 const Use kExport{[](const O& o) { return !o.save_hf.empty() || o.planned; }, "--save-hf"};
@@ -420,7 +420,7 @@ std::string flags_page() {
     for (const Flag& flag : section.flags) {
       const std::string name =
           (flag.form == Form::kNegated ? "--[no-]" : "--") + std::string(flag.name);
-      // A "|" in a value is escaped, because it would end the cell of the Markdown table.
+      // A "|" in a value is escaped, because "|" would end the cell of the Markdown table.
       const std::string value = CLI::detail::find_and_replace(flag.value, "|", "\\|");
       page += "| `" + name +
               (value.empty() || flag.value[0] == '[' || flag.value[0] == ' ' ? "" : " ") + value +

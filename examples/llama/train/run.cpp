@@ -113,7 +113,7 @@ std::shared_ptr<Llama> make_meta_model(const TrainOptions& o, const Config& conf
     model = std::make_shared<Llama>(config, o.seq, o.dropout);
   }
   if (o.fp8) {
-    // The output head stays unconverted, as usual. Adapters do too, because they are added later.
+    // The output head stays unconverted, as usual, and so do adapters, which are added later.
     const std::vector<std::string> converted =
         nn::convert_to_fp8(*model, {.exclude = {"lm_head"}, .multiple_of = 16 * o.tp});
     TESSERA_CHECK(!converted.empty(), "--fp8 is given for a model without linear layers that ",

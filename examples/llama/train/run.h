@@ -71,7 +71,7 @@ TrainingData open_training_data(const TrainOptions& options, const Config& confi
 nlohmann::json data_fingerprint(const TrainOptions& options, const TrainingData& data);
 
 /// Describes the first difference between the data fingerprints of a checkpoint and of a run; "" if
-/// there is none.
+/// there is no difference.
 std::string data_change(nlohmann::json saved, nlohmann::json now);
 
 /// Describes the first value of `now` that differs from `saved`, and its path:
