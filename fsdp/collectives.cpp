@@ -440,7 +440,7 @@ void GradientReduction::hand_out_alone(CommContext& context) {
 void GradientReduction::hand_out(std::size_t index, const at::Tensor& gradient,
                                  CommContext& context) {
   ShardedParameter& parameter = *parameters_[index];
-  // For a parameter that this rank did not use, this rank has sent zeros. agree_on_use() decides
+  // If this rank did not use the parameter, this rank has sent zeros. agree_on_use() decides
   // whether any rank used the parameter.
   const bool used = gradients_[index].used;
   if (!used && parameter.holders().size() == 1) {

@@ -370,7 +370,7 @@ void GatheredState::fill(CommContext& context) {
     return;
   }
   wait_for_gather(context);
-  // With memory_ set, the gather wrote directly into the unsharded tensors, so nothing is copied.
+  // If memory_ is set, the gather wrote directly into the unsharded tensors, so nothing is copied.
   // memory_ is also set for groups with empty shards.
   if (memory_) {
     return;

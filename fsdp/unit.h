@@ -329,7 +329,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   DataMesh mesh_;
   CommContextPtr comm_context_;
   std::vector<ParameterGroup> groups_;
-  std::shared_ptr<IterationState> iteration_;  ///< nullptr until the root unit is known
+  std::shared_ptr<IterationState> iteration_;  ///< the root's state; nullptr until a root is known
   Phase<UnitPhase> phase_{UnitPhase::kNew};
 
   std::optional<c10::ScalarType> restored_dtype_;  ///< the type to which the unit casts results

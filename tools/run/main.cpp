@@ -387,7 +387,7 @@ class Job {
   Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
   sigset_t mask_before_{};
   int signals_ = -1, stop_signal_ = 0;
-  std::deque<Rank> ranks_;     ///< pointers to elements of a deque stay valid
+  std::deque<Rank> ranks_;     ///< pointers to the elements of a deque stay valid
   std::vector<Rank*> failed_;  ///< the ranks that failed before end_ranks() was called
   bool is_ending_ = false;
   Clock::time_point deadline_ = kNever;
