@@ -44,8 +44,7 @@ class BackgroundSave : tessera::detail::NoCopy {
            ": allow the program more threads or memory, or save at once");
     }
   }
-  /// Waits for the thread. Prints the save's error as a warning if no call has thrown the error
-  /// yet.
+  /// Waits for the thread. If no call has thrown the save's error, prints it as a warning.
   ~BackgroundSave() {
     try {
       wait_once();

@@ -238,7 +238,7 @@ const SafetensorsDtype* find_dtype(c10::ScalarType type) {
 }
 
 std::uint64_t tensor_bytes(std::span<const std::int64_t> sizes, const SafetensorsDtype& dtype) {
-  // Sizes of 0 count as 1, so that the product of the other sizes may not overflow either.
+  // Sizes of 0 count as 1: the other sizes of an empty tensor must not overflow either.
   std::int64_t positions = 1;
   for (const auto size : sizes) {
     TESSERA_CHECK(!__builtin_mul_overflow(positions, std::max<std::int64_t>(size, 1), &positions),

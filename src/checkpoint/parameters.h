@@ -99,7 +99,7 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
 /// load them.
 struct StateEntry {
   nn::SlotPtr slot;          ///< the parameter's slot, even for optimizer state
-  bool is_parameter = true;  ///< a parameter or a buffer, not optimizer state
+  bool is_parameter = true;  ///< true for a parameter or buffer, false for optimizer state
   at::Tensor tensor;
   StoredTensor stored;             ///< how files store the tensor under names[0]
   std::vector<std::string> names;  ///< the tensor's names; several for a tied parameter

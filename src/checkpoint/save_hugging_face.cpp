@@ -231,8 +231,8 @@ std::vector<LoraLinear> adapters_of(const nn::ModuleBase& module) {
   return adapters;
 }
 
-/// Returns, for PEFT, the names in Hugging Face's model of the modules with adapters. A FusedLinear
-/// has the names of its parts.
+/// Returns, for PEFT, the names that the modules with adapters have in Hugging Face's model. A
+/// FusedLinear has the names of its parts.
 std::vector<std::string> target_modules(const std::vector<LoraLinear>& adapters) {
   std::vector<std::string> names;
   for (const LoraLinear& each : adapters) {
@@ -275,9 +275,9 @@ std::vector<NamedParameter> parameters_of(const nn::ModuleBase& module) {
   return parameters;
 }
 
-/// Adds an adapter under the file names of the weight of its Linear (several names for a fused
-/// Linear). Each part gets the whole matrix A of the adapter. The weight's rows and matrix B are
-/// split alike.
+/// Adds an adapter under the names that files use for the weight of its Linear (several names for a
+/// fused Linear). Each part gets the whole matrix A of the adapter. The weight's rows and matrix B
+/// are split alike.
 void add_sent(std::vector<SentParameter>& sent, const LoraLinear& each) {
   SentParameter a{each.branch->a->weight.slot(), {}};
   SentParameter b{

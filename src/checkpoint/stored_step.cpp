@@ -33,7 +33,7 @@ void run_on_threads(int threads, const std::vector<std::function<void()>>& tasks
     }
   };
   const tessera::detail::StateOfThread state;
-  // The destructor of a future that std::async returned waits for the thread, even in an exception.
+  // A future of std::async waits for its thread in its destructor, also after an exception.
   std::vector<std::future<void>> others;
   for (int i = 1; i < threads; ++i) {
     others.push_back(std::async(std::launch::async | std::launch::deferred, [&] {

@@ -21,9 +21,9 @@ namespace tessera::comm {
 /// With one rank, a collective copies its input or does nothing. `start`: see fake_world().
 CommunicatorPtr make_loopback_communicator(GroupInfo group, FakeStart start = {});
 
-/// Makes a group for CPU tensors that uses shared memory. Collective. Returns nullptr on every rank
-/// if a rank cannot map the memory (because the rank is on another machine or in another container)
-/// or has TESSERA_SHM=0. Only this group may use `store`.
+/// Makes a process group for CPU tensors in shared memory. Collective. Returns nullptr on every
+/// rank if a rank cannot map the memory (because the rank is on another machine or in another
+/// container) or has TESSERA_SHM=0. Only this group may use `store`.
 ///
 /// A call writes this rank's data to the shared memory and returns; Work::wait() reads the data of
 /// the other ranks. A call first waits until the previous call is complete.

@@ -41,7 +41,7 @@ inline constexpr auto kWorldHasEnded =
 std::uint64_t hash_of(std::string_view text, std::uint64_t before = 0xcbf29ce484222325);
 /// Returns a list of ranks as text: "0, 1, 5".
 std::string join(const std::vector<int>& ranks);
-/// The lines of a text.
+/// Returns the lines of a text.
 std::vector<std::string> lines_of(const std::string& text);
 /// Returns the first line of an exception's message, without libtorch's "[file:line]" prefix.
 std::string first_line(const std::string& message);

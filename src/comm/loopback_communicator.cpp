@@ -63,7 +63,7 @@ class LoopbackCommunicator final : public Communicator {
   bool averages_while_reducing() const override {
     return size() > 1 && detail::is_included(detail::kFakeModeKey);
   }
-  // In a process group without other ranks, tensors need no packing and calls no comparison.
+  // Without other ranks, tensors need not be packed and calls need not be compared.
   bool moves_groups_in_place() const override { return true; }
   bool compares_calls() const override { return true; }
 

@@ -64,7 +64,7 @@ TrafficTable TrafficCounter::since(const TrafficTable& earlier) const {
   return now;
 }
 
-/// The TrafficCounter keeps a pointer to `calls_`; the destructor removes it under the same lock.
+/// TrafficCounter keeps a pointer to `calls_`, which ~CallRecorder() removes under the same lock.
 CallRecorder::CallRecorder(TrafficCounter& counter) : counter_(counter) {
   const std::lock_guard lock(counter_.mutex_);
   counter_.lists_.push_back(&calls_);

@@ -26,9 +26,9 @@ namespace tessera::files {
 
 namespace {
 
-/// The suffix of a temporary file's name, after the final name. It contains the machine's name,
-/// because writers remove only stale files of their own machine: file locks may not work across
-/// machines.
+/// The suffix that follows the final name in a temporary file's name. The suffix contains the
+/// machine's name, because writers remove only stale files of their own machine: file locks may not
+/// work across machines.
 std::string temporary_mark() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
@@ -157,7 +157,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
     const auto written = uninterrupted(
         [&] { return pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (written <= 0) {
-      // A result of 0 is an error without an errno, because repeating the call might never end.
+      // If pwrite() returns 0, the error is EIO, because repeating the call might never end.
       errno = written == 0 ? EIO : errno;
       fail_system("cannot write");
     }

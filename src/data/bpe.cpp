@@ -18,8 +18,8 @@ namespace {
 /// SentencePiece's symbol for a space.
 constexpr std::string_view kMark = "\xe2\x96\x81";
 
-/// The merges of a BPE model. The key is pair_of() the two tokens that are merged. Encoding spends
-/// most of its time looking up merges in this map.
+/// The merges of a BPE model. The key of a merge is pair_of() of the two tokens that are merged.
+/// Encoding spends most of its time on look-ups in this map.
 using Merges = std::unordered_map<std::uint64_t, Merge>;
 
 std::uint64_t pair_of(TokenId left, TokenId right) {

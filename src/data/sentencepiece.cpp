@@ -218,7 +218,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::unique_ptr<PieceModel> within_;  ///< the same model, set to add no space before a text
   bool legacy_ = true;  ///< whether each part between special tokens gets a leading space
   AddedTokens added_;
-  std::set<std::int64_t> special_;           ///< tokens that decode to nothing
+  std::set<std::int64_t> special_;           ///< tokens that decode to an empty text
   std::map<std::string, std::int64_t> ids_;  ///< the ids of the tokens in added_, by their text
   std::vector<std::string> behind_;          ///< texts of tokens with ids after the model's ids
   std::vector<std::int64_t> begin_, end_;

@@ -260,7 +260,7 @@ class Translation {
     return std::string(take(1 + first_character(rest_.substr(1)).bytes));
   }
 
-  /// Reads a general category such as \p{Lu}. Throws Error for properties that PCRE2 may not share.
+  /// Reads a general category such as \p{Lu}. Throws Error for properties that may differ in PCRE2.
   std::string take_category() {
     const std::size_t end = rest_.find('}');
     const std::string_view name = rest_.substr(0, end).substr(2);

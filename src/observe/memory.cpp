@@ -116,7 +116,7 @@ void MemoryLog::update_phase() {
   phase_ = now;
 }
 
-/// Updates the current part of the step (MomentMemory), which usually is the previous one.
+/// Updates the current moment (MomentMemory). Successive allocations usually have the same moment.
 void MemoryLog::update_moment() {
   std::string name = phase_ == MemoryPhase::kUpdate ? "" : where_();
   if (name.empty()) {

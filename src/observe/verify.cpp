@@ -209,7 +209,7 @@ std::vector<SeenTensor> take_gradients(const nn::ModuleBase& module) {
   return gradients;
 }
 
-/// The first line of a libtorch message, which may have several lines.
+/// Returns the first line of a libtorch message, which may have several lines.
 std::string first_line(const std::string& message) {
   return message.substr(0, message.find('\n'));
 }

@@ -42,7 +42,7 @@ bool only_writes(std::string_view name) {
   return name == "aten::copy_" || name == "aten::fill_" || name == "aten::zero_";
 }
 
-/// Returns the bytes of a tensor's memory. A dimension with stride 0 (expand) needs no memory.
+/// Returns the bytes of a tensor's memory. A dimension with stride 0 (expand) adds no memory.
 double bytes_of(const at::Tensor& tensor) {
   auto bytes = static_cast<double>(tensor.element_size());
   for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {

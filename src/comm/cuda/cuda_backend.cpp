@@ -131,7 +131,7 @@ void Streams::end_scope() {
 }
 
 StreamsPtr make_streams(c10::Device device) {
-  // This call loads libtessera_cuda.so if the library is not loaded yet.
+  // cuda_backend() loads libtessera_cuda.so if the library is not loaded yet.
   if (device.is_cuda()) {
     return cuda_backend().make_streams(device.index());
   }

@@ -74,8 +74,8 @@ class CudaStreams final : public Streams {
       case Lane::kCompute:
         break;
     }
-    // Lane::kCompute is the stream that is current outside of a LaneScope, even if this function is
-    // called within a LaneScope.
+    // Lane::kCompute is the stream that is current outside of a LaneScope, even if the caller is
+    // within a LaneScope.
     return compute_ ? *compute_ : c10::cuda::getCurrentCUDAStream(device_);
   }
 

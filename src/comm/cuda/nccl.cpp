@@ -297,8 +297,8 @@ class NcclWork final : public Work {
     if (reached_ == nullptr) {
       return nullptr;
     }
-    // The watchdog's thread runs this function. Without the CUDAGuard the thread would create a
-    // CUDA context on GPU 0.
+    // The watchdog's thread runs the returned function. Without the CUDAGuard the thread would
+    // create a CUDA context on GPU 0.
     return [event = reached_, health = group_->health(), device = group_->device()] {
       const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
       const bool done = event->query();

@@ -29,8 +29,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Whether libtorch's Gloo implements an all-reduce of this type and operator. If not, Tessera uses
-/// an all-gather and a local reduction.
+/// Whether libtorch's Gloo implements an all-reduce of `type` with operator `op`. If not, Tessera
+/// uses an all-gather and a local reduction.
 bool gloo_reduces(at::ScalarType type, ReduceOp op) {
   switch (type) {
     case at::kFloat:

@@ -251,7 +251,7 @@ AddressList look_up(const std::string& host, int& error) {
   return {error == 0 ? first : nullptr, &freeaddrinfo};
 }
 
-/// Returns the local address from which the kernel sends to `peer`: connects a UDP socket.
+/// Returns the local address from which the kernel sends to `peer`, found with a UDP socket.
 std::string source_address_towards(const std::string& peer) {
   int error = 0;
   const AddressList list = look_up(peer, error);

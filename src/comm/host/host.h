@@ -42,7 +42,7 @@ struct ProcessIdentity {
 };
 
 ProcessIdentity this_process();
-/// Whether a process is alive. A process that has ended but has not been reaped (zombie) is not.
+/// Whether a process is alive. A zombie, which has ended but is not reaped, is not alive.
 bool is_alive(const ProcessIdentity& process);
 
 /// Whether a process is stopped, for example by SIGSTOP.

@@ -85,7 +85,7 @@ std::vector<WorldPtr> thread_worlds_on(const std::vector<std::string>& hosts,
 }
 
 /// All ranks of thread_worlds() report the same machine, so that their process groups use shared
-/// memory, like those of processes.
+/// memory, as between processes of one machine.
 std::vector<WorldPtr> thread_worlds(int size, const WorldOptions& options) {
   TESSERA_CHECK(size >= 1, "thread_worlds: ", size, " ranks asked for; ask for at least one");
   return thread_worlds_on(std::vector<std::string>(static_cast<std::size_t>(size), "this process"),

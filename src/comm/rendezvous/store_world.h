@@ -19,8 +19,8 @@ void check_options(const WorldOptions& options);
 /// contains ranks that are not in the world or does not contain this rank.
 GroupInfo info_of_group(const World& world, const std::vector<int>& ranks, const std::string& name);
 
-/// Returns the number of the next World of this process, which names its flight record (log of
-/// calls). Ranks that make the same Worlds in the same order get the same numbers.
+/// Returns the number of the next World of this process. The number names the World's flight record
+/// (log of calls). Ranks that make the same Worlds in the same order get the same numbers.
 int next_world_number();
 WatchSettings watch_settings(int rank, int world, const WorldOptions& options);
 

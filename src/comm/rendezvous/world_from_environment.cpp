@@ -202,7 +202,7 @@ int local_rank_among(const std::vector<std::string>& hosts, int rank) {
       std::count(hosts.begin(), hosts.begin() + rank, hosts[static_cast<std::size_t>(rank)]));
 }
 
-/// Makes the WorldWatch, with which ranks detect that other ranks have ended. `store`: the job's.
+/// Makes the WorldWatch, by which ranks detect dead ranks. `store`: the store of the job.
 WorldWatchPtr make_watch(const WatchSettings& settings, std::vector<RecordPtr> records,
                          const StorePtr& store) {
   const bool all_near = std::ranges::find(records, nullptr) == records.end();

@@ -120,7 +120,7 @@ std::string to_text(const ShmCall& call) {
                         call.sequence, arguments.empty() ? "" : ": ", arguments, ")");
 }
 
-/// ShmGroup runs collectives one by one in shared memory. Ranks compare their calls in each.
+/// ShmGroup runs collectives one by one in shared memory, and compares the calls of the ranks.
 class ShmGroup {
  public:
   ShmGroup(std::unique_ptr<ShmSegment> segment, GroupInfo group)

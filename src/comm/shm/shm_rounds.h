@@ -12,8 +12,8 @@
 #include "group_info.h"
 #include "tessera/core/placement.h"
 
-// Which bytes a collective sends in which round. A rank's slot, its buffer in shared memory, has a
-// fixed size. Bytes that do not fit are sent in further rounds. No function waits for other ranks.
+// Defines which bytes a collective sends in which round. A rank's slot, its buffer in shared
+// memory, has a fixed size; further rounds send the remaining bytes. No function waits for ranks.
 namespace tessera::comm {
 
 /// A function that sets `output[i]` to the reduction of `sources[0][i], sources[1][i], ...`. The

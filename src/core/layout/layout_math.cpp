@@ -91,9 +91,9 @@ std::ostream& operator<<(std::ostream& stream, const MeshShape& shape) {
   return stream << to_string(shape);
 }
 
-// The functions below compute which elements of a tensor a rank stores. They are pure: a rank can
-// compute the elements of any other rank without communication. All divisions follow torch.chunk:
-// full chunks of ceil(size / n) positions, then a shorter one, then empty ones.
+// Functions that compute which elements of a tensor a rank stores. The functions are pure: a rank
+// can compute the elements of any other rank without communication. All divisions follow
+// torch.chunk: full chunks of ceil(size / n) positions, then a shorter chunk, then empty chunks.
 
 namespace {
 
@@ -262,8 +262,8 @@ std::vector<std::int64_t> global_indices(const Layout& layout, int tensor_dim, s
   return out;
 }
 
-// Converts a FlatPlace to a list of integers and back, because operator schemas have no type for
-// blocks of a tensor.
+// Converts a FlatPlace (blocks of a tensor) to a list of integers and back, because operator
+// schemas have no type for blocks of a tensor.
 
 std::vector<std::int64_t> flat_place(const FlatPlace& place) {
   std::vector<std::int64_t> numbers = place.sizes;

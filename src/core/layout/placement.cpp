@@ -152,8 +152,8 @@ struct Cut {
 };
 
 /// Returns the order of mesh dimensions that explains all split factors; nullopt if there is none.
-/// Mesh dimensions are inserted from the last to the first, so those in `order` are later in the
-/// mesh. A split factor is the product of sizes of such later mesh dimensions.
+/// Mesh dimensions are inserted from the last to the first, so `order` contains only later mesh
+/// dimensions. A split factor is the product of sizes of such later mesh dimensions.
 std::optional<std::vector<int>> pure_order(const Sizes& mesh, const std::vector<Cut>& cuts) {
   std::vector<int> order;
   for (const Cut& cut : cuts | ranges::views::reverse) {
@@ -392,7 +392,7 @@ Placements to_placements(const Layout& layout, std::span<const std::int64_t> siz
   if (!has_several_digits(layout)) {
     return out;
   }
-  // The placements are converted back to a layout and compared, because some layouts have none.
+  // The result is converted back and compared, because some layouts have no list of placements.
   const auto back = try_to_layout(layout.mesh_sizes(), out, sizes);
   TESSERA_CHECK(
       back && detail::without_unit_mesh_dims(back) == detail::without_unit_mesh_dims(layout.ptr()),

@@ -185,8 +185,8 @@ void detail::add_library_rule(const std::string& op, RuleFunction::Body body, bo
   registry().add(op, {std::move(body), reads_numbers});
 }
 
-/// Throws Error after the first use of the operator, because caches of call plans may then contain
-/// plans made by the old rule.
+/// register_rule() throws Error after the first use of operator `op`, because caches of call plans
+/// may then contain plans made by the old rule.
 void register_rule(std::string op, RuleFunction::Body rule, bool reads_numbers) {
   TESSERA_CHECK(rule != nullptr, "register_rule of ", op, " without a rule; give a function");
   auto& all = user_rules();

@@ -347,8 +347,8 @@ struct AttentionFactors {
         q.size(0) != k.size(0) || q.size(0) != v.size(0)) {
       return std::nullopt;
     }
-    // In an attention backward, the gradients of key, value and bias are sums over dimensions that
-    // the gradients lack. The kernels divide by the sizes of the latter: no shard may be empty.
+    // In an attention backward, gradients of key, value and bias are sums over dimensions that they
+    // lack. The kernels divide by the sizes of these dimensions, so no shard may be empty.
     const auto add_reduced = [](ShardingRule& in, std::int64_t size, ReduceOp op) {
       const int factor = rules::add_reduced(in, size, op);
       in.factors.back().allow_empty = false;

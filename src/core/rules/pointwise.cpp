@@ -103,7 +103,7 @@ Table random_table() {
 }
 
 // Rules of pointwise operators: every dimension may be sharded, in any way, without communication.
-// The rows of the table differ in which pending reductions may stay pending (see add_linear_terms
+// The rows of the table differ in which Partial inputs give a Partial result (see add_linear_terms
 // in sharding_rule.h). A wrong term gives wrong numbers; a missing term only costs an all-reduce.
 // rules_test compares the rows with libtorch.
 

@@ -280,7 +280,7 @@ const Argument& argument(const OpCall& call, std::size_t arg) {
   return arg < call.args.size() ? call.args[arg] : kNone;
 }
 
-/// Returns the argument as type T. `what` is the expected type, for the error message.
+/// Returns argument `arg` of a call as type T. `what` names type T in the error message.
 template <class T>
 const T& get(const OpCall& call, std::size_t arg, const char* what) {
   const T* value = std::get_if<T>(&argument(call, arg));

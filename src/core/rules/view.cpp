@@ -332,7 +332,7 @@ Table view_table() {
 }
 
 // The rules of select_backward and others, which write a gradient into zeros, and of select_scatter
-// and others, which write a tensor into a copy of self. The dimension in which they select
+// and others, which write a tensor into a copy of self. The dimension in which the operators select
 // positions stays unsharded.
 
 namespace {
