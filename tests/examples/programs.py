@@ -74,10 +74,21 @@ def peer(arguments):
     return succeed([sys.executable, PEER, *arguments])
 
 
-def write_config(folder, config):
-    path = pathlib.Path(folder, "config.json")
-    path.write_text(json.dumps(config))
+def metrics_of(folder, arguments, *mesh, **kwargs):
+    """Runs train() with `arguments`. Returns the metrics of all steps, and the standard output."""
+    metrics = pathlib.Path(folder, "m.jsonl")
+    done = train([*arguments, "--metrics", metrics], *mesh, **kwargs)
+    return read_metrics(metrics), done.stdout
+
+
+def write(path, text):
+    """Writes a text file. Returns its path."""
+    path.write_text(text)
     return path
+
+
+def write_config(folder, config):
+    return write(pathlib.Path(folder, "config.json"), json.dumps(config))
 
 
 def make_model(folder, config, seed=0):
@@ -117,6 +128,12 @@ class WithFolder(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
+
+    def assert_close(self, got, want, within=1e-5):
+        """Compares two lists of numbers, such as the losses of two runs, by their ratios."""
+        self.assertEqual(len(got), len(want))
+        for ours, theirs in zip(got, want):
+            self.assertLess(abs(ours / theirs - 1), within, (got, want))
 
 
 class InFolder(WithFolder):

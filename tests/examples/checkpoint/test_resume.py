@@ -36,9 +36,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
                 run = self.resume(f"{dp}x{tp}", dp, tp)
                 got = programs.figures(run / "metrics.jsonl")
                 self.assertEqual(got[:EVERY], want[:EVERY])
-                self.assertEqual(len(got), STEPS)
-                for ours, theirs in zip(got, want):
-                    self.assertLess(abs(ours[1] / theirs[1] - 1), 1e-5, f"step {ours[0]}")
+                self.assert_close([row[1] for row in got], [row[1] for row in want])
 
     def test_with_each_optimizer_schedule_type_and_memory_saver_is_bit_equal(self):
         for name, mesh, flags in (
@@ -61,8 +59,7 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         want = programs.figures(self.unbroken / "metrics.jsonl")
         self.assertEqual(got[:EVERY + 1], want[:EVERY + 1])
         self.assertNotEqual(got[-1], want[-1])
-        for ours, theirs in zip(got, want):
-            self.assertLess(abs(ours[1] / theirs[1] - 1), 1e-3, f"step {ours[0]}")
+        self.assert_close([row[1] for row in got], [row[1] for row in want], 1e-3)
 
     def test_auto_begins_in_an_empty_folder_and_then_continues(self):
         run = self.folder / "run"
@@ -75,13 +72,6 @@ class Resume(programs.WithSharedFolder, programs.TrainingRuns):
         self.train("run", flags)  # nothing is left to train
         self.assertEqual(self.weights(run), weights)
         self.assertEqual(len(programs.figures(run / "metrics.jsonl")), STEPS)
-
-    def test_resume_step_goes_back_where_later_steps_are_gone(self):
-        run = self.folder / "back"
-        shutil.copytree(self.unbroken / "steps", run / "steps")
-        shutil.rmtree(run / "steps/step-00000008")
-        self.train("back", [*self.checkpoints(run), "--resume-step", EVERY * 2])
-        self.assertEqual(self.weights(run), self.weights(self.unbroken))
 
     def test_later_folders_that_are_not_of_the_run_are_refused_and_nothing_is_withdrawn(self):
         run = self.folder / "other"
@@ -174,8 +164,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         self.refuse(resume, 'files["t.bin"].sampled_crc32c is')
         programs.write_tokens(self.tokens, tokens[:-1])
         self.refuse(resume, 'files["t.bin"].bytes is 11022 instead of 11024')
-        text = self.folder / "text"
-        text.write_text("All work and no play makes Jack a dull boy. " * 100)
+        text = programs.write(self.folder / "text", "All work and no play makes Jack a dull boy. " * 100)
         flags = ["--text" if part == "--tokens" else text if part == self.tokens else part
                  for part in self.flags(self.folder / "later", 4)]
         done = programs.run([programs.BIN / "llama_train", *flags, *resume])
@@ -193,8 +182,7 @@ class Refusals(programs.WithSharedFolder, programs.TrainingRuns):
         tokenizer = self.folder / "tokenizer.json"
         kinds.digits(kinds.multilingual(20_000, seed=1)).save(str(tokenizer))
         config = programs.write_config(self.folder, programs.SMALL | {"vocab_size": 4000})
-        text = self.folder / "text"
-        text.write_text("All work and no play makes Jack a dull boy. " * 100)
+        text = programs.write(self.folder / "text", "All work and no play makes Jack a dull boy. " * 100)
         flags = ["--config", config, "--text", text, "--tokenizer", tokenizer, "--seq", 8, "--batch", 2, "--checkpoint",
                  self.folder / "steps"]
         programs.train([*flags, "--steps", 1])

@@ -24,8 +24,7 @@ def train(folder, monkeypatch, fault="", timeout=4, flags=()):
     monkeypatch.setenv("TESSERA_TIMEOUT", str(timeout) if fault else "60")
     monkeypatch.setenv("TESSERA_WATCHDOG", "0")
     monkeypatch.setenv("TESSERA_DEBUG", "0")
-    text = folder / "text"
-    text.write_text("All work and no play makes Jack a dull boy. " * 1000)
+    text = programs.write(folder / "text", "All work and no play makes Jack a dull boy. " * 1000)
     config = programs.ROOT / "examples/llama/configs/tiny.json"
     return programs.train_on_fake_cuda(folder, ["--config", config, "--text", text, "--steps", 2, "--batch", 4,
                                     "--seq", 32, *flags], dp=2, tp=2, fault=fault)

@@ -12,16 +12,9 @@ import tokenizers_of_kinds as kinds
 
 
 class Data(programs.InFolder):
-    def losses(self, flags, dp=1, tp=1, name="metrics", steps=4):
-        metrics = self.folder / f"{name}.jsonl"
-        programs.train(["--config", self.config, "--seq", 16, "--batch", 12, "--steps", steps, *flags,
-                        "--metrics", metrics], dp, tp)
-        return [record["loss"] for record in programs.read_metrics(metrics)]
-
-    def assert_close(self, ours, theirs, tolerance=1e-5):
-        self.assertEqual(len(ours), len(theirs))
-        for one, other in zip(ours, theirs):
-            self.assertLess(abs(one / other - 1), tolerance, (ours, theirs))
+    def losses(self, flags, dp=1, tp=1, steps=4):
+        flags = ["--config", self.config, "--seq", 16, "--batch", 12, "--steps", steps, *flags]
+        return [record["loss"] for record in programs.metrics_of(self.folder, flags, dp, tp)[0]]
 
     def refuse(self, flags, *parts):
         super().refuse([programs.BIN / "llama_train", "--config", self.config, *flags], *parts)
@@ -141,8 +134,7 @@ class Prompts(LossesOfTransformers):
     END = 10
 
     def write_lines(self, pairs, names=("prompt", "completion")):
-        path = self.folder / "p.jsonl"
-        path.write_text("".join(json.dumps(dict(zip(names, pair))) + "\n\n" for pair in pairs))
+        path = programs.write(self.folder / "p.jsonl", "".join(json.dumps(dict(zip(names, pair))) + "\n\n" for pair in pairs))
         return path
 
     def text(self, least, most):
@@ -190,15 +182,13 @@ class Prompts(LossesOfTransformers):
 
     def test_begin_alike_however_the_tokenizer_is_named(self):
         import shutil
-        config = self.folder / "config.json"
-        config.write_text(json.dumps(programs.SMALL | {"bos_token_id": 1, "eos_token_id": 2}))
+        config = programs.write(self.folder / "config.json", json.dumps(programs.SMALL | {"bos_token_id": 1, "eos_token_id": 2}))
         tokenizer = {"model": {"type": "BPE", "vocab": {chr(97 + i): i for i in range(26)}, "merges": []}}
         folder = self.folder / "tokenizer"
         folder.mkdir()
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
         shutil.copy(folder / "tokenizer.json", self.folder / "vocabulary")
-        lines = self.folder / "lines.jsonl"
-        lines.write_text('{"prompt": "ab", "completion": "cd"}\n' * 24)
+        lines = programs.write(self.folder / "lines.jsonl", '{"prompt": "ab", "completion": "cd"}\n' * 24)
         losses = [self.losses(["--config", config, "--jsonl", lines, "--tokenizer", name, "--seq", 16], steps=2)
                   for name in (folder / "tokenizer.json", folder, self.folder / "vocabulary")]
         self.assertEqual(losses[1:], losses[:1] * 2)
@@ -206,16 +196,13 @@ class Prompts(LossesOfTransformers):
     def test_go_on_with_the_same_ends_alone(self):
         """The token that is given is the one that the model's files name, or another one."""
         model = programs.write_config(self.folder, programs.SMALL)
-        ends = self.folder / "generation_config.json"
-        ends.write_text(json.dumps({"eos_token_id": self.END}))
+        ends = programs.write(self.folder / "generation_config.json", json.dumps({"eos_token_id": self.END}))
         flags = ["--config", model, "--tokens", self.tokens, "--batch", 12, "--seq", 16, "--document-mask",
                  "--checkpoint", self.folder / "steps", "--resume", "auto"]
         programs.train([*flags, "--steps", 1])
         programs.train([*flags, "--steps", 2, "--eos-token", self.END])
         ends.write_text(json.dumps({"eos_token_id": self.END + 1}))
-        done = programs.run([programs.BIN / "llama_train", *flags, "--steps", 3])
-        self.assertEqual(done.returncode, 1, done.stdout)
-        self.assertIn(f"samples.end[0] is {self.END + 1} instead of {self.END}", done.stderr)
+        self.refuse([*flags, "--steps", 3], f"samples.end[0] is {self.END + 1} instead of {self.END}")
 
     def test_refuse_unusable_completions(self):
         flags = ["--eos-token", self.END, "--seq", 4, "--batch", 1, "--jsonl"]
@@ -240,8 +227,7 @@ class Chat(programs.WithSharedFolder):
         tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
         tokenizer.save(str(cls.shared / "tokenizer.json"))
         page = (programs.ROOT / "docs/data.md").read_text()
-        cls.program = cls.shared / "chats.py"
-        cls.program.write_text(re.search(r"(?s)```python\n(.*?)```", page)[1])
+        cls.program = programs.write(cls.shared / "chats.py", re.search(r"(?s)```python\n(.*?)```", page)[1])
         cls.refused = cls.write(LAST_ALONE)
         cls.done = cls.write(CHATML)
 

@@ -120,8 +120,7 @@ class OfModels(Comparison):
                 for i, text in ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (32000, "don't"))}}))
         tokenizer = transformers.LlamaTokenizer.from_pretrained(str(self.shared), add_bos_token=False)
         theirs = sentencepiece.SentencePieceProcessor(model_file=str(model))
-        text = self.shared / "short"
-        text.write_text("a don't  b</s> c</s>d\n\u2581e <s>")
+        text = programs.write(self.shared / "short", "a don't  b</s> c</s>d\n\u2581e <s>")
         programs.succeed([programs.BIN / "token_ids", model, text])
         ids = array.array("q", text.with_suffix(".ids").read_bytes()).tolist()
         self.assertEqual(ids, tokenizer.encode(text.read_text()))

@@ -75,8 +75,7 @@ class Experiments(programs.InFolder):
 
     def test_each_run_has_its_folder_and_no_other_files_are_deleted(self):
         (self.folder / "out").mkdir()
-        notes = self.folder / "out/notes.txt"
-        notes.write_text("mine")
+        notes = programs.write(self.folder / "out/notes.txt", "mine")
         body = "".join(f"[[run]]\nname = {json.dumps(name)}\n" for name in ("..", "a b", "a-b"))
         done = self.run_file(self.write(body, steps=1))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -62,13 +62,12 @@ class Generation(programs.InFolder):
         programs.make_architecture(folder, programs.MODELS["qwen3"] | {"num_key_value_heads": 2})
         losses, export = {}, self.folder / "out"
         for tp in (1, 4):
-            metrics = self.folder / f"{tp}.jsonl"
-            done = programs.train(["--model", folder, "--tokens", self.tokens, "--batch", 2, "--seq", 32, "--steps", 3,
-                                   "--metrics", metrics, *(["--save-hf", export] if tp > 1 else [])], tp=tp)
-            losses[tp] = [step["loss"] for step in programs.read_metrics(metrics)]
-        self.assertIn("key-value heads: 2 on 4 tensor-parallel ranks, each on 2 of them\n", done.stdout)
-        for one, four in zip(losses[1], losses[4]):
-            self.assertAlmostEqual(one, four, delta=1e-4 * one)
+            rows, said = programs.metrics_of(self.folder, [
+                "--model", folder, "--tokens", self.tokens, "--batch", 2, "--seq", 32, "--steps", 3,
+                *(["--save-hf", export] if tp > 1 else [])], tp=tp)
+            losses[tp] = [step["loss"] for step in rows]
+        self.assertIn("key-value heads: 2 on 4 tensor-parallel ranks, each on 2 of them\n", said)
+        self.assert_close(losses[4], losses[1], 1e-4)
         model = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32).eval()
         theirs = [(greedy_tokens(model, prompt), "length") for prompt in PROMPTS]
         batch = ["--model", export, *flag_of_each("--prompt", PROMPTS), *GREEDY]
@@ -102,23 +101,14 @@ class Generation(programs.InFolder):
                 # Roundings differ: a near tie may part the texts, but not at once.
                 self.assertEqual(ours[:8], theirs[:8])
 
-    def test_several_texts_are_kept_apart(self):
-        folder, _ = self.make("llama1")
-        prompts = self.folder / "prompts.txt"
-        prompts.write_text("A b\n\nC\n")
-        done = generate(["--model", folder, "--prompts", prompts, "--temperature", 0, "--max-tokens", 2])
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout.replace("\n", "|"), r"^--- 1 of 2 ---\|A b.*\|--- 2 of 2 ---\|C.*\|$")
-        self.assertRegex(done.stderr, r"prompt: 4 tokens, [\d.]+ tokens/s; decoding: 2 tokens, [\d.]+ tokens/s\n$")
-
     def test_attention_dropout_is_of_training_alone(self):
         folder, model = self.make("llama1")
         config = folder / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_dropout": 0.1}))
         self.assertEqual(texts(["--model", folder, "--prompt", PROMPTS[0], *GREEDY]),
                          [(greedy_tokens(model, PROMPTS[0]), "length")])
-        done = programs.run([programs.BIN / "llama_train", "--model", folder, "--tokens", self.tokens])
-        self.assertIn('"attention_dropout" is 0.1, but attention dropout is not implemented in training', done.stderr)
+        self.refuse([programs.BIN / "llama_train", "--model", folder, "--tokens", self.tokens],
+                    '"attention_dropout" is 0.1, but attention dropout is not implemented in training')
 
     def test_perplexity_is_that_of_transformers_by_the_same_windows(self):
         import torch
@@ -156,8 +146,7 @@ class Generation(programs.InFolder):
         text = "some text of letters"
         begun = tokenizer.encode(text).ids[:-1]
         self.assertEqual(texts(["--model", folder, "--prompt", text, *GREEDY])[0][0], greedy_tokens(model, bytes(begun).decode()))
-        file = self.folder / "text"
-        file.write_text(text)
+        file = programs.write(self.folder / "text", text)
         done = generate(["--model", folder, "--perplexity", file, "--json"])
         self.assertEqual(done.returncode, 0, done.stderr)
         ids = torch.tensor([begun])
@@ -177,8 +166,7 @@ class Generation(programs.InFolder):
         done = generate([*model, *drawn, "--json"], env=fake)
         if "are not numbers" not in done.stderr:
             self.assertEqual((done.returncode, len(done.stdout.splitlines())), (0, len(PROMPTS)), done.stderr)
-        text = self.folder / "text"
-        text.write_text("x" * 40)
+        text = programs.write(self.folder / "text", "x" * 40)
         done = generate([*model, "--perplexity", text], tp=2, env=fake)
         if "is no number" not in done.stderr:
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -219,10 +207,8 @@ class Generation(programs.InFolder):
 
     def test_refuses_in_one_line(self):
         folder, _ = self.make("llama1")
-        empty = self.folder / "empty.txt"
-        empty.write_text("\n")
-        one = self.folder / "one"
-        one.write_text("a")
+        empty = programs.write(self.folder / "empty.txt", "\n")
+        one = programs.write(self.folder / "one", "a")
         long = "x" * (programs.POSITIONS + 1)
         cases = [(["--prompt", long], 1, "a prompt has 33 tokens, but the model is made for 32 positions"),
                  (["--prompt", "a", "--max-tokens", 999999999999], 1,

@@ -22,10 +22,9 @@ class AutoCheckpointing(programs.InFolder):
         return json.loads(file.read_text())["peak_bytes"] / 2 ** 30
 
     def train(self, *flags):
-        metrics = self.folder / "m.jsonl"
-        done = programs.train(["--config", self.config, "--tokens", self.tokens, *RUN, "--steps", 2, "--metrics", metrics,
-                               *flags], dp=2)
-        return [(each["loss"], each["grad_norm"]) for each in programs.read_metrics(metrics)], done.stdout
+        rows, said = programs.metrics_of(
+            self.folder, ["--config", self.config, "--tokens", self.tokens, *RUN, "--steps", 2, *flags], dp=2)
+        return [(each["loss"], each["grad_norm"]) for each in rows], said
 
     def test_a_run_takes_what_its_plan_takes(self):
         none, selective = (self.peak(kind, dp=2) for kind in ("none", "selective"))

@@ -33,8 +33,7 @@ class BadInput(programs.InFolder):
                 for part in (f"--{name.replace('_', '-')}", value)]
 
     def config_with(self, **changes):
-        path = self.folder / "changed.json"
-        path.write_text(json.dumps(programs.SMALL | changes))
+        path = programs.write(self.folder / "changed.json", json.dumps(programs.SMALL | changes))
         return path
 
     def test_is_refused_by_name(self):

@@ -92,14 +92,11 @@ class BenchMfu(programs.InFolder):
 
 class PeakFlops(programs.InFolder):
     def run_with(self, flags, dp=1, tp=1):
-        metrics = self.folder / "m.jsonl"
-        done = programs.train(["--config", self.config, "--tokens", self.tokens, "--steps", 3, "--seq", 64,
-                               "--metrics", metrics, "--log-every", 1, *flags], dp, tp)
-        return programs.read_metrics(metrics), done.stdout
+        return programs.metrics_of(self.folder, ["--config", self.config, "--tokens", self.tokens, "--steps", 3, "--seq", 64,
+                                                 "--log-every", 1, *flags], dp, tp)
 
     def test_a_given_peak_is_what_the_mfu_is_against(self):
-        toml = self.folder / "run.toml"
-        toml.write_text("peak-flops = 2e12\n")
+        toml = programs.write(self.folder / "run.toml", "peak-flops = 2e12\n")
         records, output = self.run_with(["--config-file", toml])
         for record in records:
             self.assertAlmostEqual(record["mfu"], 100 * record["tflops"] / 2, delta=1e-9 * record["mfu"])

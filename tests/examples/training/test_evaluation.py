@@ -41,8 +41,7 @@ class Evaluation(programs.InFolder):
         import tokenizers_of_kinds as kinds
         tokenizer = kinds.gpt2("the same words " * 1000)
         tokenizer.save(str(self.folder / "tokenizer.json"))
-        text = self.folder / "held_out.txt"
-        text.write_text("the same words " * 1000 + "qx" * 20_000)
+        text = programs.write(self.folder / "held_out.txt", "the same words " * 1000 + "qx" * 20_000)
         config = programs.write_config(self.folder, programs.SMALL | {"vocab_size": tokenizer.get_vocab_size()})
         done = programs.train(["--config", config, "--text", text, "--tokenizer", self.folder / "tokenizer.json", "--steps", 1,
                                "--batch", 2, "--seq", 16, "--eval-text", text])

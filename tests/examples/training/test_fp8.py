@@ -16,27 +16,24 @@ class Fp8(programs.InFolder):
         self.tokens = programs.write_tokens(self.folder / "t.bin", programs.text_tokens(5000, 250))
 
     def losses(self, flags, dp=1, tp=1, replicas=1):
-        metrics = self.folder / "m.jsonl"
-        done = programs.train(["--config", self.config, "--tokens", self.tokens, "--metrics", metrics,
-                               "--batch", 8, "--seq", 32, "--lr", 3e-3, *flags], dp, tp, replicas)
-        self.assertEqual(f"fp8: {LAYERS} of {LAYERS + 1} linear layers\n" in done.stdout, "--fp8" in flags)
-        return [row["loss"] for row in programs.read_metrics(metrics)]
+        rows, said = programs.metrics_of(self.folder, ["--config", self.config, "--tokens", self.tokens, "--batch", 8, "--seq", 32,
+                                                       "--lr", 3e-3, *flags], dp, tp, replicas)
+        self.assertEqual(f"fp8: {LAYERS} of {LAYERS + 1} linear layers\n" in said, "--fp8" in flags)
+        return [row["loss"] for row in rows]
 
     def test_the_loss_falls_as_without(self):
         flags = ["--steps", 60, "--param-dtype", "bf16"]
         want, got = self.losses(flags), self.losses([*flags, "--fp8"])
         self.assertNotEqual(got[0], want[0])
         self.assertLess(want[-1], 0.9 * want[0])
-        for ours, theirs in zip(got, want):
-            self.assertLess(abs(ours / theirs - 1), 0.03)
+        self.assert_close(got, want, 0.03)
 
     def test_meshes_train_alike_and_agree_with_one_rank_by_verify(self):
         flags = ["--steps", 4, "--fp8", "--verify"]
         want = self.losses(flags)
         for mesh, more in (((2, 2), ["--ac", "full"]), ((1, 2, 2), ["--no-sp", "--offload", "--zero", 2])):
             with self.subTest(mesh=mesh, more=more):
-                for ours, theirs in zip(self.losses([*flags, *more], *mesh), want):
-                    self.assertLess(abs(ours / theirs - 1), 2e-3)
+                self.assert_close(self.losses([*flags, *more], *mesh), want, 2e-3)
 
     def test_trains_adapters(self):
         losses = self.losses(["--steps", 20, "--fp8", "--lora-rank", 16])

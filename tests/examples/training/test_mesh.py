@@ -42,12 +42,10 @@ def reduced(shapes, dp):
 
 class Communication(programs.InFolder):
     def check(self, config, dp, tp, replicas=1, zero=3, accumulate=1, ac="none", more=()):
-        metrics = self.folder / "m.jsonl"
-        done = programs.train(["--config", programs.write_config(self.folder, config), "--tokens", self.tokens, "--steps", 2,
-                               "--batch", 24, "--seq", 16, "--metrics", metrics, "--zero", zero, "--accumulate", accumulate, "--ac",
-                               ac, "--verify", *more], dp, tp, replicas)
-        self.assertLess(float(re.search(EQUAL, done.stdout)[1]), 1e-5)
-        first, second = programs.read_metrics(metrics)
+        (first, second), said = programs.metrics_of(self.folder, [
+            "--config", programs.write_config(self.folder, config), "--tokens", self.tokens, "--steps", 2, "--batch", 24, "--seq", 16,
+            "--zero", zero, "--accumulate", accumulate, "--ac", ac, "--verify", *more], dp, tp, replicas)
+        self.assertLess(float(re.search(EQUAL, said)[1]), 1e-5)
         self.assertEqual(first["comm"], second["comm"])
         comm, layers = second["comm"], config["num_hidden_layers"]
         shapes = unit_shapes(config, tp)
@@ -102,13 +100,11 @@ LOSS = "verify: the loss and 21 parameters equal one rank's"
 class Verify(programs.InFolder):
     def setUp(self):
         super().setUp()
-        text = self.folder / "text"
-        text.write_text("A mesh computes what one rank does.\n" * 200)
+        text = programs.write(self.folder / "text", "A mesh computes what one rank does.\n" * 200)
         self.flags = ["--config", self.config, "--text", text, "--steps", 2, "--batch", 4, "--seq", 32]
 
     def test_finds_every_mesh_equal(self):
-        few = self.folder / "few.json"
-        few.write_text(json.dumps(programs.SMALL | {"num_key_value_heads": 2}))
+        few = programs.write(self.folder / "few.json", json.dumps(programs.SMALL | {"num_key_value_heads": 2}))
         documents = ["--document-mask", "--eos-token", 10]
         for mesh, flags, said in (
                 ({"replicas": 2, "tp": 2}, ["--ac", "selective", "--no-sp", "--no-loss-parallel", *documents], EQUAL),

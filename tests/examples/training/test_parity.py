@@ -82,12 +82,10 @@ class Optimizers(programs.InFolder):
             with self.subTest(flags):
                 runs = []
                 for dp, tp in ((1, 1), (2, 2)):
-                    out = self.folder / f"{dp}.jsonl"
-                    programs.train(["--config", self.config, "--tokens", self.tokens, "--steps", 6,
-                                    "--seq", 32, "--lr", 1e-2, *flags, "--metrics", out], dp, tp)
-                    runs.append([step["loss"] for step in programs.read_metrics(out)])
-                for one, four in zip(*runs):
-                    self.assertAlmostEqual(one, four, delta=2e-4 * one)
+                    rows, _ = programs.metrics_of(self.folder, ["--config", self.config, "--tokens", self.tokens, "--steps", 6,
+                                                                "--seq", 32, "--lr", 1e-2, *flags], dp, tp)
+                    runs.append([step["loss"] for step in rows])
+                self.assert_close(runs[1], runs[0], 2e-4)
                 self.assertNotIn(runs[0][-1], seen)
                 seen.add(runs[0][-1])
 
@@ -137,8 +135,7 @@ class ContextParallel(programs.InFolder):
 
     def test_counts_the_tokens_of_all_parts(self):
         """With a mask of documents some targets do not count, and not as many on each rank."""
-        text = self.folder / "held.txt"
-        text.write_text("The shell reads a line. It runs what the line says. " * 30)
+        text = programs.write(self.folder / "held.txt", "The shell reads a line. It runs what the line says. " * 30)
         losses = []
         for run, mesh in (("alone", {}), ("split", {"cp": 2, "dp": 2})):
             done = self.train(run, config=programs.SMALL, flags=["--document-mask", "--eos-token", 5, "--eval-text", text], **mesh)
@@ -149,10 +146,8 @@ class ContextParallel(programs.InFolder):
 
 class HalfPrecision(programs.InFolder):
     def rows(self, flags, **mesh):
-        metrics = self.folder / "m.jsonl"
-        programs.train(["--config", self.config, "--tokens", self.tokens, "--metrics", metrics, "--steps", 4, "--batch", 4,
-                        "--seq", 32, *flags], **mesh)
-        return programs.read_metrics(metrics)
+        return programs.metrics_of(self.folder, ["--config", self.config, "--tokens", self.tokens, "--steps", 4, "--batch", 4,
+                                                 "--seq", 32, *flags], **mesh)[0]
 
     def test_losses_and_norms_are_those_of_fp32(self):
         want = self.rows([])
