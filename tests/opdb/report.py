@@ -12,27 +12,28 @@ import torch
 
 from ranks import COLUMNS
 
-MESHES = {"A": "line of 4, sizes that it divides", "B": "2 × 2, sizes that it does not divide",
-          "C": "line of 4, sizes that it does not divide, empty shards"}
+MESHES = {"A": "1-D mesh of 4 ranks, sizes divisible by 4", "B": "mesh of 2 × 2 ranks, sizes not divisible by 4",
+          "C": "1-D mesh of 4 ranks, sizes not divisible by 4, empty shards"}
 # PyTorch 2.11's DTensor, with the samples and placements of A and B: right, comparable, hanging.
 PYTORCH = {"A": (322, 649, 2), "B": (305, 654, 10)}
 
 HEAD = """# PyTorch's operator database
 
-The {entries} entries of `torch.testing._internal.common_methods_invocations.op_db` (PyTorch {version}),
-run through `libtessera_torch.so` on 4 ranks, forward and backward. Every sample input is distributed
-in several placements of each tensor argument; results and gradients are compared with those of the
-plain operator on one device. An operator takes the worst of its cases. To run it again (the options,
-and what each class means, are in its help):
+`run.py` runs the {entries} entries of `torch.testing._internal.common_methods_invocations.op_db` (PyTorch
+{version}) through `libtessera_torch.so` on 4 ranks, forward and backward. Every sample input is
+distributed in several placements of each tensor argument; results and gradients are compared with the
+results and gradients of the plain operator on one device. The class of an operator is the worst class of
+the operator's cases. The following commands test all operators (`run.py --help` explains the options and
+the classes):
 
 ```sh
 .deps/venv/bin/python tests/opdb/run.py --configuration A --json A.json   # and B, C
 .deps/venv/bin/python tests/opdb/report.py A=A.json B=B.json C=C.json > docs/operators/operator_database.md
 ```
 
-`--partial`, `--transposed` and `--variant` run the same with arguments that are partial sums or
-transposed in memory, without a gradient, in inference mode, differentiated twice, and for in-place
-and `out=` variants. A refusal is the library's own error, raised on every rank; the next call works.
+With `--partial`, `--transposed` and `--variant`, `run.py` runs the same cases with arguments that are partial
+sums or transposed in memory, without a gradient, in inference mode, differentiated twice, and for in-place and
+`out=` variants. The class "refused" means that Tessera raised an error on every rank; the next call works.
 """
 
 
@@ -45,7 +46,7 @@ def table(sweeps):
         rows.append(f"| {name}: {MESHES[name]} | " + " | ".join(str(counts[c]) for c in COLUMNS) + f" | {cases} |")
         if name in PYTORCH:
             right, comparable, hanging = PYTORCH[name]
-            rows.append(f"| {name}, PyTorch 2.11's own DTensor | {right} of {comparable} | | | | {hanging} | | | |")
+            rows.append(f"| {name}, with PyTorch 2.11's DTensor | {right} of {comparable} | | | | {hanging} | | | |")
     return rows
 
 
@@ -61,7 +62,7 @@ def failures(sweeps):
             for name, records in sweeps.items() for record in records
             if record["class"] not in ("right", "not comparable")]
     if not rows:
-        return ["None: every comparable entry is right in every configuration."]
+        return ["In every configuration, every comparable entry of the operator database is right."]
     return ["| entry | configuration | class | reason |", "|---|---|---|---|", *rows]
 
 
@@ -71,7 +72,8 @@ def not_comparable(sweeps):
         for record in records:
             if record["class"] == "not comparable":
                 names[reason(record["messages"][0])].setdefault(record["name"])
-    return [f"* {why}: " + ", ".join(f"`{name}`" for name in entries) for why, entries in names.items()]
+    return ["| reason | entries |", "|---|---|",
+            *(f"| {why} | " + ", ".join(f"`{name}`" for name in entries) + " |" for why, entries in names.items())]
 
 
 def main(arguments):

@@ -19,16 +19,18 @@ namespace {
 constexpr const char* kIntroduction =
     R"(# What each family of operators communicates
 
-The tests run each row (`tests/dtensor/family/`), forward and backward, on 4 ranks. They compare the values
-with libtorch's on one rank and count the collectives at the communicator. After a change, run
-`family_test` with `TESSERA_UPDATE_DOCS=1`. [operators.md](operators/operators.md) lists every overload that has a
-rule.
+The tests in `tests/dtensor/family/` run each row of the tables on this page, forward and backward, on 4
+ranks, compare the values with libtorch's values on one rank, and count the collectives in the communicator.
+After a change of a sharding rule, run `family_test` with `TESSERA_UPDATE_DOCS=1`, which writes this page.
+[operators.md](operators/operators.md) lists every operator overload that has a sharding rule.
 
-Placements: `S0` is `Shard(0)`, `R` is `Replicate()`, `P` is `Partial(sum)`, `Pmax` is `Partial(max)`; a comma
-stands between mesh dimensions. A row without a comma is on a mesh of 4, one with it on 2 × 2. Tensors
-are of doubles. A collective has the bytes that one rank puts in; `2 all_reduce 128` are two calls, 128
-bytes together; `-` is none. The gradients are those of the inputs, if the gradient of the result has the
-result's placements (`R` instead of `P`); `-` is none.
+In the tables, `S0` means `Shard(0)`, `R` means `Replicate()`, `P` means `Partial(sum)`, and `Pmax` means
+`Partial(max)`; a comma separates mesh dimensions. A table row without a comma in the placements is for a mesh
+of 4 ranks, and a row with a comma is for a mesh of 2 × 2 ranks. All tensors have elements of type double. The
+bytes of a collective are the bytes that one rank contributes; `2 all_reduce 128` means two calls with 128
+bytes together, and `-` means no collective. The column "gradients" has the placements of the inputs'
+gradients, if the gradient of the result has the result's placements (`R` instead of `P`); `-` means no
+gradient.
 )";
 
 const char* name_of(Operand::Kind kind) {
