@@ -518,8 +518,10 @@ ParallelizePlan attention_plan(const std::string& fqn, const nn::AttentionOption
     plan.emplace_back(below(names.value), kv_heads);
   }
   if (o.qk_norm) {
-    // the shape of the activations is (batch, tokens, heads, head_dim)
-    const StylePtr norm = sequence_parallel({.sequence_dim = 2});
+    // The norm of each head gets (batch, tokens, heads, head_dim). A norm over all heads gathers
+    // them.
+    const StylePtr norm =
+        o.qk_norm_over_heads ? replicate_parallel() : sequence_parallel({.sequence_dim = 2});
     plan.emplace_back(below("q_norm"), norm);
     plan.emplace_back(below("k_norm"), norm);
   }
@@ -541,6 +543,16 @@ ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names,
   return {shared_input(fqn, options),
           {nn::detail::join_fqn(fqn, names.up), colwise_parallel()},
           {nn::detail::join_fqn(fqn, names.down), output_projection(options)}};
+}
+
+ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,
+                             const BlockPlanOptions& options) {
+  const nn::ExpertNames& names = block.names;
+  ParallelizePlan plan{
+      {nn::detail::join_fqn(fqn, names.router), sequence_parallel({.sequence_dim = 0})}};
+  return block.shared_inner == 0
+             ? plan
+             : joined({plan, swi_glu_plan(nn::detail::join_fqn(fqn, names.shared), {}, options)});
 }
 
 ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans) {

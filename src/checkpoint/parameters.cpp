@@ -156,8 +156,12 @@ void StoredTensor::visit(std::span<const std::int64_t> offset, const at::Tensor&
   std::vector<std::int64_t> at(offset.begin(), offset.end());
   rows->visit(offset[0], block.size(0),
               [&](std::int64_t row, std::int64_t from, std::int64_t count) {
+                const at::Tensor part = block.narrow(0, from, count);
+                if (is_matrix_of_stack) {
+                  return visit(std::span(at).subspan(1), part.squeeze(0));
+                }
                 at[0] = row;
-                visit(at, block.narrow(0, from, count));
+                visit(at, part);
               });
 }
 
@@ -176,7 +180,12 @@ std::vector<StoredTensor> stored_tensors(const std::string& fqn, const nn::Param
   std::vector<StoredTensor> tensors;
   for (const nn::NamedRows& part : nn::rows_of_parts(fqn, *slot.role.stored_parts)) {
     tensors.push_back({.name = part.name, .sizes = sizes, .rows = part.rows});
-    tensors.back().sizes[0] = part.rows.run * part.rows.groups;
+    if (slot.role.stored_parts->stacked) {
+      tensors.back().is_matrix_of_stack = true;
+      tensors.back().sizes.erase(tensors.back().sizes.begin());
+    } else {
+      tensors.back().sizes[0] = part.rows.run * part.rows.groups;
+    }
   }
   return tensors;
 }

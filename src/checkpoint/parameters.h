@@ -77,6 +77,8 @@ struct StoredTensor {
   std::vector<std::int64_t> sizes;
   /// The rows of the parameter that the tensor stores. nullopt means all rows.
   std::optional<PartRows> rows{};
+  /// Whether the tensor is one matrix of a stack, so that `sizes` lacks the parameter's dimension 0.
+  bool is_matrix_of_stack = false;
 
   /// A function that receives an offset in the stored tensor, and the values of the parameter at
   /// this offset.

@@ -198,6 +198,10 @@ std::vector<PlannedChunk> chunks_at(const StateEntry& entry, std::size_t index,
                                run.offset[0] = row;
                                run.sizes[0] = run.parts[0].sizes[0] = rows;
                                run.parts[0].local_offset[0] += from;
+                               if (entry.stored.is_matrix_of_stack) {
+                                 run.offset.erase(run.offset.begin());
+                                 run.sizes.erase(run.sizes.begin());
+                               }
                                append(chunks, std::move(run));
                              });
   }
@@ -293,7 +297,8 @@ FileChunk chunk_of(const PlannedChunk& planned, const StateEntry& entry) {
                   .sizes = planned.sizes,
                   .blocks = {}};
   for (const ChunkRows& part : planned.parts) {
-    chunk.blocks.push_back({part.row, local_block(local, Box{{}, part.local_offset, part.sizes})});
+    const at::Tensor block = local_block(local, Box{{}, part.local_offset, part.sizes});
+    chunk.blocks.push_back({part.row, entry.stored.is_matrix_of_stack ? block.squeeze(0) : block});
   }
   return chunk;
 }

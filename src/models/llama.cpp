@@ -15,6 +15,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
@@ -271,12 +272,30 @@ nn::AttentionOptions attention_options(const LlamaConfig& c) {
           .qkv_bias = c.query_key_value_bias,
           .output_bias = c.attention_output_bias,
           .qk_norm = c.query_key_norm,
+          .qk_norm_over_heads = c.norm_over_heads,
           .norm_eps = c.rms_norm_eps,
           .window = c.sliding_window};
 }
 
 nn::MlpOptions mlp_options(const LlamaConfig& c) {
   return {.hidden = c.hidden_size, .inner = c.intermediate_size, .bias = c.mlp_bias};
+}
+
+nn::ExpertsOptions experts_options(const LlamaConfig& c) {
+  nn::ExpertsOptions options{.hidden = c.hidden_size,
+                             .inner = c.moe_intermediate_size,
+                             .experts = c.num_experts,
+                             .top_k = c.num_experts_per_tok,
+                             .normalize = c.norm_topk_prob};
+  if (c.mixtral_names) {
+    options.names.mlp = {.gate = "w1", .up = "w3", .down = "w2"};
+  }
+  return options;
+}
+
+/// The name of a mixture of experts in its block.
+const char* mixture_name(const LlamaConfig& c) {
+  return c.mixtral_names ? "block_sparse_moe" : "mlp";
 }
 
 }  // namespace
@@ -315,13 +334,19 @@ class Llama::Block : public nn::Module<Llama::Block> {
       : input_layernorm(*this, "input_layernorm", c.hidden_size, c.rms_norm_eps),
         self_attn(*this, "self_attn", c, layer),
         post_attention_layernorm(*this, "post_attention_layernorm", c.hidden_size, c.rms_norm_eps),
-        mlp(*this, "mlp", mlp_options(c)),
-        dropout_(dropout) {}
+        dropout_(dropout) {
+    if (has_experts(c, static_cast<std::int64_t>(layer))) {
+      experts_ = register_module(mixture_name(c),
+                                 std::make_shared<nn::MixtureOfExperts>(experts_options(c)));
+    } else {
+      mlp_ = register_module("mlp", std::make_shared<nn::SwiGlu>(mlp_options(c)));
+    }
+  }
 
   at::Tensor forward(const at::Tensor& x, const Context& context) {
     const auto [normed, h] =
         post_attention_layernorm(drop(self_attn(input_layernorm(x), context)), x);
-    return h + drop(mlp(normed));
+    return h + drop(experts_ != nullptr ? (*experts_)(normed) : (*mlp_)(normed));
   }
 
  private:
@@ -334,7 +359,8 @@ class Llama::Block : public nn::Module<Llama::Block> {
   nn::Child<nn::RMSNorm> input_layernorm;
   nn::Child<Attention> self_attn;
   nn::Child<nn::RMSNorm> post_attention_layernorm;
-  nn::Child<nn::SwiGlu> mlp;
+  std::shared_ptr<nn::SwiGlu> mlp_;                ///< nullptr in a layer with experts
+  std::shared_ptr<nn::MixtureOfExperts> experts_;  ///< nullptr in a layer with one MLP
   double dropout_;
 };
 
@@ -449,7 +475,6 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   // their initial values is scaled so that the stream's variance does not grow with depth (GPT-2).
   const double output_std = std / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
   nn::Initializers table{{"model.layers.*.self_attn.o_proj.weight", normal(output_std)},
-                         {"model.layers.*.mlp.down_proj.weight", normal(output_std)},
                          {"model.layers.*.*layernorm.weight", ones()},
                          {"model.norm.weight", ones()},
                          {"model.embed_tokens.weight", normal(std)}};
@@ -457,6 +482,16 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   // that matches no parameter is an error.
   if (config_.query_key_norm) {
     table.emplace_back("model.layers.*.self_attn.*_norm.weight", ones());
+  }
+  if (config_.num_experts == 0 || !config_.dense_layers.empty()) {
+    table.emplace_back("model.layers.*.mlp.down_proj.weight", normal(output_std));
+  }
+  if (std::ssize(config_.dense_layers) < config_.num_hidden_layers && config_.num_experts > 0) {
+    const std::string experts =
+        std::string("model.layers.*.") + mixture_name(config_) + ".experts.";
+    table.emplace_back(experts + experts_options(config_).names.mlp.down + ".weight",
+                       normal(output_std));
+    table.emplace_back(experts + "*.weight", normal(std));
   }
   table.emplace_back("model.layers.*.*.*.weight", normal(std));
   if (config_.query_key_value_bias || config_.mlp_bias) {
@@ -470,6 +505,33 @@ void Llama::reset_parameters(const nn::InitContext& init) {
   init.set_buffer(cos_, cos);
   init.set_buffer(sin_, sin);
 }
+
+namespace {
+
+/// The tensor-parallel plan of all MLPs and mixtures of experts.
+tensor_parallel::ParallelizePlan mlp_plan(const LlamaConfig& c,
+                                          const tensor_parallel::BlockPlanOptions& options) {
+  const std::string any = "model.layers.*.";
+  const auto experts = [&](const std::string& layer) {
+    return tensor_parallel::experts_plan(layer + mixture_name(c), experts_options(c), options);
+  };
+  if (c.num_experts == 0) {
+    return tensor_parallel::swi_glu_plan(any + "mlp", {}, options);
+  }
+  if (c.dense_layers.empty()) {
+    return experts(any);
+  }
+  tensor_parallel::ParallelizePlan plan;
+  for (std::int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    plan = tensor_parallel::joined(
+        {plan, has_experts(c, i) ? experts(layer)
+                                 : tensor_parallel::swi_glu_plan(layer + "mlp", {}, options)});
+  }
+  return plan;
+}
+
+}  // namespace
 
 /// The tensor-parallel plan of Megatron and torchtitan. With sequence parallelism, attention and
 /// MLP of a block cost one all-gather and one reduce-scatter each, otherwise one all-reduce each.
@@ -496,7 +558,7 @@ tensor_parallel::ParallelizePlan Llama::tensor_parallel_plan(
                                                 .use_local_output = !options.loss_parallel,
                                                 .regather = options.regather})}},
                  attention_plan(layer + "self_attn", attention_options(config_), block),
-                 swi_glu_plan(layer + "mlp", {}, block)});
+                 mlp_plan(config_, block)});
 }
 
 std::vector<nn::ModuleBase*> Llama::blocks() const {

@@ -151,23 +151,28 @@ struct Architecture {
   const char* class_name;
   bool query_key_value_bias;  ///< whether the model type always has these biases
   bool query_key_norm;
-  bool begins_texts;                      ///< whether the tokenizer puts bos_token_id before a text
+  bool begins_texts;    ///< whether the tokenizer puts bos_token_id before a text
+  const char* experts;  ///< the key of the number of experts; nullptr: the model has none
   bool has_attention_bias, has_mlp_bias;  ///< whether these biases exist if config.json says so
 };
-constexpr std::array<Architecture, 4> kArchitectures{{
-    {"llama", "LlamaForCausalLM", false, false, true, true, true},
-    {"mistral", "MistralForCausalLM", false, false, true, false, false},
-    {"qwen2", "Qwen2ForCausalLM", true, false, false, false, false},
-    {"qwen3", "Qwen3ForCausalLM", false, true, false, true, false},
+constexpr std::array<Architecture, 7> kArchitectures{{
+    {"llama", "LlamaForCausalLM", false, false, true, nullptr, true, true},
+    {"mistral", "MistralForCausalLM", false, false, true, nullptr, false, false},
+    {"qwen2", "Qwen2ForCausalLM", true, false, false, nullptr, false, false},
+    {"qwen3", "Qwen3ForCausalLM", false, true, false, nullptr, true, false},
+    {"mixtral", "MixtralForCausalLM", false, false, true, "num_local_experts", false, false},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", false, true, false, "num_experts", true, false},
+    {"olmoe", "OlmoeForCausalLM", false, true, false, "num_experts", true, false},
 }};
 
 /// A config.json without "model_type" is read as a Llama.
 const Architecture& architecture_of(const ConfigReader& reader) {
   const std::string type = reader.has("model_type") ? reader.text("model_type") : "llama";
   const auto* const found = std::ranges::find(kArchitectures, type, &Architecture::type);
-  TESSERA_CHECK(
-      found != kArchitectures.end(), reader.origin(), ": \"model_type\" is \"", type,
-      "\", but only llama, mistral, qwen2 and qwen3 are implemented; use a model of these");
+  TESSERA_CHECK(found != kArchitectures.end(), reader.origin(), ": \"model_type\" is \"", type,
+                "\", but only llama, mistral, qwen2, qwen3, mixtral, qwen3_moe and olmoe are "
+                "implemented; use "
+                "a model of these");
   reader.only("architectures", {Json::array({found->class_name})},
               "architectures other than the type's own are");
   return *found;
@@ -181,6 +186,8 @@ void refuse_unimplemented(const ConfigReader& reader) {
   reader.only("partial_rotary_factor", {1, 1.0}, "partial rotary embedding is");
   reader.only("quantization_config", {}, "quantised weights are");
   reader.only("is_causal", {true}, "attention to later tokens is");
+  reader.only("clip_qkv", {}, "clipped queries, keys and values are");
+  reader.only("router_jitter_noise", {0, 0.0}, "noise in the router is");
 }
 
 void check_layer_types(const ConfigReader& reader, std::int64_t window) {
@@ -199,8 +206,9 @@ void check_layer_types(const ConfigReader& reader, std::int64_t window) {
 /// In Mistral's config.json, a sliding window applies to all layers. In Qwen's config.json, a
 /// window applies only with "use_sliding_window".
 std::int64_t read_sliding_window(const ConfigReader& reader, const std::string& type) {
-  if (type == "mistral") {
-    return reader.names("sliding_window") ? reader.positive_or("sliding_window", 0) : 4096;
+  if (type == "mistral" || type == "mixtral") {
+    const std::int64_t missing = type == "mistral" ? 4096 : 0;
+    return reader.names("sliding_window") ? reader.positive_or("sliding_window", 0) : missing;
   }
   reader.only("use_sliding_window", {false}, "layers that differ in attention are");
   if (type == "llama") {
@@ -331,6 +339,42 @@ std::int64_t read_max_positions(const ConfigReader& reader, const RopeScaling& s
   return std::max(said, static_cast<std::int64_t>(std::min(scaled, kMost)));
 }
 
+/// Reads the settings of experts. The defaults of missing keys are those of `transformers`.
+void read_experts(const ConfigReader& reader, const Architecture& architecture, LlamaConfig& c) {
+  if (architecture.experts == nullptr) {
+    return;
+  }
+  const std::string type = architecture.type;
+  c.num_experts = reader.positive(architecture.experts);
+  c.num_experts_per_tok = reader.positive("num_experts_per_tok");
+  TESSERA_CHECK(c.num_experts_per_tok <= c.num_experts, reader.origin(),
+                ": \"num_experts_per_tok\" is ", c.num_experts_per_tok, ", but there are ",
+                c.num_experts, " experts; give at most as many");
+  c.mixtral_names = type == "mixtral";
+  c.norm_over_heads = type == "olmoe";
+  c.norm_topk_prob = c.mixtral_names || reader.flag_or("norm_topk_prob", false);
+  const bool is_qwen = type == "qwen3_moe";
+  c.moe_intermediate_size =
+      is_qwen ? reader.positive("moe_intermediate_size") : c.intermediate_size;
+  if (reader.flag_or("output_router_logits", false)) {
+    c.router_aux_loss_coef =
+        reader.number_or("router_aux_loss_coef", c.norm_over_heads ? 0.01 : 0.001);
+  }
+  if (!is_qwen) {
+    return;
+  }
+  const std::int64_t step = reader.positive_or("decoder_sparse_step", 1);
+  std::vector<std::int64_t> dense;
+  if (reader.has("mlp_only_layers")) {
+    dense = reader.at("mlp_only_layers").get<std::vector<std::int64_t>>();
+  }
+  for (std::int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+    if ((layer + 1) % step != 0 || std::ranges::find(dense, layer) != dense.end()) {
+      c.dense_layers.push_back(layer);
+    }
+  }
+}
+
 }  // namespace
 
 LlamaConfig detail::parse_config(const std::string& text, const std::string& origin) {
@@ -359,7 +403,7 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
                   c.hidden_size, " is not a multiple of num_attention_heads ",
                   c.num_attention_heads, " and no head_dim is given");
   }
-  c.head_dim = architecture.query_key_norm
+  c.head_dim = architecture.type == std::string_view("qwen3")
                    ? reader.positive("head_dim")
                    : reader.positive_or("head_dim", c.hidden_size / c.num_attention_heads);
   c.rms_norm_eps = reader.number_or("rms_norm_eps", c.rms_norm_eps);
@@ -377,6 +421,7 @@ LlamaConfig detail::parse_config(const std::string& text, const std::string& ori
   TESSERA_CHECK(architecture.has_mlp_bias || !c.mlp_bias, origin, ": \"mlp_bias\" of a ",
                 architecture.type, " is not implemented; use a model without it");
   c.query_key_norm = architecture.query_key_norm;
+  read_experts(reader, architecture, c);
   c.begins_texts = architecture.begins_texts;
   c.sliding_window = read_sliding_window(reader, architecture.type);
   check_layer_types(reader, c.sliding_window);
@@ -408,6 +453,14 @@ void check_tensor_parallel(const LlamaConfig& config, std::int64_t tp) {
                 " can't be shared out at a tensor-parallel degree of ", tp,
                 ": neither is a multiple of the other; choose a degree that divides ", heads,
                 " heads, and divides ", kv_heads, " or is a multiple of it");
+  TESSERA_CHECK(!config.norm_over_heads || kv_heads % tp == 0, "num_key_value_heads ", kv_heads,
+                " can't be split at a tensor-parallel degree of ", tp,
+                " with a norm over all heads; choose a degree that divides ", kv_heads);
+}
+
+bool has_experts(const LlamaConfig& config, std::int64_t layer) {
+  return config.num_experts > 0 &&
+         std::ranges::find(config.dense_layers, layer) == config.dense_layers.end();
 }
 
 std::int64_t key_value_copies(const LlamaConfig& config, std::int64_t tp) {
@@ -427,16 +480,24 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
 ParameterCount count_parameters(const LlamaConfig& c) {
   const std::int64_t embedding = c.vocab_size * c.hidden_size;
   const std::int64_t heads = c.num_attention_heads + c.num_key_value_heads;
+  const std::int64_t norms = c.norm_over_heads ? heads * c.head_dim : 2 * c.head_dim;
   // Queries and output have num_attention_heads heads; keys and values have num_key_value_heads.
   const std::int64_t attention =
       2 * c.hidden_size * heads * c.head_dim +
       (c.query_key_value_bias ? (heads + c.num_key_value_heads) * c.head_dim : 0) +
-      (c.attention_output_bias ? c.hidden_size : 0) + (c.query_key_norm ? 2 * c.head_dim : 0);
+      (c.attention_output_bias ? c.hidden_size : 0) + (c.query_key_norm ? norms : 0);
   const std::int64_t mlp = 3 * c.hidden_size * c.intermediate_size +
                            (c.mlp_bias ? 2 * c.intermediate_size + c.hidden_size : 0);
-  const std::int64_t block = attention + mlp + 2 * c.hidden_size;
+  const std::int64_t expert = 3 * c.hidden_size * c.moe_intermediate_size;
   const std::int64_t head = c.tie_word_embeddings ? 0 : embedding;
-  return {embedding + c.num_hidden_layers * block + c.hidden_size + head, embedding};
+  const std::int64_t dense = c.num_experts > 0 ? std::ssize(c.dense_layers) : c.num_hidden_layers;
+  const std::int64_t mixtures = c.num_hidden_layers - dense;
+  const std::int64_t shared = embedding + head + c.hidden_size + dense * mlp +
+                              mixtures * c.hidden_size * c.num_experts +
+                              c.num_hidden_layers * (attention + 2 * c.hidden_size);
+  return {.total = shared + mixtures * c.num_experts * expert,
+          .embedding = embedding,
+          .active = shared + mixtures * c.num_experts_per_tok * expert};
 }
 
 namespace {

@@ -48,8 +48,8 @@ at::Tensor as_batch(const at::Tensor& x, const at::Tensor& like) {
   return x.size(1) == like.size(1) ? x : x.squeeze(0).unflatten(0, {like.size(0), like.size(1)});
 }
 
-at::Tensor normed(const at::Tensor& heads, const std::shared_ptr<RMSNorm>& norm) {
-  return norm == nullptr ? heads : (*norm)(heads);
+at::Tensor normed(const at::Tensor& x, const std::shared_ptr<RMSNorm>& norm) {
+  return norm == nullptr ? x : (*norm)(x);
 }
 
 }  // namespace
@@ -74,6 +74,10 @@ AttentionOptions detail::completed(AttentionOptions options) {
                   " heads can't share out ", options.hidden, " features; give head_dim");
     options.head_dim = options.hidden / options.heads;
   }
+  TESSERA_CHECK(!options.qk_norm_over_heads || (options.qk_norm && !options.fused_qkv),
+                "an Attention with qk_norm_over_heads was asked for, but ",
+                options.qk_norm ? "with fused_qkv" : "without qk_norm",
+                "; it needs qk_norm and separate projections");
   TESSERA_CHECK(options.window == 0 || options.causal, "an Attention with a window of ",
                 options.window, " that is not causal was asked for; pass a mask in the call");
   return options;
@@ -102,8 +106,11 @@ Attention::Attention(const AttentionOptions& options) : options_(detail::complet
   output_ = register_module(
       names.output, std::make_shared<Linear>(q, o.hidden, LinearOptions{.bias = o.output_bias}));
   if (o.qk_norm) {
-    q_norm_ = register_module("q_norm", std::make_shared<RMSNorm>(o.head_dim, o.norm_eps));
-    k_norm_ = register_module("k_norm", std::make_shared<RMSNorm>(o.head_dim, o.norm_eps));
+    const bool whole = o.qk_norm_over_heads;
+    q_norm_ =
+        register_module("q_norm", std::make_shared<RMSNorm>(whole ? q : o.head_dim, o.norm_eps));
+    k_norm_ =
+        register_module("k_norm", std::make_shared<RMSNorm>(whole ? kv : o.head_dim, o.norm_eps));
   }
 }
 
@@ -117,7 +124,11 @@ Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& 
   const std::int64_t size = options_.head_dim;
   if (fused_ == nullptr) {
     const auto own = [&](const at::Tensor& t) { return heads(t, {t.size(-1) / size, size}); };
-    const std::vector<at::Tensor> qkv = linear_products(x, {*query_, *key_, *value_});
+    std::vector<at::Tensor> qkv = linear_products(x, {*query_, *key_, *value_});
+    if (options_.qk_norm_over_heads) {
+      qkv[0] = normed(qkv[0], q_norm_);
+      qkv[1] = normed(qkv[1], k_norm_);
+    }
     return turned({own(qkv[0]), own(qkv[1]), own(qkv[2])}, inputs);
   }
   const at::Tensor product = (*fused_)(x);
@@ -129,8 +140,9 @@ Attention::Heads Attention::project(const at::Tensor& x, const AttentionInputs& 
 }
 
 Attention::Heads Attention::turned(const Heads& heads, const AttentionInputs& inputs) {
-  const at::Tensor q = normed(heads.q, q_norm_);
-  const at::Tensor k = normed(heads.k, k_norm_);
+  const bool by_head = !options_.qk_norm_over_heads;
+  const at::Tensor q = by_head ? normed(heads.q, q_norm_) : heads.q;
+  const at::Tensor k = by_head ? normed(heads.k, k_norm_) : heads.k;
   if (!inputs.cos.defined()) {
     return {q, k, heads.v};
   }

@@ -107,7 +107,14 @@ class detail::Experts : public Module<detail::Experts> {
  public:
   explicit Experts(const ExpertsOptions& options) {
     const auto linear = [&](const std::string& name, std::int64_t in, std::int64_t out) {
-      return register_module(name, std::make_shared<GroupedLinear>(options.experts, in, out));
+      const auto module =
+          register_module(name, std::make_shared<GroupedLinear>(options.experts, in, out));
+      StoredParts parts{.stacked = true};
+      for (std::int64_t expert = 0; expert < options.experts; ++expert) {
+        parts.parts.push_back({std::to_string(expert) + "." + name, /*rows=*/1});
+      }
+      module->weight.slot()->role.stored_parts = parts;
+      return module;
     };
     gate = linear(options.names.mlp.gate, options.hidden, options.inner);
     up = linear(options.names.mlp.up, options.hidden, options.inner);

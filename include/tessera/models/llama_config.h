@@ -1,11 +1,13 @@
-// The configuration of a Llama, Mistral, Qwen 2 or Qwen 3. A setting in config.json that the model
-// does not implement throws Error, because the model would compute something else.
+// The configuration of a Llama, Mistral, Qwen 2, Qwen 3, Mixtral, Qwen 3 MoE or OLMoE. A setting in
+// config.json that the model does not implement throws Error, because the model would compute
+// something else.
 
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "tessera/export.h"
 #include "tessera/models/detail/positions.h"
@@ -13,7 +15,8 @@
 TESSERA_API_BEGIN
 namespace tessera::models {
 
-/// The architecture of a Llama, Mistral, Qwen 2 or Qwen 3, as in Hugging Face's config.json.
+/// The architecture of a Llama, Mistral, Qwen 2, Qwen 3, Mixtral, Qwen 3 MoE or OLMoE, as in
+/// Hugging Face's config.json.
 struct LlamaConfig {
   std::int64_t vocab_size = 0;
   std::int64_t hidden_size = 0;
@@ -36,6 +39,18 @@ struct LlamaConfig {
   /// Number of positions that a query attends to, including its own; 0: the query attends to all
   /// positions.
   std::int64_t sliding_window = 0;
+
+  /// Number of experts in a mixture of experts; 0: every layer has one MLP.
+  std::int64_t num_experts = 0;
+  std::int64_t num_experts_per_tok = 0;    ///< number of experts that compute a token
+  std::int64_t moe_intermediate_size = 0;  ///< number of features within an expert
+  bool norm_topk_prob = true;  ///< whether a token's router weights are divided by their sum
+  /// Coefficient of the load-balancing loss in training; 0 unless config.json has
+  /// "output_router_logits", as in `transformers`.
+  double router_aux_loss_coef = 0;
+  std::vector<std::int64_t> dense_layers{};  ///< layers that have one MLP in spite of num_experts
+  bool mixtral_names = false;    ///< whether the experts have Mixtral's names in weight files
+  bool norm_over_heads = false;  ///< whether query_key_norm is over all heads together (OLMoE)
 
   /// The text of config.json, which exports write next to the weights.
   std::string json;
@@ -67,7 +82,10 @@ std::string describe_key_value_copies(const LlamaConfig& config, std::int64_t tp
 struct ParameterCount {
   std::int64_t total = 0;
   std::int64_t embedding = 0;
+  std::int64_t active = 0;  ///< parameters that compute a token: `total` without other experts
 };
+/// Whether layer number `layer` has a mixture of experts.
+bool has_experts(const LlamaConfig& config, std::int64_t layer);
 /// Counts the parameters of a model with the given configuration, without creating the model.
 ParameterCount count_parameters(const LlamaConfig& config);
 

@@ -32,6 +32,8 @@ struct AttentionOptions {
   /// Whether the queries and keys of each head are normalised (RMSNorm over head_dim) by modules
   /// q_norm and k_norm.
   bool qk_norm = false;
+  /// With qk_norm: whether one RMSNorm is over the features of all heads together, as in OLMoE.
+  bool qk_norm_over_heads = false;
   double norm_eps = 1e-6;
   /// Whether one FusedLinear computes queries, keys and values, as in GPT-2.
   bool fused_qkv = false;

@@ -7,6 +7,7 @@
 #include "tessera/export.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/styles.h"
 
@@ -110,6 +111,12 @@ ParallelizePlan swi_glu_plan(const std::string& fqn, const nn::MlpNames& names =
 /// Returns the tensor-parallel plan of an nn::GeluMlp with the module names `names`.
 ParallelizePlan gelu_mlp_plan(const std::string& fqn, const nn::MlpNames& names = {},
                               const BlockPlanOptions& options = {});
+/// Returns the tensor-parallel plan of an nn::MixtureOfExperts with the options `block`: each rank
+/// computes the router and the experts for a part of the tokens, and the shared expert is split
+/// like an nn::SwiGlu. The experts' weights get their layout from nn::apply_expert_parallel(), with
+/// a mesh whose last dimension is the tensor-parallel one.
+ParallelizePlan experts_plan(const std::string& fqn, const nn::ExpertsOptions& block,
+                             const BlockPlanOptions& options = {});
 /// Returns one tensor-parallel plan with the entries of all `plans`, in order.
 ParallelizePlan joined(std::initializer_list<ParallelizePlan> plans);
 

@@ -25,6 +25,9 @@ struct StoredParts {
   };
   std::vector<Part> parts;
   std::int64_t groups = 1;
+  /// Whether each part is one matrix of a stack of matrices, (parts, out, in), which files store as
+  /// (out, in). `rows` of each part is 1.
+  bool stacked = false;
 };
 
 /// A part of a fused parameter, which weight files store as a separate tensor.
