@@ -5,7 +5,9 @@
 #include <string>
 
 #include "tessera/core/error.h"
+#include "tessera/dtensor/sharding_spec.h"
 #include "tessera/fsdp/fully_shard.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
 #include "tessera/tensor_parallel/parallelize.h"
@@ -15,15 +17,62 @@ namespace {
 
 using Modules = std::vector<nn::ModuleBase*>;
 
-bool has_dim(const DeviceMesh& mesh, const char* name) {
+bool has_dim(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::find(mesh.shape().names(), name) != mesh.shape().names().end();
+}
+
+/// Returns the names of `dims` that are dimensions of the mesh.
+std::vector<std::string> present(const DeviceMesh& mesh, std::vector<std::string> dims) {
+  std::erase_if(dims, [&](const std::string& name) { return !has_dim(mesh, name); });
+  return dims;
+}
+
+/// Returns the mesh for FSDP: `dims`, flattened to one dimension over which parameters are sharded.
+/// HSDP needs a 2-D mesh, whose first dimension replicates the parameters.
+DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>& dims) {
+  const DeviceMesh shard = mesh.slice(present(mesh, dims));
+  const DeviceMesh flat = shard.ndim() == 1 ? shard : shard.flatten();
+  return has_dim(mesh, "dp_replicate") ? DeviceMesh::concatenate({mesh["dp_replicate"], flat})
+                                       : flat;
+}
+
+/// Returns the mesh of the experts' weights. The first dimension splits the experts; the ranks of a
+/// second dimension have other tokens.
+DeviceMesh experts_mesh(const DeviceMesh& mesh) {
+  if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
+    return mesh["tp"];
+  }
+  return mesh.size("tp") > 1 ? mesh[{"ep", "tp"}] : mesh["ep"];
+}
+
+/// Returns the options for the FSDP units of a model whose experts are split over "ep": the FSDP
+/// mesh of the experts is that of all other parameters without "ep".
+fsdp::Options with_experts(const DeviceMesh& mesh, fsdp::Options options) {
+  const DeviceMesh over = experts_mesh(mesh);
+  const DeviceMesh own = with_replicas(mesh, {"dp", "cp"});
+  const std::int64_t shards = own.size(own.ndim() - 1), ep = over.size(0);
+  const auto is_expert = [over](const at::Tensor& parameter) {
+    return tessera::is_distributed(parameter) && sharding_spec(parameter).mesh == over;
+  };
+  options.parameter_mesh = [=](const std::string&, const at::Tensor& parameter) {
+    return is_expert(parameter) ? std::optional(own) : std::nullopt;
+  };
+  // Experts are split whole if each rank gets as many, otherwise each expert is split by features.
+  options.shard_placement = [=, others = options.shard_placement](const std::string& name,
+                                                                  const at::Tensor& parameter) {
+    const bool whole = parameter.dim() == 0 || (parameter.size(0) + ep - 1) / ep % shards == 0;
+    return is_expert(parameter) && !whole ? std::optional<Placement>(Shard{1})
+                                          : (others ? others(name, parameter) : std::nullopt);
+  };
+  return options;
 }
 
 /// A checkpointing policy: saves the results of attention and of every other matrix product, as
 /// torchtitan does. In a Llama block, saves the products of the queries, the values and the gate.
 bool keep_every_other_matmul(const nn::OperatorCall& call) {
   static const nn::OperatorPolicy costly = nn::save_matmuls_and_attention();
-  const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear";
+  const bool is_product = call.name == "aten::mm" || call.name == "tessera::fp8_linear" ||
+                          call.name == "tessera::grouped_linear";
   const bool other = is_product && call.index % 2 == 1;
   return !other && costly(call);
 }
@@ -88,29 +137,39 @@ void DeclaresUnits::set_context_parallel(const DeviceMesh& mesh) {
 }
 
 DeviceMesh batch_mesh(const DeviceMesh& mesh) {
-  return has_dim(mesh, "dp_replicate") ? mesh[{"dp_replicate", "dp"}] : mesh["dp"];
+  return mesh.slice(present(mesh, {"dp_replicate", "dp", "ep"}));
 }
 
-/// Returns the mesh for FSDP. HSDP needs a 2-D mesh: parameters are replicated over the first
-/// dimension and sharded over the second.
 DeviceMesh data_mesh(const DeviceMesh& mesh) {
-  if (!has_dim(mesh, "cp")) {
-    return batch_mesh(mesh);
-  }
-  const DeviceMesh shard = mesh[{"dp", "cp"}].flatten();
-  return has_dim(mesh, "dp_replicate") ? mesh[{"dp_replicate", "dp_cp"}] : shard;
+  return with_replicas(mesh, {"dp", "ep", "cp"});
 }
 
-void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
-                           const ParallelOptions& options) {
+namespace {
+
+/// `experts`: the mesh for apply_expert_parallel().
+void split_model(nn::ModuleBase& model, const DeviceMesh& tp, const DeviceMesh& experts,
+                 const ParallelOptions& options) {
   const tensor_parallel::DeclaredPlanOptions declared{
       .sequence_parallel = options.sequence_parallel,
       .loss_parallel = options.loss_parallel,
       .regather = options.regather};
-  if (mesh.size() > 1) {
-    tensor_parallel::parallelize_module(model, mesh,
-                                        tensor_parallel::declared_plan(model, mesh, declared));
+  if (tp.size() > 1) {
+    tensor_parallel::parallelize_module(model, tp,
+                                        tensor_parallel::declared_plan(model, tp, declared));
   }
+  if (experts.size() > 1) {
+    const std::int64_t mixtures = nn::apply_expert_parallel(model, experts);
+    TESSERA_CHECK(mixtures > 0 || experts == tp, "expert parallelism over ", experts.size(0),
+                  " ranks was asked for, but a ", model.name(),
+                  " has no experts; take a mesh without \"ep\"");
+  }
+}
+
+}  // namespace
+
+void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
+                           const ParallelOptions& options) {
+  split_model(model, mesh, mesh, options);
 }
 
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options) {
@@ -124,12 +183,16 @@ void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOp
                 recomputed, " blocks was asked for, but the model has ", blocks.size(),
                 "; give at most as many");
   // Tensor parallelism is applied before FSDP, so that FSDP shards each rank's part.
-  apply_tensor_parallel(model, mesh["tp"], options);
+  split_model(model, mesh["tp"], experts_mesh(mesh), options);
   if (has_dim(mesh, "cp")) {
     declared->set_context_parallel(mesh["cp"]);
   }
+  ParallelOptions own = options;
+  if (has_dim(mesh, "ep") && mesh.size("ep") > 1) {
+    own.fsdp = with_experts(mesh, options.fsdp);
+  }
   checkpoint_blocks(model, blocks, options);
-  shard_units(declared->fsdp_units(), blocks, data_mesh(mesh), options);
+  shard_units(declared->fsdp_units(), blocks, data_mesh(mesh), own);
 }
 
 }  // namespace tessera::models

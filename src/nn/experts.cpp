@@ -165,6 +165,9 @@ MixtureOfExperts::MixtureOfExperts(const ExpertsOptions& options) : options_(opt
 at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
   check_called();
   const bool distributed = tessera::is_distributed(input);
+  TESSERA_CHECK(!distributed || tessera::is_distributed(*experts_->gate->weight),
+                "a MixtureOfExperts was given a distributed input, but its experts are not "
+                "distributed; call nn::apply_expert_parallel with the ranks of the input");
   at::Tensor rows = input.dim() == 2 ? input : input.flatten(0, -2);
   if (distributed) {
     rows = DistributedTensor(rows).redistribute(Placements{Shard{0}});

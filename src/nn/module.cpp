@@ -549,7 +549,7 @@ OperatorPolicy save_matmuls_and_attention() {
        "aten::_scaled_dot_product_flash_attention_for_cpu",
        "aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_cudnn_attention",
        "aten::_flash_attention_forward", "aten::_efficient_attention_forward",
-       "tessera::chunked_attention"});
+       "tessera::chunked_attention", "tessera::grouped_linear", "tessera::all_to_all_uneven"});
 }
 
 ModulePredicate named(std::string pattern) {

@@ -61,23 +61,24 @@ struct ParallelOptions {
   std::optional<std::int64_t> recomputed_blocks{};
 };
 
-/// Returns the submesh whose ranks have different sequences: "dp", together with "dp_replicate" if
-/// the mesh has this dimension.
+/// Returns the submesh whose ranks have different sequences: those of "dp_replicate", "dp" and "ep"
+/// that are dimensions of the mesh.
 DeviceMesh batch_mesh(const DeviceMesh& mesh);
-/// Returns the submesh whose ranks have different tokens: batch_mesh(), with "cp" flattened into
-/// "dp_cp" if the mesh has the dimension "cp".
+/// Returns the submesh whose ranks have different tokens: "dp", "ep" and "cp", flattened to one
+/// dimension, after "dp_replicate". Dimensions that the mesh lacks are left out.
 DeviceMesh data_mesh(const DeviceMesh& mesh);
 
 /// Parallelizes the model over a mesh ("dp", "tp"). Optional dimensions are "dp_replicate" in front
-/// and "cp" between "dp" and "tp". Applies in this order: tensor and sequence parallelism over tp,
+/// and, between "dp" and "tp", "ep" and "cp". Applies in this order: tensor and sequence parallelism over tp,
 /// by the tensor-parallel plan that the model declares, if tp has more than one rank; context
-/// parallelism over cp; activation checkpointing of the blocks; FSDP over dp and cp, with gradients
+/// parallelism over cp; expert parallelism over ep or, without ep, over tp; activation checkpointing of the blocks; FSDP over dp, ep and cp (experts: dp and cp), with gradients
 /// all-reduced over dp_replicate. A unit with only embeddings is not gathered for backward. Throws
 /// Error for a model that does not implement DeclaresUnits, and the errors of the functions that
 /// parallelize() calls. Not collective.
 void parallelize(nn::ModuleBase& model, const DeviceMesh& mesh, const ParallelOptions& options);
 
-/// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`. Does
+/// Applies only the tensor and sequence parallelism of parallelize(), over the 1-D `mesh`, and splits
+/// experts over the same ranks. Does
 /// nothing on one rank. Not collective.
 void apply_tensor_parallel(nn::ModuleBase& model, const DeviceMesh& mesh,
                            const ParallelOptions& options);
