@@ -68,7 +68,7 @@ at::Tensor reference(const at::Tensor& maximum) {
 struct RowScales {
   at::Tensor softmax;
   at::Tensor target;
-  at::Tensor all;  ///< term that is added to every column; undefined if there is none
+  at::Tensor all;  ///< term that is added to every column; undefined if the term is 0
 };
 
 RowScales row_scales(const LossRows& rows, const at::Tensor& of_row,

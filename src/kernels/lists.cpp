@@ -200,7 +200,7 @@ struct PlacedRows {
 /// dimensions that the box covers completely, and the dimension before these dimensions.
 std::vector<PlacedRows> rows_of(const Box& box, const GlobalPlace& place, at::IntArrayRef sizes) {
   PlacedRows rows{.place = place.first_element};
-  std::vector<Extent> extents;  // box dimensions, with strides in the local and in the whole tensor
+  std::vector<Extent> extents;  // the box's dimensions, with strides in both tensors
   std::int64_t local_stride = 1;
   std::int64_t global_stride = 1;
   for (std::size_t d = box.sizes.size(); d-- > 0;) {

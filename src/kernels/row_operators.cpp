@@ -211,7 +211,7 @@ std::pair<at::Tensor, at::Tensor> backward_by_rows(const at::Tensor& g, const at
   // Each block of rows adds to its own row of `terms`: threads never add to the same address.
   const at::Tensor terms =
       weight.defined() ? at::zeros({kBlocks, rows.dim}, rstd.options()) : at::Tensor();
-  // The last blocks may have fewer rows than the others, or no rows.
+  // The last blocks of rows may be shorter than the others, or empty.
   const std::int64_t block = (rows.count + kBlocks - 1) / kBlocks;
   with_row_kernels(x, [&](const auto& kernels, auto element) {
     using T = decltype(element);
@@ -498,7 +498,7 @@ void turn_position(const RowKernels<T>& kernels, const Rotary& p, const RotaryHe
 
 template <class T>
 void on_host(const RowKernels<T>& kernels, const Rotary& p) {
-  // Minimum number of positions for a thread, with about 16384 elements.
+  // Minimum number of positions for each thread, which are about 16384 elements.
   const std::int64_t elements = heads_of_position(p) * 2 * p.half;
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(elements, 1));
   parallel_for(0, p.batch * p.sequence, grain, [&](std::int64_t begin, std::int64_t end) {

@@ -109,7 +109,7 @@ void InitContext::fill(const SlotPtr& slot, const Initializer& initializer) cons
     return;
   }
   if (run_.unfilled_only && slot->initialized()) {
-    return;  // a checkpoint or a weights file has filled the parameter
+    return;  // skips a parameter that a checkpoint or a weights file has filled
   }
   TESSERA_CHECK(!slot->persistent().is_meta(), "parameter '", found->second,
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
@@ -157,7 +157,7 @@ void InitContext::set_buffer(const Parameter& buffer, const at::Tensor& values) 
                 "' has no storage to fill; call nn::to_empty before nn::init_weights");
   const bool after_load = run_.buffers_only || run_.unfilled_only;
   if (after_load && slot->role.saved && slot->initialized()) {
-    return;  // a checkpoint or a weights file has filled the buffer
+    return;  // skips a buffer that a checkpoint or a weights file has filled
   }
   // Buffers are plain tensors: every rank computes the same values for a buffer.
   slot->set(values.to(slot->get().device()));

@@ -459,7 +459,7 @@ void ModuleBase::check_meta_inputs(TensorList inputs) const {
 }
 
 void ModuleBase::rethrow_named() const {
-  // The message must be made in the exception handler, while the CallScope still exists.
+  // The error message must be made in the exception handler, while the CallScope still exists.
   const auto context = [this] {
     const std::string fqn = fqn_.value_or("");
     std::string text =
@@ -481,7 +481,7 @@ void ModuleBase::rethrow_named() const {
     }
     throw;
   } catch (const Error& error) {
-    // An exception of a derived class already names its module, or belongs to no module.
+    // An exception of a class derived from Error already names its module, or belongs to none.
     if (typeid(error) != typeid(Error)) {
       throw;
     }

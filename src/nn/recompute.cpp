@@ -276,7 +276,7 @@ class RecordOperators final : public OperatorMode {
         ++options_.counts->kept_operators;
       }
     } else if (op.name == "aten::_unsafe_view") {
-      // _unsafe_view's result is matmul's result; libtorch does not mark it as a view.
+      // matmul returns the result of _unsafe_view, which libtorch does not mark as a view.
       log_.watch_aliases(results);
     }
     return results;
@@ -529,7 +529,7 @@ class Replay final : public CheckpointedRegion {
   void pack(const at::Tensor& tensor) {
     const std::size_t index = packed_++;
     if (index >= tensors_.size()) {
-      return;  // the function has caught StopRecomputation
+      return;  // the checkpointed function has caught StopRecomputation
     }
     const Frame::Saved& saved = frame_.saved_[index];
     saved.tensor.check(tensor, index);

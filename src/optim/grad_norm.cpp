@@ -83,7 +83,7 @@ class Counting {
       skipped[d] = skipped[d] && !own[d];
     }
     // The second condition is for a `mesh` that contains only some of the coordinates along a
-    // dimension of the mesh `base`.
+    // dimension of the mesh `base`: first_rank() may then be outside of `mesh`.
     return contains(mesh, first_rank(base, skipped)) || contains(distinct, front);
   }
 
@@ -266,7 +266,7 @@ kernels::NormAndFactor total_norm(const GradTerms& terms, double p,
   kernels::NormAndFactor total{
       .norm = norm, .factor = {}, .of_step = {}, .rounded = norm.to(c10::ScalarType::Float)};
   if (max_norm) {
-    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // 1e-6 as in PyTorch
+    total.factor = (*max_norm / (norm + 1e-6)).clamp_max(1.0);  // as PyTorch, adds 1e-6
     total.of_step = total.factor + (norm - norm);
   }
   return total;

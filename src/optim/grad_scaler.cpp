@@ -28,7 +28,7 @@ namespace {
 /// that was computed for other gradients.
 void check_covers(const std::vector<nn::SlotPtr>& parameters, const Optimizer& optimizer) {
   if (parameters == optimizer.parameters()) {
-    return;  // the usual case: the same list of parameters
+    return;  // usually both lists of parameters are the same
   }
   const std::unordered_set<nn::SlotPtr> known(parameters.begin(), parameters.end());
   for (const nn::SlotPtr& slot : optimizer.parameters()) {

@@ -148,7 +148,7 @@ void scale_by(const std::vector<at::Tensor>& tensors, const at::Tensor& factor) 
   }
 }
 
-/// libtorch's kernels for half-precision tensors compute in the same type.
+/// Returns the type in which libtorch's kernels compute for tensors of type `dtype`.
 c10::ScalarType update_type(c10::ScalarType dtype) {
   return at::toOpMathType(dtype);
 }

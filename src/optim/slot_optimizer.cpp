@@ -335,7 +335,7 @@ void SlotOptimizer::count_step(Run shards, const GradientFactor& factor) {
     return;
   }
   const at::Tensor number = factor.tensor.to(c10::ScalarType::Double);
-  const at::Tensor finite = number.sub(number).eq(0);  // NaN - NaN and inf - inf are NaN
+  const at::Tensor finite = number.sub(number).eq(0);  // x - x is NaN if x is NaN or infinite
   for (const at::Tensor& run : runs) {
     run.add_(finite.to(run.device()));
   }

@@ -1,4 +1,4 @@
-// A training step, its metrics, and evaluation.
+// One training step, the metrics of the step, and evaluation.
 
 #include "tessera/training/step.h"
 #include "tessera/observe/detail/metrics_output.h"

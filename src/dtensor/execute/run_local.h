@@ -1,4 +1,4 @@
-// Execution of a planned call on local tensors.
+// Runs planned operator calls on local tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@ struct LocalRun {
   std::vector<at::Tensor> written_views;
   std::vector<at::Tensor> locals;  ///< local tensors of all arguments, if a local call uses them
   c10::Device device = c10::kCPU;  ///< device on which the operator draws random numbers
-  std::vector<c10::IValue> view_arguments;  ///< to make a view of a redistributed base again
+  std::vector<c10::IValue> view_arguments;  ///< the view operator's arguments, to make a view again
 
   /// Whether the base of a view was redistributed before the view operator ran. The result is then
   /// a view of a copy of the base.

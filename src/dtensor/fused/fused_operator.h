@@ -115,7 +115,7 @@ class FusedNode : public Node {
   const char* op_;
   const char* name_;
   c10::SmallVector<SavedVariable, 4> saved_;
-  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< result specs; nullptr for a plain result
+  c10::SmallVector<TensorSpecPtr, 1> results_;  ///< specs of the results; nullptr for plain ones
 };
 
 /// The autograd node of an operator whose first result is recomputed from the node's saved tensors
@@ -206,7 +206,7 @@ class FormulaNode final : public FusedNode {
   Formula formula_;
 };
 
-/// Like node_for(), for a FormulaNode.
+/// Like node_for(), but makes a FormulaNode.
 template <class Formula, class... Tensors>
 NodePtr<FormulaNode<Formula>> formula_node(const char* op, const char* name, Formula formula,
                                            const Tensors&... inputs) {

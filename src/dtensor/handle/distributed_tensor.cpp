@@ -458,7 +458,7 @@ std::vector<std::string> texts_of(const std::vector<Placements>& lists) {
   return texts;
 }
 
-/// Throws Error unless a list of options is empty or has one item per tensor.
+/// Throws Error unless the option list `name` is empty or has one item per tensor.
 void check_list(const char* name, std::size_t items, std::size_t wanted, const char* of) {
   TESSERA_CHECK(items == 0 || items == wanted, "local_map: ", name, " has ", items, " items for ",
                 wanted, " ", of, "; give one for each, or none");

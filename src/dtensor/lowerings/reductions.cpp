@@ -108,7 +108,7 @@ std::optional<double> bytes_of_mean(const BoundCall& bound) {
   return all_reduce_bytes(spec, all_dims(spec), 2);
 }
 
-/// Arguments: (self, target, weight, reduction, ignore_index)
+/// The loss operator's arguments: (self, target, weight, reduction, ignore_index)
 Results run_mean(Arguments arguments) {
   // Computes the loss's sum before the mean; the sharding rule makes the sum and the total weight
   // Partial. Shards have different weights, because of their sizes, classes and ignored samples.

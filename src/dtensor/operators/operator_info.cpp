@@ -144,7 +144,7 @@ bool is_composite(const c10::OperatorHandle& op) {
          std::ranges::none_of(kBefore, [&](auto key) { return op.hasKernelForDispatchKey(key); });
 }
 
-/// Whether a call to the operator runs the operators of which the operator is composed.
+/// Whether a call runs the operators of which its operator is composed.
 bool is_decomposed(const OperatorInfo& info, const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   // A random operator is decomposed whether its composite kernel is explicit or implicit. For
@@ -395,7 +395,7 @@ Argument bind_scalar(const c10::IValue& value) {
   return {};
 }
 
-/// The kind of a libtorch type, for src/core, which does not use c10.
+/// Returns the kind of a libtorch type, for src/core, which does not use c10's types.
 DType::Kind dtype_kind_of(c10::ScalarType type) {
   using Kind = DType::Kind;
   switch (type) {

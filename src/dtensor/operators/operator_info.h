@@ -24,21 +24,21 @@ namespace tessera::detail {
 /// A property of an operator that neither its schema nor its sharding rule contains.
 enum class Trait : std::uint8_t {
   // Traits that tell how the operator is run:
-  kRandomInplace,  ///< fills its tensor by global index (run_random_inplace in run_local.h)
-  kNativeDropout,  ///< dropout that draws by global index (run_native_dropout in run_local.h)
-  kForeach,        ///< a loop over lists of tensors; each position of the lists is a separate call
+  kRandomInplace,  ///< an operator that fills a tensor by global index (run_random_inplace)
+  kNativeDropout,  ///< the dropout operator, which draws by global index (run_native_dropout)
+  kForeach,        ///< a foreach operator, a loop over lists; each list position is a separate call
   kOwnKernel,      ///< the operator has a kernel in src/dtensor/overrides/ instead of a plan
-  kHelperTensors,  ///< composite, and makes plain helper tensors (composite_kernels.cpp)
+  kHelperTensors,  ///< a composite operator that makes plain helper tensors (composite_kernels.cpp)
   // Traits of the operator's arguments and results:
   kViewsMemory,    ///< the argument storage_offset refers to the memory of the input (views.h)
   kUnsafeView,     ///< the operator's result may be a copy instead of a view
   kLeavesMemory,   ///< the operator returns memory without values
-  kReadsOneValue,  ///< returns one value to the host; a StrictScope permits its communication
+  kReadsOneValue,  ///< the operator returns one value to the host; a StrictScope permits this
   // Traits of a number argument that must not be applied to the terms of a Partial sum one by one:
-  kNumberBesideSum,  ///< the number argument neither multiplies nor divides the sum
-  kDivides,  ///< the number argument is a divisor; zero must not be applied to terms, like infinity
+  kNumberBesideSum,  ///< the operator's number neither multiplies nor divides the sum
+  kDivides,  ///< the operator's number is a divisor; zero must not be applied to terms either
   // Traits of operators that may throw on some ranks only:
-  kFailsByElement,  ///< an invalid index or value, perhaps on one rank only, makes it throw
+  kFailsByElement,  ///< the operator throws for an invalid index or value, maybe on one rank only
 };
 
 /// The traits of one operator, from the table in operator_info.cpp.
@@ -50,7 +50,7 @@ class OperatorTraits {
 
   bool has(Trait trait) const { return (traits_ >> static_cast<unsigned>(trait) & 1U) != 0; }
 
-  /// For kRandomInplace: the function that draws the operator's random numbers.
+  /// Returns the function that draws random numbers, for an operator with kRandomInplace.
   RandomFill fill() const { return fill_; }
 
  private:
@@ -77,11 +77,11 @@ bool covers(std::string_view pattern, std::string_view name);
 /// sharding rule.
 struct OperatorInfo {
   enum class ArgumentKind : std::uint8_t {
-    kTensor,              ///< schema types Tensor and Tensor?
-    kTensorList,          ///< schema type Tensor[]
-    kOptionalTensorList,  ///< schema type Tensor?[]
+    kTensor,              ///< an argument of schema type Tensor or Tensor?
+    kTensorList,          ///< an argument of schema type Tensor[]
+    kOptionalTensorList,  ///< an argument of schema type Tensor?[]
     kScalar,              ///< a number that no rule reads; a cache key contains only its type
-    kDType,               ///< schema types ScalarType and ScalarType?
+    kDType,               ///< an argument of type ScalarType or ScalarType?
     kGenerator,           ///< a generator; a cache key contains only whether there is one
     kNumberList,          ///< a list of numbers; a call's cache key contains only their types
     kStatic,              ///< an argument of any other type; a call's cache key contains the value
@@ -112,7 +112,7 @@ struct OperatorInfo {
   /// Whether the operator changes the shape of an argument in place (t_, squeeze_).
   bool changes_shape = false;
   bool draws_random = false;
-  bool is_own = false;  ///< the operator belongs to another library, so autograd may not know it
+  bool is_own = false;  ///< whether another library defines the operator; autograd may not know it
 
   // The operator's entries in the tables of traits and sharding rules. `rule` is null for an
   // operator without a sharding rule.

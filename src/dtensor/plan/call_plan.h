@@ -23,14 +23,14 @@ namespace tessera::detail {
 
 /// How an operator is run. plan_call chooses the kind, and a switch in fallback.cpp runs the call.
 enum class CallKind : std::uint8_t {
-  kPlain,         ///< no distributed arguments: runs the operator itself, below kDistributedKey
-  kDecomposed,    ///< runs the operators of which it is composed, each dispatched separately
-  kDirect,        ///< only runs the operator on the local tensors and wraps the results
-  kLocal,         ///< kDirect, with changed arguments or with written values that are copied back
-  kFailTogether,  ///< like kLocal, but if the operator throws on one rank, all ranks throw
-  kLowering,  ///< runs a lowering, which sends less data than the sharding rule's plan (lowering.h)
-  kRandomInplace,  ///< fills a tensor with random numbers, each drawn by the element's global index
-  kNativeDropout,  ///< runs dropout, with a mask drawn by each element's global index
+  kPlain,          ///< a call without distributed arguments, run below kDistributedKey
+  kDecomposed,     ///< the operators of which the operator is composed are dispatched one by one
+  kDirect,         ///< the operator runs on the local tensors, and its results are wrapped
+  kLocal,          ///< like kDirect, but arguments are changed or written values are copied back
+  kFailTogether,   ///< like kLocal, but if the operator throws on one rank, all ranks throw
+  kLowering,       ///< a lowering runs, which sends less data than the rule's plan (lowering.h)
+  kRandomInplace,  ///< random numbers, each drawn by its element's global index, fill a tensor
+  kNativeDropout,  ///< dropout runs with a mask drawn by each element's global index
 };
 
 /// A call plan: how an operator runs on this rank for inputs with certain specs. Contains all data
@@ -42,21 +42,21 @@ struct CallPlan {
     TensorSpecPtr spec;  ///< the tensor's own spec (a replicated spec for a plain tensor)
     /// The layout to which the tensor is redistributed; nullptr: the tensor keeps its layout.
     LayoutPtr target = nullptr;
-    RedistributionPlanPtr plan;  ///< steps of the tensor's redistribution to `target`
+    RedistributionPlanPtr plan;  ///< the steps of the tensor's redistribution to `target`
     /// The layout of the new value that must be copied to a written tensor; nullptr if none must.
     LayoutPtr written = nullptr;
-    bool updated = false;   ///< written although the schema does not say so: running statistics
-    bool detached = false;  ///< the tensor is a view with its own copy (distributed_impl.h)
+    bool updated = false;   ///< whether the tensor is a running statistic that the operator writes
+    bool detached = false;  ///< whether the tensor is a view with its own copy (distributed_impl.h)
 
     LayoutPtr layout() const { return target != nullptr ? target : spec->sharding.layout; }
   };
   /// The plan for one result of the operator. Elements of a list of results have one Output each.
   struct Output {
     LayoutPtr layout = nullptr;
-    std::vector<std::int64_t> sizes;  ///< global sizes; the first call determines negative sizes
-    std::optional<std::vector<std::int64_t>> strides;  ///< strides of a view, known before the call
+    std::vector<std::int64_t> sizes;  ///< global sizes of the result (negative: not yet known)
+    std::optional<std::vector<std::int64_t>> strides;  ///< a view's strides, known before the call
     TensorSpecPtr spec;       ///< spec of the result, determined by the first call
-    bool contiguous = false;  ///< made contiguous, because ranks could disagree on strides
+    bool contiguous = false;  ///< whether the result must be made contiguous on all ranks
   };
   /// A call of another operator, which runs on the local tensors instead of the called operator.
   struct LocalCall {
@@ -90,7 +90,7 @@ struct CallPlan {
   std::vector<Output> outputs;  ///< plans for the results, in the order of ShardingRule::outputs
   std::vector<Rewritten> rewritten;
   std::optional<LocalCall> local_call;
-  const Lowering* lowering = nullptr;  ///< for kLowering, which uses only the plan's mesh and flags
+  const Lowering* lowering = nullptr;  ///< the lowering that a kLowering call runs
 };
 
 /// A call with its plan. The stack has the operator's arguments; the results replace the arguments.
@@ -105,11 +105,11 @@ struct PlannedCall {
   const OperatorInfo& info;
   CallPlan& plan;
   torch::jit::Stack& stack;
-  const std::size_t first;  ///< index of the first argument on the stack
+  const std::size_t first;  ///< index on the stack of the call's first argument
 
   c10::IValue& argument(int i) const { return stack[first + static_cast<std::size_t>(i)]; }
   std::span<c10::IValue> arguments() const { return std::span(stack).subspan(first); }
-  /// Replaces the arguments on the stack by `results`.
+  /// Replaces the call's arguments on the stack by `results`.
   void return_results(std::initializer_list<c10::IValue> results) const {
     stack.resize(first);
     stack.insert(stack.end(), results);

@@ -280,7 +280,7 @@ bool BatchRows::begins_with_rows(const RandomCall& call, c10::IntArrayRef sizes)
     folded *= size;
     return sizes[0] == folded;
   });
-  // The sizes may be (sequence, batch, features), if an operator transposes its input.
+  // The drawn sizes may be (sequence, batch, features), if an operator transposes its input.
   if (sizes.size() > 2 && sizes[0] != rows && sizes[1] == rows && (!like_input || rows == 1)) {
     refuse("its second dimension may be the batch");
   }

@@ -138,10 +138,10 @@ struct RankState {
   RankState();
 
   std::atomic<std::int64_t> implicit_redistributions = 0;
-  std::atomic<bool> strict;  ///< whether the rank is strict outside of every StrictScope
+  std::atomic<bool> strict;  ///< whether calls are strict outside of every StrictScope
   TransferQueue transfers;
 
-  std::mutex mutex;  ///< protects the members random and later members
+  std::mutex mutex;  ///< protects the member `random`
   RandomState random;
 };
 
@@ -162,11 +162,11 @@ struct RankThread : private NoCopy {
   /// The rank whose end-of-backward callback this thread is running; nullptr if none is running.
   std::shared_ptr<RankState> rank_of_callback;
 
-  bool replicates = false;  ///< value of the innermost ReplicationScope
+  bool replicates = false;  ///< value of the thread's innermost ReplicationScope
   bool makes_meta = false;  ///< whether this thread is inside a MetaFactoryGuard
   const bool checks_calls;  ///< value of TESSERA_DEBUG, which is too slow to read at each call
   std::vector<std::string> modules;  ///< FQNs of the modules whose forwards are running
-  at::Tensor random_source;          ///< value of the innermost RandomSourceScope
+  at::Tensor random_source;          ///< value of the thread's innermost RandomSourceScope
 };
 
 }  // namespace tessera::detail

@@ -111,7 +111,7 @@ std::vector<std::int64_t> extents_around(const std::vector<StepDigit>& digits, L
                                        sizes[static_cast<std::size_t>(dim)], mesh);
     for (const auto& [i, extent] : ranges::views::enumerate(extents)) {
       if (has_digit && next->digit == i) {
-        products.push_back(1);  // skips the digit itself and begins the next product
+        products.push_back(1);  // a digit's extent is in no product; the next product begins
       } else {
         products.back() *= extent;
       }
@@ -590,7 +590,7 @@ at::Tensor run_plan(const RedistributionPlan& plan, at::Tensor local, const Devi
 TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const DeviceMesh& mesh,
                        c10::IntArrayRef sizes) {
   const std::span<const Step> steps(plan->steps);
-  std::size_t last = steps.size();  // index after the plan's last step that is a collective
+  std::size_t last = steps.size();  // index after the last step of the plan that is a collective
   while (last > 0 && !communicates(steps[last - 1])) {
     --last;
   }

@@ -26,7 +26,7 @@ struct DetachedView {
   /// How the view is made again from the base: from its local tensor, redistributed to `layout`.
   struct Replay {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments;  ///< the operator's arguments, with local tensors
+    std::vector<c10::IValue> arguments;  ///< the view operator's arguments, as local tensors
     std::size_t base;                    ///< index of the base in `arguments`
     std::size_t result;  ///< index of the view among the operator's results, with lists flattened
     LayoutPtr layout;
@@ -40,8 +40,8 @@ struct DetachedView {
     /// Version of the base; nullopt if the base is an inference tensor, which has no counter and
     /// must not be written.
     std::optional<std::uint32_t> version;
-    bool written = false;  ///< whether a view was written; if so, the base's version may be one
-                           ///< higher than `version`
+    /// Whether a view was written. If so, the base's version may be one higher than `version`.
+    bool written = false;
   };
 
   at::Tensor base;

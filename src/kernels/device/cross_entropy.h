@@ -194,7 +194,7 @@ TESSERA_HOST_DEVICE inline void write_loss(const CrossEntropy& p, std::int64_t r
 template <class T>
 TESSERA_HOST_DEVICE void write_sums(const CrossEntropy& p, std::int64_t row, const RowSums& sums) {
   const Logits& in = p.logits;
-  const auto* x = static_cast<const T*>(in.data);  // nullptr for a rank without columns
+  const auto* x = static_cast<const T*>(in.data);  // the address is nullptr on a rank without data
   const float target =
       in.has_target(row) ? static_cast<float>(x[row * in.stride + in.target(row)]) : 0.0F;
   if (p.step == CrossEntropyStep::kWhole) {

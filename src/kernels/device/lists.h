@@ -139,7 +139,7 @@ struct SquareSums {
 /// tensors that this rank counts, plain tensors, and copies of tensors that another rank counts.
 struct SumKinds {
   const double* sums = nullptr;
-  std::int64_t ends[3] = {};  ///< for each of the three kinds, the index after the kind's last sum
+  std::int64_t ends[3] = {};  ///< index after the last sum of each of the three kinds of tensors
   /// Two results: the sum of squares that is added over the ranks, and the sum of squares of the
   /// plain tensors. The first sum is made non-finite if a plain tensor or a copy has a non-finite
   /// value, so that all ranks see the failure.
@@ -151,7 +151,7 @@ struct ClipNorm {
   /// The values of SumKinds::out after they were added over the ranks.
   const double* sums = nullptr;
   double max_norm = 0;
-  /// (3): norm, clip factor, and factor of a step (NaN if the norm is not finite).
+  /// Three numbers: norm, clip factor, and factor of a step (NaN if the norm is not finite).
   double* norm_and_factor = nullptr;
   float* norm = nullptr;  ///< the gradient norm, rounded to fp32
 };

@@ -37,7 +37,7 @@ using Vector = Words<kVectorBytes>;
 template <class T, int N>
 struct Access {
   static constexpr int kBytes = std::clamp<int>(N * sizeof(T), 4, kVectorBytes);
-  // Number of accesses of a thread; 0 for a single element of 2 bytes.
+  // Number of memory accesses for N elements; 0 for a single element of 2 bytes.
   static constexpr int kCount = N * sizeof(T) / kBytes;
   using Words = kernels::Words<kBytes>;
 };

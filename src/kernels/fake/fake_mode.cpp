@@ -290,12 +290,12 @@ bool has(const c10::OperatorHandle& op, c10::DispatchKey key) {
 
 /// FakeKind: how an operator on floating-point tensors is run without values.
 enum class FakeKind : std::uint8_t {
-  kThrough,  ///< runs as usual, because the operator is composite or reads only sizes
-  kInPlace,  ///< does not run, because the operator only writes to its arguments
-  kOut,      ///< does not run; the operator's out= arguments are resized
-  kMeta,     ///< runs on the meta device to find the results' sizes
-  kOwnRule,  ///< does not run; make_fake_results() has a rule for its results
-  kItem,     ///< returns the value of a single-element tensor, which is 1
+  kThrough,  ///< the operator runs as usual, because it is composite or reads only sizes
+  kInPlace,  ///< the operator does not run, because it only writes to its arguments
+  kOut,      ///< the operator does not run; its out= arguments are resized
+  kMeta,     ///< the operator runs on the meta device, which gives the results' sizes
+  kOwnRule,  ///< the operator does not run; make_fake_results() has a rule for its results
+  kItem,     ///< the operator reads the value of a one-element tensor; the result is 1
   kUnknown,
 };
 FakeKind classify(const c10::OperatorHandle& op) {
@@ -448,7 +448,7 @@ at::Tensor allocated(const at::Tensor& meta) {
   return tensor.is_floating_point() || tensor.is_complex() ? tensor : tensor.zero_();
 }
 
-/// Runs the call on the meta device and leaves its results on the stack.
+/// Runs an operator call on the meta device and leaves its results on the stack.
 void run_on_meta(const c10::OperatorHandle& op, Stack& stack) {
   const tessera::detail::ExcludeKeys not_here(kFakeModeKey);
   const auto arguments = std::span(stack).last(op.schema().arguments().size());
