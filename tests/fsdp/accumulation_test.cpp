@@ -103,9 +103,8 @@ TEST(UnshardInBackward, GathersOneUnitLessAndChangesNoValue) {
       set_unshard_in_backward(*model.first, gather);  // its input needs no gradient
       const Sent sent(rank);
       model(x).square().sum().backward();
-      const comm::TrafficTable traffic = sent.table();
-      EXPECT_EQ(traffic_of(traffic, "dp", "all_gather").calls, gather ? 4 : 3);
-      EXPECT_EQ(traffic_of(traffic, "dp", "reduce_scatter").calls, 2);
+      EXPECT_EQ(sent.calls("dp", "all_gather"), gather ? 4 : 3);
+      EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 2);
       expect_gradients(model, expected);
     }
   });
@@ -289,10 +288,7 @@ TEST(AddedProductsOfTypes, DependOnTheTypeOfTheReduction) {
                    const AddedTerms counted;
                    accumulate(model, rank);
                  }
-                 const std::vector<at::Tensor> gradients = take_gradients(model);
-                 for (std::size_t i = 0; i < expected.size(); ++i) {
-                   EXPECT_TRUE(gradients[i].allclose(expected[i], 0.1, 0.02)) << i;
-                 }
+                 EXPECT_EACH(take_gradients(model), expected, 0.1, 0.02);
                });
     const int terms = 2 * 2 * kWeights;
     EXPECT_EQ(AddedTerms::products(), reduce == at::kFloat ? 0 : terms);

@@ -227,10 +227,6 @@ INSTANTIATE_TEST_SUITE_P(Meshes, ExpertsWithoutRows,
                                            ExpertsCase{1, 4, 3}),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-}  // namespace tessera::fsdp::options
-
-namespace tessera::fsdp::placement {
-
 // Buffers and inputs on the device of computation. "meta" stands for a device that is not the CPU.
 
 /// A libtorch module that does not derive from tessera::nn::Module.
@@ -340,4 +336,4 @@ TEST(MoveInputs, MovesPlainTensorsThatAreElsewhere) {
   });
 }
 
-}  // namespace tessera::fsdp::placement
+}  // namespace tessera::fsdp::options

@@ -61,32 +61,6 @@ TEST(Replicas, AddUpMicroBatchesThatAreDividedDifferently) {
 }
 
 constexpr std::int64_t kBlock = packed_numel({kHidden * kDim, kHidden, kDim* kHidden, kDim});
-constexpr std::int64_t kHead = packed_numel({kClasses * kDim, kClasses});
-
-void replicate_all(SmallModel& model, const DeviceMesh& mesh, const Options& options = {}) {
-  for (const auto& block : model.blocks) {
-    replicate(*block, mesh, options);
-  }
-  replicate(model, mesh, options);
-}
-
-TEST(Replicate, TrainsAsOneRankDoesWithOneAllReduceAUnit) {
-  const Training expected = fsdp::train_alone({}, 3);
-  for (const int ranks : {1, 3, 4}) {
-    RunOnMesh({ranks}, {"dp"}, [&](Rank& rank, const DeviceMesh& mesh) {
-      Filled<SmallModel> model(kDim, kHidden, kClasses);
-      replicate_all(model, mesh);
-      expect_training(model, rank, expected);
-      EXPECT_EQ(DistributedTensor(model.head->slot("weight")->persistent()).placements(),
-                Placements{Replicate{}});
-      const Sent sent(rank);
-      local_loss(model, rank).backward();
-      EXPECT_EQ(sent.table().size(), ranks > 1 ? 1u : 0u);
-      EXPECT_EQ(sent.calls("dp", "all_reduce"), ranks > 1 ? 4 : 0);
-      EXPECT_EQ(sent.of("dp", "all_reduce").bytes, ranks > 1 ? 4 * (3 * kBlock + kHead) : 0);
-    });
-  }
-}
 
 TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
   Filled<nn::Linear> linear(3, 4);
@@ -94,6 +68,7 @@ TEST_ON_RANKS(Replicate, GathersNoCopy, 2) {
   const nn::SlotPtr slot = linear.slot("weight");
   const UnshardScope scope(linear);
   EXPECT_FALSE(tessera::is_distributed(slot->get()));
+  EXPECT_EQ(DistributedTensor(slot->persistent()).placements(), Placements{Replicate{}});
   EXPECT_EQ(slot->get().const_data_ptr(), local_tensor(slot->persistent()).const_data_ptr());
 }
 
@@ -109,11 +84,6 @@ TEST_ON_MESH(Replicate, CombinesWithUnitsThatAreSharded, {4}, {"dp"}) {
   EXPECT_EQ(sent.calls("dp", "reduce_scatter"), 1);
   expect_gradients(model, expected);
 }
-
-}  // namespace tessera::fsdp::replicas
-
-namespace tessera::fsdp {
-namespace {
 
 constexpr std::int64_t kWide = 600;
 /// Each weight has 1.4 MiB, so that it is a bucket of its own.
@@ -144,6 +114,12 @@ struct Chain : nn::Module<Chain> {
   std::function<void()> at_first_layer = [] {};
 };
 
+struct ReplicatedChain : Filled<Chain> {
+  explicit ReplicatedChain(const Rank& rank) {
+    replicate(*this, world_mesh(rank.world()), kBuckets);
+  }
+};
+
 at::Tensor rows_from(std::int64_t first, std::int64_t count) {
   return uniform_values({4, kWide}, 3).narrow(0, first, count);
 }
@@ -154,8 +130,7 @@ void expect_early_buckets(std::int64_t early, const std::function<void(Chain&)>&
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
-    Filled<Chain> model;
-    replicate(model, world_mesh(rank.world()), kBuckets);
+    ReplicatedChain model(rank);
     prepare(model);
     const Sent sent(rank);
     std::int64_t found = -1;
@@ -227,8 +202,7 @@ std::vector<at::Tensor> gradients_of_skipping() {
 TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {
-    Filled<Chain> model;
-    replicate(model, world_mesh(rank.world()), kBuckets);
+    ReplicatedChain model(rank);
     const std::int64_t skipped = 2 * rank.rank();
     model(rows_from(skipped, 2), skipped).square().mean().backward();
     expect_gradients(model, expected);
@@ -239,9 +213,7 @@ TEST(Buckets, HaveOneOrderOnRanksThatUseDifferentParameters) {
 TEST(Buckets, HaveOneOrderInABackwardOfTwoModels) {
   const std::vector<at::Tensor> expected = gradients_of_skipping();
   RunRanks(2, [&](Rank& rank) {
-    Filled<Chain> whole, skipping;
-    replicate(whole, world_mesh(rank.world()), kBuckets);
-    replicate(skipping, world_mesh(rank.world()), kBuckets);
+    ReplicatedChain whole(rank), skipping(rank);
     for (int step = 0; step < 2; ++step) {
       drop_gradients(whole);
       drop_gradients(skipping);
@@ -257,8 +229,7 @@ TEST(Buckets, ReduceTheSumOfMicroBatchesOnce) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
-    Filled<Chain> model;
-    replicate(model, world_mesh(rank.world()), kBuckets);
+    ReplicatedChain model(rank);
     const Sent sent(rank);
     for (const std::int64_t i : {0, 1}) {
       set_requires_gradient_sync(model, i == 1);
@@ -279,17 +250,14 @@ TEST(Buckets, GiveTheGradientsThatAutogradGradRequests) {
   Filled<Chain> alone;
   alone(rows_from(0, 4), -1).square().mean().backward();
   RunRanks(2, [&](Rank& rank) {
-    Filled<Chain> model;
-    replicate(model, world_mesh(rank.world()), kBuckets);
+    ReplicatedChain model(rank);
     const at::Tensor loss = model(rows_from(2 * rank.rank(), 2), -1).square().mean();
     const auto gradients =
         torch::autograd::grad({loss}, {model.layers[3]->slot("weight")->persistent(),
                                        model.layers[1]->slot("weight")->persistent()});
-    EXPECT_TRUE(at::allclose(full_tensor(gradients[0]), gradients_of(alone)[3], 1e-4, 1e-6));
-    EXPECT_TRUE(at::allclose(full_tensor(gradients[1]), gradients_of(alone)[1], 1e-4, 1e-6));
+    EXPECT_EACH(gradients, {gradients_of(alone)[3], gradients_of(alone)[1]}, 1e-4, 1e-6);
     EXPECT_FALSE(model.layers[0]->slot("weight")->persistent().grad().defined());
   });
 }
 
-}  // namespace
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::replicas

@@ -244,10 +244,6 @@ TEST_SHARDED(CurrentUnit, IsTheUnitThatFailed, 1) {
   EXPECT_EQ(current_unit(model), "");
 }
 
-}  // namespace tessera::fsdp::state
-
-namespace tessera::fsdp::iterations {
-
 // Training uses tensors that a forward in inference mode has allocated. On one rank the gathered
 // tensors are the shards.
 TEST(Iteration, TrainsAfterAForwardInInferenceMode) {
@@ -413,4 +409,4 @@ TEST_ON_RANKS(Iteration, OneRankCopiesNothing, 1) {
   EXPECT_EQ(local_tensor(linear.weight).const_data_ptr(), memory);
 }
 
-}  // namespace tessera::fsdp::iterations
+}  // namespace tessera::fsdp::state

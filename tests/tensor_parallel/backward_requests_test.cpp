@@ -4,7 +4,6 @@
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/function_hook.h>
 
 #include <algorithm>
 #include <random>
@@ -79,12 +78,6 @@ ParallelizePlan plan() {
           {"down", rowwise_parallel({.output_layouts = Shard{0}})}};
 }
 
-struct PostHook final : torch::autograd::PostAccumulateGradHook {
-  explicit PostHook(std::function<void(const at::Tensor&)> call) : call(std::move(call)) {}
-  void operator()(const at::Tensor& leaf) override { call(leaf); }
-  std::function<void(const at::Tensor&)> call;
-};
-
 /// Random requests to a model: on one rank with the batches of all dp ranks, or on a mesh.
 class Walk {
  public:
@@ -140,11 +133,10 @@ class Walk {
         });
       } else if (kind == 1) {
         // As an optimizer that steps in backward does.
-        torch::autograd::impl::set_post_acc_grad_hooks(
-            parameters_[i], std::make_unique<PostHook>([see](const at::Tensor& leaf) {
-              see(leaf.grad());
-              leaf.mutable_grad() = at::Tensor();
-            }));
+        testing::after_accumulation(parameters_[i], [see](const at::Tensor& leaf) {
+          see(leaf.grad());
+          leaf.mutable_grad() = at::Tensor();
+        });
       }
     }
   }

@@ -4,7 +4,10 @@
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -53,6 +56,17 @@ template <class M, class... Arguments>
 std::shared_ptr<M> made_on_meta(Arguments&&... arguments) {
   const nn::MetaDevice meta;
   return std::make_shared<M>(std::forward<Arguments>(arguments)...);
+}
+
+/// Calls `call` with a leaf each time that a backward has added to the leaf's gradient.
+inline void after_accumulation(const at::Tensor& leaf,
+                               std::function<void(const at::Tensor&)> call) {
+  struct Hook final : torch::autograd::PostAccumulateGradHook {
+    explicit Hook(std::function<void(const at::Tensor&)> f) : call(std::move(f)) {}
+    void operator()(const at::Tensor& tensor) override { call(tensor); }
+    std::function<void(const at::Tensor&)> call;
+  };
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Hook>(std::move(call)));
 }
 
 /// The full values of all parameters, one after another. Collective if one is distributed.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/trace.h"
 #include "tessera/comm/world.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -63,12 +64,34 @@ void RunOnMesh(const std::vector<std::int64_t>& sizes, const std::vector<std::st
 std::vector<std::string> ErrorsOfRanks(int size, const Body& body,
                                        const RanksOptions& options = {});
 
+/// The traffic of a rank since construction.
+class Sent {
+ public:
+  explicit Sent(const Rank& rank) : world_(rank.world()), before_(world_->traffic().table()) {}
+
+  comm::TrafficTable table() const { return world_->traffic().since(before_); }
+  comm::Traffic of(const std::string& group, const std::string& collective) const {
+    const comm::TrafficTable traffic = table();
+    const auto found = traffic.find({group, collective});
+    return found == traffic.end() ? comm::Traffic{} : found->second;
+  }
+  std::int64_t calls(const std::string& group, const std::string& collective) const {
+    return of(group, collective).calls;
+  }
+  std::int64_t calls() const { return comm::total(table()).calls; }
+
+ private:
+  comm::WorldPtr world_;
+  comm::TrafficTable before_;
+};
+
 }  // namespace tessera::testing
 
 namespace tessera {
 using testing::Rank;
 using testing::RunOnMesh;
 using testing::RunRanks;
+using testing::Sent;
 }  // namespace tessera
 
 // A test whose body runs on every rank: TEST_ON_RANKS(Suite, Name, 2) { ... rank ... } on this many

@@ -2,13 +2,10 @@
 // the host. In bytes of fp32: s is the size of a rank's shards, b of the largest block, u of all
 // blocks, and n of the whole parameters outside the blocks.
 
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-
+#include "testing/memory.h"
 #include "fsdp/recording_streams.h"
 #include "fsdp/training/training.h"
 #include "tessera/optim/adamw.h"
-#include "testing/memory.h"
 
 namespace tessera::fsdp::memory {
 
@@ -152,18 +149,12 @@ class HostWaits final : public comm::Streams {
   std::function<void()> waits_;
 };
 
-struct CountCalls final : torch::autograd::PostAccumulateGradHook {
-  explicit CountCalls(int& count) : calls(count) {}
-  void operator()(const at::Tensor&) override { ++calls; }
-  int& calls;
-};
-
 /// Copies to the host are asynchronous: a gradient is complete only after the host has waited.
 TEST_ON_RANKS(Offload, AddsGradientsAndCallsHooksOnceTheHostHasWaited, 2) {
   ShardedModel model(rank.mesh({2}, {"dp"}), kOffload, {4, 6, 3});
   const at::Tensor weight = model.head->slot("weight")->persistent();
   int calls = 0;
-  torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<CountCalls>(calls));
+  testing::after_accumulation(weight, [&](const at::Tensor&) { ++calls; });
   std::vector<at::Tensor> found;
   std::vector<int> called;
   model.attached<Unit>()->set_comm_context(
@@ -197,10 +188,7 @@ TEST_ON_RANKS(Offload, AddsNothingOfABackwardThatFailed, 2) {
   const at::Tensor loss = fsdp::loss_of(model, x, rank.rank() * rows, rows);
   EXPECT_ERROR(loss.backward(), "planted");
   drop_gradients(model);
-  const std::vector<at::Tensor> found = step();
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
-  }
+  EXPECT_EACH(step(), expected);
 }
 
 }  // namespace tessera::fsdp::memory

@@ -75,18 +75,6 @@ struct OptionalLayer : nn::Module<OptionalLayer> {
   nn::Child<nn::Linear> base{*this, "base", 3, 3}, extra{*this, "extra", 3, 3};
 };
 
-/// One step of gradient descent on the shards; drops the gradients.
-inline void descend(nn::ModuleBase& module, double lr) {
-  const c10::AutoGradMode no_grad(false);
-  for (const auto& [name, slot] : module.named_slots()) {
-    const at::Tensor& parameter = slot->persistent();
-    if (parameter.grad().defined()) {
-      local_tensor(parameter).sub_(local_tensor(parameter.grad()).mul(lr));
-      parameter.mutable_grad().reset();
-    }
-  }
-}
-
 /// The mean of the squared outputs for rows [first, first + rows) of the batch.
 inline at::Tensor loss_of(SmallModel& model, const at::Tensor& batch, std::int64_t first,
                           std::int64_t rows) {
@@ -209,29 +197,6 @@ inline void RunHybrid(const ShardedBody& body) {
   RunHybrid(Options{}, body);
 }
 
-struct Training {
-  std::vector<double> losses;
-  std::vector<at::Tensor> gradients;  ///< of the last step
-  std::vector<at::Tensor> parameters;
-};
-
-/// Trains on one rank by gradient descent.
-inline Training train_alone(const Sizes& sizes, int steps) {
-  Filled<SmallModel> model(sizes.dim, sizes.hidden, sizes.classes);
-  Training training;
-  for (int step = 0; step < steps; ++step) {
-    const at::Tensor loss = loss_of(model, batch(sizes.dim, step), 0, kRows);
-    loss.backward();
-    training.losses.push_back(loss.item<double>());
-    training.gradients = gradients_of(model);
-    descend(model, 0.1);
-  }
-  for (const auto& [name, slot] : model.named_slots()) {
-    training.parameters.push_back(slot->get().detach());
-  }
-  return training;
-}
-
 /// The gradients of the sum of the losses of these steps, on one rank.
 inline std::vector<at::Tensor> gradients_alone(const Sizes& sizes = {},
                                                const std::vector<int>& steps = {0}) {
@@ -271,14 +236,17 @@ inline std::vector<at::Tensor> parameters_of(const nn::ModuleBase& model) {
   return tensors;
 }
 
-/// Expects the whole parameters of `model` to equal `expected`. Collective.
-inline void expect_parameters(const nn::ModuleBase& model,
-                              const std::vector<at::Tensor>& expected) {
-  std::size_t i = 0;
-  for (const auto& [name, slot] : model.named_slots()) {
-    const at::Tensor difference = full_tensor(slot->persistent()).sub(expected[i++]);
-    EXPECT_LT(difference.abs().max().item<double>(), 1e-6) << name;
+/// The parameters that one rank has trained by gradient descent, with a rate of 0.1.
+inline std::vector<at::Tensor> train_alone(int steps) {
+  Filled<SmallModel> model(kDim, kHidden, kClasses);
+  for (int step = 0; step < steps; ++step) {
+    loss_of(model, batch(kDim, step), 0, kRows).backward();
+    for (const at::Tensor& parameter : parameters_of(model)) {
+      parameter.detach().sub_(parameter.grad() * 0.1);
+    }
+    drop_gradients(model);
   }
+  return parameters_of(model);
 }
 
 /// Expects each slot to show its shard, as outside of forward and backward.
@@ -287,47 +255,6 @@ inline void expect_all_sharded(const nn::ModuleBase& model) {
     EXPECT_TRUE(tessera::is_distributed(slot->get())) << name;
   }
 }
-
-/// Trains a model that has been sharded over all ranks, and expects the results of one rank.
-inline void expect_training(SmallModel& model, const Rank& rank, const Training& expected) {
-  const DeviceMesh all = rank.mesh({rank.size()}, {"all"});
-  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
-    const at::Tensor loss = local_loss(model, rank, static_cast<int>(step));
-    loss.backward();
-    const at::Tensor sum = loss.detach().clone();
-    all.group().all_reduce(sum, ReduceOp::kSum)->wait();
-    EXPECT_NEAR(sum.item<double>() / rank.size(), expected.losses[step], 1e-5);
-    if (step + 1 == expected.losses.size()) {
-      expect_gradients(model, expected.gradients);
-    }
-    descend(model, 0.1);
-  }
-  expect_parameters(model, expected.parameters);
-}
-
-inline comm::Traffic traffic_of(const comm::TrafficTable& traffic, const std::string& group,
-                                const std::string& collective) {
-  const auto found = traffic.find({group, collective});
-  return found == traffic.end() ? comm::Traffic{} : found->second;
-}
-
-/// The traffic of a rank since construction.
-class Sent {
- public:
-  explicit Sent(const Rank& rank) : world_(rank.world()), before_(world_->traffic().table()) {}
-
-  comm::TrafficTable table() const { return world_->traffic().since(before_); }
-  comm::Traffic of(const std::string& group, const std::string& collective) const {
-    return traffic_of(table(), group, collective);
-  }
-  auto calls(const std::string& group, const std::string& collective) const {
-    return of(group, collective).calls;
-  }
-
- private:
-  comm::WorldPtr world_;
-  comm::TrafficTable before_;
-};
 
 /// Collects libtorch's warnings of this thread that contain `part`, during its lifetime.
 class Warnings final : public c10::WarningHandler {
