@@ -55,18 +55,6 @@ std::shared_ptr<Llama> trained_by_document(const PackedRun& run) {
   return model;
 }
 
-at::Tensor packed_positions() {
-  std::vector<at::Tensor> rows;
-  for (const std::vector<std::int64_t>& lengths : kLengths) {
-    std::vector<at::Tensor> row;
-    for (const std::int64_t length : lengths) {
-      row.push_back(at::arange(length, c10::kLong));
-    }
-    rows.push_back(at::cat(row));
-  }
-  return at::stack(rows);
-}
-
 class PackedDocuments : public ::testing::TestWithParam<PackedRun> {};
 
 TEST_P(PackedDocuments, HaveTheGradientsOfEachByItself) {
@@ -78,7 +66,8 @@ TEST_P(PackedDocuments, HaveTheGradientsOfEachByItself) {
     const StrictScope strict;
     const at::Tensor tokens = packed_tokens();
     tensor_parallel::cross_entropy(
-        (*model)(tokens, static_cast<KvCache*>(nullptr), packed_positions()), tokens.flatten())
+        (*model)(tokens, static_cast<KvCache*>(nullptr), testing::document_positions(kLengths)),
+        tokens.flatten())
         .mul(tokens.numel())
         .backward();
     testing::expect_gradients(*model, gradients, 1, 1e-10, 1e-10);

@@ -3,7 +3,6 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -78,18 +77,6 @@ std::ostream& operator<<(std::ostream& out, const Packing& packing) {
 
 constexpr std::int64_t kHeads = 4;
 
-Tensor positions_of(const Lengths& lengths) {
-  std::vector<Tensor> rows;
-  for (const std::vector<std::int64_t>& of_row : lengths) {
-    std::vector<Tensor> row;
-    for (const std::int64_t length : of_row) {
-      row.push_back(at::arange(length, at::kLong));
-    }
-    rows.push_back(at::cat(row));
-  }
-  return at::stack(rows);
-}
-
 /// The expected mask (batch, 1, queries, keys), pair by pair: whether a query sees a key.
 Tensor mask_of(const Packing& packing) {
   std::vector<Tensor> masks;
@@ -121,26 +108,31 @@ struct Inputs {
 /// Leaves of sizes (batch, tokens, heads, width), as projections make them.
 Inputs inputs_of(const Packing& packing) {
   const auto batch = std::ssize(packing.lengths);
-  const std::int64_t tokens = positions_of(packing.lengths).size(1);
+  const std::int64_t tokens = testing::document_positions(packing.lengths).size(1);
   const auto leaf = [&](std::int64_t heads, int seed) {
     return testing::values({batch, tokens, heads, packing.width}, seed).requires_grad_();
   };
   return {leaf(kHeads, 0), leaf(packing.kv_heads, 1), leaf(packing.kv_heads, 2)};
 }
 
-std::array<Tensor, 4> with_gradients(const Inputs& inputs, const Tensor& mixed) {
+std::vector<Tensor> with_gradients(const Inputs& inputs, const Tensor& mixed) {
   mixed.mul(mixed.add(1)).sum().backward();
   return {mixed.detach(), inputs.q.grad(), inputs.k.grad(), inputs.v.grad()};
 }
 
-std::array<Tensor, 4> by_mask(const Packing& packing) {
+std::vector<Tensor> by_mask(const Packing& packing) {
   const Inputs t = inputs_of(packing);
   return with_gradients(t, attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
                                      /*causal=*/false, mask_of(packing)));
 }
 
 DocumentsPtr documents_of(const Packing& packing) {
-  return std::make_shared<const Documents>(positions_of(packing.lengths), at::kCPU);
+  return std::make_shared<const Documents>(testing::document_positions(packing.lengths), at::kCPU);
+}
+
+Tensor causal(const Inputs& t, const Packing& packing) {
+  return detail::causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
+                                  {.window = packing.window, .documents = documents_of(packing)});
 }
 
 class CausalAttention : public ::testing::TestWithParam<Packing> {};
@@ -148,14 +140,7 @@ class CausalAttention : public ::testing::TestWithParam<Packing> {};
 TEST_P(CausalAttention, EqualsThatWithAMask) {
   const Packing& packing = GetParam();
   const Inputs t = inputs_of(packing);
-  const std::array<Tensor, 4> results = with_gradients(
-      t, detail::causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
-                                  {.window = packing.window, .documents = documents_of(packing)}));
-  const std::array<Tensor, 4> expected = by_mask(packing);
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    EXPECT_EQ(results[i].sizes(), expected[i].sizes());
-    EXPECT_CLOSE(results[i], expected[i], 1e-10, 1e-12) << "of result " << i;
-  }
+  EXPECT_EACH(with_gradients(t, causal(t, packing)), by_mask(packing), 1e-10, 1e-12);
 }
 
 TEST_P(CausalAttention, SaysTheSameByTheMaskOfItsDocuments) {
@@ -166,21 +151,14 @@ TEST_P(CausalAttention, SaysTheSameByTheMaskOfItsDocuments) {
 /// Each rank has two of the four heads, and communicates nothing.
 TEST_P(CausalAttention, EqualsThatWithAMaskOnSplitHeads) {
   const Packing& packing = GetParam();
-  const std::array<Tensor, 4> expected = by_mask(packing);
+  const std::vector<Tensor> expected = by_mask(packing);
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     Inputs t = inputs_of(packing);
     for (Tensor* tensor : {&t.q, &t.k, &t.v}) {
-      *tensor =
-          distribute_tensor(tensor->detach(), mesh, {Shard{2}}).tensor().detach().requires_grad_();
+      *tensor = testing::leaf_on(mesh, tensor->detach(), {Shard{2}});
     }
     const StrictScope strict;
-    const Tensor mixed =
-        detail::causal_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2),
-                                 {.window = packing.window, .documents = documents_of(packing)});
-    const std::array<Tensor, 4> results = with_gradients(t, mixed);
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      EXPECT_CLOSE(results[i], expected[i], 1e-10, 1e-12) << "of result " << i;
-    }
+    EXPECT_EACH(with_gradients(t, causal(t, packing)), expected, 1e-10, 1e-12);
   });
 }
 
@@ -250,7 +228,7 @@ TEST(CausalAttentionOf, NoSequencesIsEmpty) {
 }
 
 TEST(DocumentsOf, PositionsAreWhereTheyBegin) {
-  const Documents documents(positions_of({{2, 3}, {5}, {1, 4}}), at::kCPU);
+  const Documents documents(testing::document_positions({{2, 3}, {5}, {1, 4}}), at::kCPU);
   EXPECT_EQ(documents.offsets(), (std::vector<std::int64_t>{0, 2, 5, 10, 11, 15}));
   EXPECT_EQ(documents.longest(), 5);
   EXPECT_FALSE(documents.are_sequences());
@@ -593,10 +571,10 @@ TEST_ON_RANKS(ContextParallel, SendsKeysAndValuesAtOnceAndTheirGradientsBack, 2)
   const ContextParallelPtr split = split_over(rank);
   const at::Tensor q = at::ones({1, 4, 6, 8}).requires_grad_();
   const at::Tensor kv = at::ones({1, 2, 6, 8}).requires_grad_();
-  const auto before = rank.world()->traffic().table();
+  const Sent traffic(rank);
   const comm::CallRecorder recorder(rank.world()->traffic());
   split->attention(q, kv, kv * 2).sum().backward();
-  const auto sent = rank.world()->traffic().since(before);
+  const comm::TrafficTable sent = traffic.table();
   const std::int64_t bytes = 2 * kv.numel() * 4;
   EXPECT_EQ(sent.size(), 2U);
   EXPECT_EQ(sent.at({"cp", "all_gather"}).calls, 1);
@@ -617,7 +595,7 @@ TEST_ON_MESH(ContextParallel, SplitsHeadsOfTensorParallelismToo, {2, 2}, {"cp", 
   ContextParallel split(mesh["cp"]);
   const auto of_heads = [&](const at::Tensor& whole) {
     const at::Tensor own = split.shard(whole.detach(), 2);
-    return at::Tensor(distribute_tensor(own, mesh["tp"], {Shard{1}})).detach().requires_grad_();
+    return testing::leaf_on(mesh["tp"], own, {Shard{1}});
   };
   const at::Tensor own_q = of_heads(q), own_kv = of_heads(kv);
   const at::Tensor y = split.attention(own_q, own_kv, own_kv * 2);

@@ -60,10 +60,7 @@ std::vector<at::Tensor> gradients(Stack& model) {
 TEST(ActivationCheckpointing, ChangesNoBitOfTheGradients) {
   const auto plain = stack(3), checkpointed = stack(3);
   apply_activation_checkpointing(*checkpointed, of_class<Block>());
-  const auto expected = gradients(*plain), found = gradients(*checkpointed);
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_EQUAL(expected[i], found[i]);
-  }
+  EXPECT_EACH(gradients(*checkpointed), gradients(*plain));
 }
 
 TEST(ActivationCheckpointing, TakesModulesByAPattern) {
@@ -340,9 +337,9 @@ TEST(CheckpointDeathTest, RefusesAProcessWithAnotherEngine) {
   EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "needs its own autograd engine");
 }
 
-/// The gradient of x, and two numbers drawn afterwards.
+/// The gradient of x, and two random numbers of libtorch's generator after the backward.
 template <class Run>
-std::pair<at::Tensor, at::Tensor> drawn(Run run) {
+std::vector<at::Tensor> drawn(Run run) {
   at::manual_seed(5);
   const at::Tensor x = leaf({40}, 1);
   const at::Tensor y = run(x);
@@ -353,10 +350,7 @@ std::pair<at::Tensor, at::Tensor> drawn(Run run) {
 
 TEST(CheckpointReplay, DrawsTheNumbersOfForward) {
   const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
-  const auto plain = drawn(fn);
-  const auto again = drawn([&](const at::Tensor& x) { return checkpoint(fn, x); });
-  EXPECT_EQUAL(plain.first, again.first);
-  EXPECT_EQUAL(plain.second, again.second) << "the generator was left elsewhere";
+  EXPECT_EACH(drawn([&](const at::Tensor& x) { return checkpoint(fn, x); }), drawn(fn));
 }
 
 TEST(CheckpointReplay, CountsTheCallsOfDropoutModulesOnceAlsoWhenNested) {
@@ -447,8 +441,7 @@ TEST_ON_MESH(CheckpointReplay, DrawsTheNumbersOfForwardOnDistributedTensors, {3}
   const auto fn = [](const at::Tensor& x) { return at::dropout(x.exp(), 0.5, true).square(); };
   const auto run = [&](bool checkpointed) {
     manual_seed(2);
-    const at::Tensor x = distribute_tensor(leaf({10, 3}, 1).detach(), mesh, {Shard{0}});
-    x.requires_grad_();
+    const at::Tensor x = testing::leaf_on(mesh, uniform_values({10, 3}, 1), {Shard{0}});
     const at::Tensor loss = (checkpointed ? checkpoint(fn, x) : fn(x)).sum();
     at::dropout(x.detach(), 0.5, true);  // draws between forward and backward
     loss.backward();
@@ -521,16 +514,13 @@ TEST_ON_MESH(SelectiveCheckpoint, KeepsLossesOfASplitVocabulary, {2}, {"tp"}) {
   const auto loss = [&](const at::Tensor& logits) {
     return tessera::detail::cross_entropy(logits.mul(2), targets).sin();
   };
-  const auto split = [&] {
-    const at::Tensor values = uniform_values({5, 7}, 1);
-    return distribute_tensor(values, mesh, {Shard{1}}).tensor().detach().requires_grad_();
-  };
+  const auto split = [&] { return testing::leaf_on(mesh, uniform_values({5, 7}, 1), {Shard{1}}); };
   const at::Tensor x = split(), y = split();
   loss(x).sum().backward();
   const Counted counted = keeping(save_operators({"tessera::cross_entropy"}));
-  const comm::TrafficTable before = rank.world()->traffic().table();
+  const Sent sent(rank);
   checkpoint(counted.options, loss, y).sum().backward();
-  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 2);
+  EXPECT_EQ(sent.calls(), 2);
   EXPECT_EQUAL(local_tensor(x.grad()), local_tensor(y.grad()));
   EXPECT_EQ(counted->kept_operators, 1);
   EXPECT_EQ(counted->replayed_operators, 1);
@@ -643,19 +633,13 @@ TEST(SelectiveCheckpoint, Refusals) {
 
 TEST_ON_MESH(SelectiveCheckpoint, KeepsResultsOfDistributedTensors, {3}, {"dp"}) {
   const auto run = [&](const Counted* counted) {
-    const at::Tensor x = distribute_tensor(leaf({5, 7}, 1).detach(), mesh, {Shard{0}});
-    const at::Tensor w = distribute_tensor(leaf({7, 7}, 2).detach(), mesh, {Replicate{}});
-    x.requires_grad_();
-    w.requires_grad_();
+    const at::Tensor x = testing::leaf_on(mesh, uniform_values({5, 7}, 1), {Shard{0}});
+    const at::Tensor w = testing::leaf_on(mesh, uniform_values({7, 7}, 2), {Replicate{}});
     (counted ? checkpoint(counted->options, dense, x, w) : dense(x, w)).sum().backward();
-    return std::pair(DistributedTensor(x.grad()).full_tensor(),
-                     DistributedTensor(w.grad()).full_tensor());
+    return std::vector{x.grad(), w.grad()};
   };
   const Counted counted = keeping(save_operators({"aten::mm"}));
-  const auto plain = run(nullptr);
-  const auto again = run(&counted);
-  EXPECT_EQUAL(plain.first, again.first);
-  EXPECT_EQUAL(plain.second, again.second);
+  EXPECT_EACH(run(&counted), run(nullptr));
   EXPECT_EQ(counted->replayed_operators, 2);
   EXPECT_EQ(counted->recomputed_operators, 2);
 }

@@ -40,19 +40,7 @@ inline std::vector<at::Tensor> results_of(const GraphFunction& function,
 
 inline void expect_equal_bits(const GraphFunction& a, const GraphFunction& b,
                               const std::vector<at::Tensor>& values) {
-  const std::vector<at::Tensor> of_a = results_of(a, values);
-  const std::vector<at::Tensor> of_b = results_of(b, values);
-  for (std::size_t i = 0; i < of_a.size(); ++i) {
-    EXPECT_EQ(of_a[i].sizes(), of_b[i].sizes()) << i;
-    EXPECT_EQUAL(of_a[i], of_b[i]) << i;
-  }
-}
-
-/// Expects equality up to the order in which terms are added.
-inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_CLOSE(a[i], b[i], 1e-5, 1e-5) << i;
-  }
+  EXPECT_EACH(results_of(a, values), results_of(b, values));
 }
 
 inline at::Tensor leaf(at::IntArrayRef sizes, double seed) {

@@ -164,16 +164,14 @@ TEST(CheckInitialized, AcceptsSlotsThatAreMarked) {
 }
 
 // Expects gathered values of a model on a mesh to be one rank's: sizes 5, 6 and 7 over 2, 3, 4.
-void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
-                           const Placements& placements) {
+void expect_as_on_one_rank(const std::vector<std::int64_t>& sizes, const Placements& placements) {
   const auto single = meta_model();
   to_empty(*single, c10::kCPU);
   init_weights(*single, 11);
   const at::Tensor expected = parameter_values(*single);
-  RunRanks(ranks, [&](Rank& rank) {
-    std::vector<std::string> names{"dp", "tp"};
-    names.resize(sizes.size());
-    const DeviceMesh mesh = rank.mesh(sizes, names);
+  std::vector<std::string> names{"dp", "tp"};
+  names.resize(sizes.size());
+  RunOnMesh(sizes, names, [&](const DeviceMesh& mesh) {
     const auto model = meta_model();
     for (const auto& [name, slot] : model->named_slots()) {
       slot->set(
@@ -185,15 +183,12 @@ void expect_as_on_one_rank(int ranks, const std::vector<std::int64_t>& sizes,
   });
 }
 
-TEST(InitWeights, IsBitEqualOnOneMeshDimension) {
-  expect_as_on_one_rank(4, {4}, {Shard{0}});
-  expect_as_on_one_rank(3, {3}, {Shard{0}});
-  expect_as_on_one_rank(2, {2}, {Replicate{}});
-}
-
-TEST(InitWeights, IsBitEqualOnTwoMeshDimensions) {
-  expect_as_on_one_rank(4, {2, 2}, {Shard{0}, Shard{0}});
-  expect_as_on_one_rank(6, {2, 3}, {Shard{0}, Replicate{}});
+TEST(InitWeights, IsBitEqualOnMeshes) {
+  expect_as_on_one_rank({4}, {Shard{0}});
+  expect_as_on_one_rank({3}, {Shard{0}});
+  expect_as_on_one_rank({2}, {Replicate{}});
+  expect_as_on_one_rank({2, 2}, {Shard{0}, Shard{0}});
+  expect_as_on_one_rank({2, 3}, {Shard{0}, Replicate{}});
 }
 
 /// Has one parameter in a slot, and one registered by libtorch's register_parameter() alone.

@@ -23,7 +23,6 @@ namespace tessera::nn {
 namespace {
 
 using detail::linear_product;
-using testing::expect_close;
 using testing::expect_equal_bits;
 using testing::leaves_of;
 using testing::libtorchs;
@@ -75,7 +74,8 @@ TEST(LinearProduct, IsDifferentiableTwice) {
     };
   };
   const Tensors values{normal_values({5, 6}, 1), normal_values({4, 6}, 2), normal_values({4}, 3)};
-  expect_close(results_of(second(linear_product), values), results_of(second(libtorchs), values));
+  EXPECT_EACH(results_of(second(linear_product), values), results_of(second(libtorchs), values),
+              1e-5, 1e-5);
 }
 
 TEST(LinearProduct, KeepsNoInputOfAFrozenWeight) {
@@ -234,10 +234,7 @@ TEST(LinearProducts, AreDifferentiableTwice) {
         .backward();
     return Tensors{x.grad(), model.q->weight->grad(), model.v->weight->grad()};
   };
-  const Tensors together = second(true), apart = second(false);
-  for (std::size_t i = 0; i < apart.size(); ++i) {
-    EXPECT_CLOSE(together[i], apart[i], 1e-4, 1e-4) << i;
-  }
+  EXPECT_EACH(second(true), second(false), 1e-4, 1e-4);
 }
 
 TEST(LinearProducts, RunTheHooksOfEach) {
@@ -343,13 +340,9 @@ TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
       const at::Tensor input = normal_values({5, 6}, 1);
       const Tensors expected = results_of(one, input, false);
       for (const auto& [name, slot] : model.named_slots()) {
-        slot->set(distribute_tensor(slot->get().detach(), mesh, {weight_placement})
-                      .tensor()
-                      .detach()
-                      .requires_grad_());
+        slot->set(testing::leaf_on(mesh, slot->get().detach(), {weight_placement}));
       }
-      const at::Tensor x =
-          distribute_tensor(input, mesh, {x_placement}).tensor().detach().requires_grad_();
+      const at::Tensor x = testing::leaf_on(mesh, input, {x_placement});
       const AddedTerms counted;
       const Tensors y = linear_products(x, {*model.q, *model.k, *model.v});
       const at::Tensor weights = normal_values({5, 14}, 99);
@@ -362,9 +355,8 @@ TEST_P(DistributedLinearProducts, AreThoseOfOneRank) {
                                 .tensor());
       }
       torch::autograd::backward(y, gradients);
-      EXPECT_CLOSE(x.grad(), expected[1], 1e-5, 1e-5);
-      EXPECT_CLOSE(model.q->weight->grad(), expected[2], 1e-5, 1e-5);
-      EXPECT_CLOSE(model.v->weight->grad(), expected[4], 1e-5, 1e-5);
+      EXPECT_EACH({x.grad(), model.q->weight->grad(), model.v->weight->grad()},
+                  {expected[1], expected[2], expected[4]}, 1e-5, 1e-5);
     });
     EXPECT_EQ(AddedTerms::products(), GetParam().added * ranks);
   }
@@ -494,9 +486,7 @@ class AddedDistributedGradient : public ::testing::TestWithParam<Spread> {};
 TEST_P(AddedDistributedGradient, IsTheSum) {
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     const auto& [of_weight, of_x, of_result] = GetParam();
-    const at::Tensor values = normal_values({4, 6}, 1);
-    const at::Tensor weight =
-        distribute_tensor(values, mesh, {of_weight}).tensor().detach().requires_grad_();
+    const at::Tensor weight = testing::leaf_on(mesh, normal_values({4, 6}, 1), {of_weight});
     const auto backward = [&, x_placement = of_x, y_placement = of_result](std::uint64_t seed) {
       const at::Tensor x =
           distribute_tensor(normal_values({6, 6}, seed), mesh, {x_placement}).tensor();

@@ -8,6 +8,7 @@
 #include "tessera/nn/layers.h"
 #include "tessera/nn/visit_tensors.h"
 #include "testing/models.h"
+#include "testing/module_values.h"
 
 namespace tessera::nn {
 namespace {
@@ -440,11 +441,7 @@ TEST_ON_MESH(DistributeModule, ComputesWhatThePlainModuleDoes, {4}, {"tp"}) {
   EXPECT_FALSE(tessera::is_distributed(found));
   EXPECT_CLOSE(found, expected);
   found.pow(2).sum().backward();
-  const auto slots = model->named_slots(), originals = plain->named_slots();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const DistributedTensor gradient(slots[i].second->get().grad());
-    EXPECT_CLOSE(gradient, originals[i].second->get().grad(), 1e-4, 1e-6) << slots[i].first;
-  }
+  testing::expect_gradients(*model, testing::gradients_of(*plain));
 }
 
 TEST_ON_MESH(DistributeModule, ReplicatesTheRemainingParametersOnce, {2}, {"tp"}) {

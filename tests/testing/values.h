@@ -5,13 +5,18 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
 
 #include "tessera/core/detail/layout_math.h"
 #include "tessera/dtensor/distributed_tensor.h"
@@ -40,6 +45,19 @@ inline at::Tensor uniform_values(at::IntArrayRef sizes, double seed, double scal
 /// Floats of the standard normal distribution.
 inline at::Tensor normal_values(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
+}
+
+/// Positions of tokens in documents of these lengths, which follow each other in each sequence.
+inline at::Tensor document_positions(const std::vector<std::vector<std::int64_t>>& lengths) {
+  std::vector<at::Tensor> rows;
+  for (const std::vector<std::int64_t>& of_row : lengths) {
+    std::vector<at::Tensor> row;
+    for (const std::int64_t length : of_row) {
+      row.push_back(at::arange(length, at::kLong));
+    }
+    rows.push_back(at::cat(row));
+  }
+  return at::stack(rows);
 }
 
 /// The whole value of a tensor, distributed or plain, without its gradient; undefined if `tensor`
@@ -122,7 +140,7 @@ template <class... Tolerances>
   for (std::size_t i = 0; i < found.size(); ++i) {
     const auto outcome = sizeof...(tolerances) == 0 ? Equal(found[i], expected[i])
                                                     : Close(found[i], expected[i], tolerances...);
-    if (!outcome) {
+    if (!outcome || found[i].sizes() != expected[i].sizes()) {
       return ::testing::AssertionFailure() << "tensor " << i << ": " << outcome.message();
     }
   }
