@@ -258,9 +258,7 @@ TEST(AdamW, UpdatesNeighboursAsItDoesApart) {
       optimizer.step();
       expected.step();
     }
-    for (std::size_t i = 0; i < 2; ++i) {
-      EXPECT_CLOSE(slots[i]->get().detach(), reference[i]->get().detach(), 1e-6) << i;
-    }
+    EXPECT_EACH(tensors_of(slots), tensors_of(reference), 1e-6);
   }
 }
 
@@ -299,25 +297,11 @@ void run(AdamW& optimizer, int first, int last) {
   }
 }
 
-/// The parameters and the state after four steps, gathered.
+/// The parameters and the state after four steps.
 std::vector<at::Tensor> results(const std::vector<nn::SlotPtr>& slots) {
   AdamW optimizer(slots, kNarrow);
   run(optimizer, 0, 4);
-  std::vector<at::Tensor> all;
-  for (const nn::SlotPtr& slot : slots) {
-    all.push_back(full_tensor(slot->get()));
-  }
-  for (const StateTensor& state : optimizer.state()) {
-    all.push_back(full_tensor(state.tensor));
-  }
-  return all;
-}
-
-void expect_equal(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQUAL(found[i], expected[i]) << i;
-  }
+  return tensors_of(optimizer);
 }
 
 // Shards of 7 and 3 rows over 2 and 4 ranks, of 1 row (with empty shards), and a replicated one.
@@ -325,22 +309,22 @@ TEST(NarrowMoments, HaveTheSameBitsOnOneMeshDimension) {
   const std::vector<at::Tensor> expected = results(plain_slots());
   for (const int ranks : {2, 4}) {
     RunOnMesh({ranks}, {"dp"}, [&](const DeviceMesh& mesh) {
-      expect_equal(results({slot_of(values_of(0, 100), mesh, {Shard{0}}),
-                            slot_of(values_of(1, 100), mesh, {Shard{0}}),
-                            slot_of(values_of(2, 100), mesh, {Shard{1}}),
-                            slot_of(values_of(3, 100), mesh, {Replicate{}})}),
-                   expected);
+      EXPECT_EACH(results({slot_of(values_of(0, 100), mesh, {Shard{0}}),
+                           slot_of(values_of(1, 100), mesh, {Shard{0}}),
+                           slot_of(values_of(2, 100), mesh, {Shard{1}}),
+                           slot_of(values_of(3, 100), mesh, {Replicate{}})}),
+                  expected);
     });
   }
 }
 
 TEST_ON_MESH(NarrowMoments, HaveTheSameBitsOnTwoMeshDimensions, {2, 2}, {"dp", "tp"}) {
   const std::vector<at::Tensor> expected = results(plain_slots());
-  expect_equal(results({slot_of(values_of(0, 100), mesh, {Shard{0}, Shard{1}}),
-                        slot_of(values_of(1, 100), mesh, {Shard{0}, Replicate{}}),
-                        slot_of(values_of(2, 100), mesh, {Shard{0}, Shard{1}}),
-                        slot_of(values_of(3, 100), mesh["tp"], {Shard{1}})}),
-               expected);
+  EXPECT_EACH(results({slot_of(values_of(0, 100), mesh, {Shard{0}, Shard{1}}),
+                       slot_of(values_of(1, 100), mesh, {Shard{0}, Replicate{}}),
+                       slot_of(values_of(2, 100), mesh, {Shard{0}, Shard{1}}),
+                       slot_of(values_of(3, 100), mesh["tp"], {Shard{1}})}),
+              expected);
 }
 
 /// Two of three dimensions are sharded: the rows of a shard are neither consecutive nor equally far
@@ -393,9 +377,7 @@ TEST(NarrowMoments, ContinueBitForBit) {
   }
   run(optimizer, 2, 4);
   run(resumed, 2, 4);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_EQUAL(slots[i]->get().detach(), copies[i]->get().detach()) << i;
-  }
+  EXPECT_EACH(tensors_of(slots), tensors_of(copies));
 }
 
 TEST(NarrowMoments, OfNarrowAndWideAndComplexParameters) {

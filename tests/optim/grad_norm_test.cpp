@@ -88,9 +88,9 @@ TEST(GradNorm, OverSeveralMeshesInOneAllReduce) {
       slot->persistent().mutable_grad().reset();
     }
     slots.push_back(own);
-    const auto before = rank.world()->traffic().table();
+    const Sent sent(rank);
     EXPECT_FLOAT_EQ(grad_norm(slots).item<float>(), 5.0F);
-    EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+    EXPECT_EQ(sent.calls(), 1);
   });
 }
 
@@ -268,11 +268,8 @@ std::vector<nn::SlotPtr> trained(const Make& make, c10::ScalarType type, bool fu
 }
 
 void expect_same_bits(const Make& make, c10::ScalarType type) {
-  const std::vector<nn::SlotPtr> fused = trained(make, type, true);
-  const std::vector<nn::SlotPtr> apart = trained(make, type, false);
-  for (std::size_t i = 0; i < fused.size(); ++i) {
-    EXPECT_EQUAL(fused[i]->get().detach(), apart[i]->get().detach()) << type << " " << i;
-  }
+  EXPECT_EACH(tensors_of(trained(make, type, true)), tensors_of(trained(make, type, false)))
+      << type;
 }
 
 TEST(ScaledStep, HasTheBitsOfClippingBefore) {
@@ -319,18 +316,6 @@ TEST(ClipFactor, LeavesGradientsAndHasTheNormOfClipping) {
   EXPECT_ERROR(clip_factor({}, -1), "to a norm of -1");
 }
 
-/// Copies of the optimizer's state and of the parameters.
-std::vector<at::Tensor> values_of(Optimizer& optimizer) {
-  std::vector<at::Tensor> values;
-  for (const nn::SlotPtr& slot : optimizer.parameters()) {
-    values.push_back(slot->get().detach().clone());
-  }
-  for (const StateTensor& each : optimizer.state()) {
-    values.push_back(each.tensor.clone());
-  }
-  return values;
-}
-
 /// On a CPU, for each kind of update: by fused kernels, with moments or parameters in bf16.
 TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
   for (const c10::ScalarType type : {at::kFloat, at::kBFloat16}) {
@@ -340,16 +325,13 @@ TEST(ScaledStep, ChangesNothingByGradientsThatAreNotFinite) {
         AdamW optimizer(slots, {.moment_dtype = moments});
         set_grads(slots, 0);
         optimizer.step(clip_factor(slots, 0.5).factor);
-        const std::vector<at::Tensor> before = values_of(optimizer);
+        const std::vector<at::Tensor> before = tensors_of(optimizer);
         set_grads(slots, 1);
         slots[1]->get().grad().fill_(bad);
         const ClipFactor clip = clip_factor(slots, 0.5);
         EXPECT_TRUE(std::isnan(clip.factor.item<double>()));
         optimizer.step(clip.factor);
-        const std::vector<at::Tensor> after = values_of(optimizer);
-        for (std::size_t i = 0; i < before.size(); ++i) {
-          EXPECT_EQUAL(after[i], before[i]) << i;
-        }
+        EXPECT_EACH(tensors_of(optimizer), before);
       }
     }
   }

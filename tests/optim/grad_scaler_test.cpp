@@ -186,15 +186,13 @@ TEST_ON_MESH(GradScaler, AgreesWithUnscaledTrainingByOneAllReduce, {2, 2}, {"dp"
   EXPECT_EQ(scaler.scale(at::full({}, 3.0)).item<float>(), 3.0F * 65536.0F);
   set_grads(slots, 65536.0);
   set_grads(reference, 1.0);
-  const auto before = rank.world()->traffic().table();
+  const Sent sent(rank);
   const at::Tensor norm = scaler.clip_grad_norm_(slots, 0.5);
   EXPECT_TRUE(scaler.step(optimizer));
-  EXPECT_EQ(comm::total(rank.world()->traffic().since(before)).calls, 1);
+  EXPECT_EQ(sent.calls(), 1);
   EXPECT_NEAR(norm.item<double>(), clip_grad_norm_(reference, 0.5).item<double>(), 1e-5);
   expected.step();
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_CLOSE(slots[i]->persistent(), reference[i]->persistent(), 1e-5) << i;
-  }
+  EXPECT_EACH(tensors_of(slots), tensors_of(reference), 1e-5);
 }
 
 }  // namespace

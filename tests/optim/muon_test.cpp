@@ -35,10 +35,7 @@ void expect_as_one_process(const Place& place, const MuonOptions& options) {
   run(optimizer);
   run(expected);
   const double tolerance = options.compute_dtype == at::kFloat ? 1e-5 : 0.02 * options.lr;
-  for (std::size_t i = 0; i < kSizes.size(); ++i) {
-    const at::Tensor result = full_tensor(slots[i]->persistent());
-    EXPECT_CLOSE(result, reference[i]->get().detach(), 0.0, tolerance) << i;
-  }
+  EXPECT_EACH(tensors_of(slots), tensors_of(reference), 0.0, tolerance);
 }
 
 constexpr MuonOptions kExact{.lr = 0.05, .compute_dtype = c10::ScalarType::Float};
@@ -132,9 +129,7 @@ TEST_ON_MESH(Muon, SkipsASpreadMatrixThatNoRankHasAGradientOf, {3}, {"dp"}) {
     optimizer.step();
     expected.step();
   }
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    EXPECT_CLOSE(slots[i]->get(), reference[i]->get().detach(), 0.0, 1e-5) << i;
-  }
+  EXPECT_EACH(tensors_of(slots), tensors_of(reference), 0.0, 1e-5);
   EXPECT_EQUAL(slots[2]->get(), normal_values({5, 4}, 2));
 }
 
@@ -260,11 +255,10 @@ TEST_ON_MESH(Muon, SendsEachShardToAnOwnerAndBackInTwoAllToAlls, {4}, {"dp"}) {
     set_grad(slots.back(), normal_values({8, 8}, 10 + i));
   }
   Muon optimizer(slots, {.lr = 0.05});
-  const auto before = rank.world()->traffic().table();
+  const Sent sent(rank);
   optimizer.step();
-  const auto sent = rank.world()->traffic().since(before);
-  EXPECT_EQ(sent.at({"dp", "all_to_all"}).calls, 2);
-  EXPECT_EQ(sent.at({"dp", "all_to_all"}).bytes, 2 * 4 * 16 * 2);
+  EXPECT_EQ(sent.calls("dp", "all_to_all"), 2);
+  EXPECT_EQ(sent.of("dp", "all_to_all").bytes, 2 * 4 * 16 * 2);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <map>
 
 #include "optim/parameters.h"
-#include "parameters.h"
 #include "tessera/nn/hooked.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/module.h"
@@ -282,25 +281,20 @@ TEST(Optimizer, HasNoStateOfFrozenParameters) {
   EXPECT_EQ(optimizer.state().size(), 3u);
 }
 
-}  // namespace
-}  // namespace tessera::optim
-
 // The example of a custom optimizer in tessera/optim/slot_optimizer.h.
-namespace tessera {
-namespace {
 
 struct SignSgdOptions {
   double lr = 1e-3;
 };
 
-class SignSgd final : public optim::GroupedOptimizer<SignSgdOptions> {
+class SignSgd final : public GroupedOptimizer<SignSgdOptions> {
  public:
   SignSgd(const nn::ModuleBase& module, SignSgdOptions options)
-      : GroupedOptimizer({{optim::slots_of(module), options}}, /*state_names=*/{},
+      : GroupedOptimizer({{slots_of(module), options}}, /*state_names=*/{},
                          /*counts_steps=*/false) {}
 
  private:
-  void update_batch(const optim::Batch& batch, std::size_t group) override {
+  void update_batch(const Batch& batch, std::size_t group) override {
     at::_foreach_sign_(batch.gradients);
     at::_foreach_add_(batch.parameters, batch.gradients, -lr(group));
   }
@@ -318,12 +312,6 @@ TEST(OptimizerExample, StepsByTheSignOfTheGradient) {
   EXPECT_TRUE(linear.weight->equal(at::full({3, 2}, 0.5)));
   EXPECT_TRUE(linear.bias->equal(at::full({3}, 0.5)));
 }
-
-}  // namespace
-}  // namespace tessera
-
-namespace tessera::optim {
-namespace {
 
 // fp16 sums would stay at 1: each step's change is below half of fp16's spacing there.
 TEST(Sgd, KeepsMomentumOfNarrowParametersInFp32) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tessera/nn/parameter.h"
+#include "tessera/optim/optimizer.h"
 #include "testing/distributed.h"
 
 namespace tessera::testing {
@@ -38,6 +39,26 @@ inline void set_grad(const nn::SlotPtr& slot, const at::Tensor& grad) {
                               : grad.clone();
 }
 
+inline std::vector<at::Tensor> tensors_of(const std::vector<nn::SlotPtr>& slots) {
+  std::vector<at::Tensor> tensors;
+  for (const nn::SlotPtr& slot : slots) {
+    tensors.push_back(slot->persistent());
+  }
+  return tensors;
+}
+
+/// Copies of the parameters, then of the optimizer's state.
+inline std::vector<at::Tensor> tensors_of(optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> tensors = tensors_of(optimizer.parameters());
+  for (const optim::StateTensor& state : optimizer.state()) {
+    tensors.push_back(state.tensor);
+  }
+  for (at::Tensor& tensor : tensors) {
+    tensor = tensor.detach().clone();
+  }
+  return tensors;
+}
+
 }  // namespace tessera::testing
 
 namespace tessera::optim {
@@ -46,6 +67,7 @@ namespace tessera::optim {
 using testing::kSizes;
 using testing::set_grad;
 using testing::slot_of;
+using testing::tensors_of;
 using testing::values_of;
 
 }  // namespace tessera::optim

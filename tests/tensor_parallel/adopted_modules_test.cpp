@@ -196,12 +196,6 @@ TEST_ON_MESH(Adopted, StylesThatDoNotFitAreRefusedByName, {2}, {"tp"}) {
   });
 }
 
-}  // namespace
-}  // namespace tessera::tensor_parallel
-
-namespace tessera::tensor_parallel {
-namespace {
-
 constexpr std::int64_t kDim = 6;
 constexpr std::int64_t kPatches = 5;
 

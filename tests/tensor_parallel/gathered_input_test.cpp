@@ -19,7 +19,7 @@ namespace tessera::tensor_parallel {
 namespace {
 
 at::Tensor split_leaf(const at::Tensor& value, const DeviceMesh& mesh) {
-  return distribute_tensor(value, mesh, {Shard{0}}).tensor().detach().requires_grad_();
+  return testing::leaf_on(mesh, value, {Shard{0}});
 }
 
 /// This rank's part of a block's output, of the gradient of its input, and of the gradients of the
@@ -55,12 +55,9 @@ TEST(GatheredInput, HasTheResultsOfASavedInput) {
                                                 {3, true, true}}) {
       const testing::SmallLlamaConfig config{.bias = bias, .together = together};
       RunRanks(ranks, [&](Rank& rank) {
-        const std::vector<at::Tensor> kept = results_of_block(rank, false, config, type);
-        const std::vector<at::Tensor> again = results_of_block(rank, true, config, type);
-        ASSERT_EQ(kept.size(), again.size());
-        for (std::size_t i = 0; i < kept.size(); ++i) {
-          EXPECT_TRUE(again[i].equal(kept[i])) << type << ' ' << i;
-        }
+        EXPECT_EACH(results_of_block(rank, true, config, type),
+                    results_of_block(rank, false, config, type))
+            << type;
       });
     }
   }
@@ -103,21 +100,16 @@ TEST_P(GatheredInputOfSeveral, IsGatheredOnceAndReducedBeforeTheWeightsGradients
     parallelize_mixer(mixer, mesh);
     const at::Tensor x = split_leaf(uniform_values({5, 8}, 0.2), mesh);
     const at::Tensor y = mixer(x);
-    const comm::TrafficTable start = rank.world()->traffic().table();
-    const auto calls = [&](const std::string& collective) {
-      const comm::TrafficTable traffic = rank.world()->traffic().since(start);
-      const auto found = traffic.find({"tp", collective});
-      return found == traffic.end() ? 0 : found->second.calls;
-    };
+    const Sent sent(rank);
     std::vector<std::int64_t> reduced;
     for (const auto& linear : {mixer.q, mixer.k, mixer.v}) {
       linear->weight->register_hook(
-          [&](const at::Tensor&) { reduced.push_back(calls("reduce_scatter")); });
+          [&](const at::Tensor&) { reduced.push_back(sent.calls("tp", "reduce_scatter")); });
     }
     y.square().sum().backward();
     EXPECT_EQ(reduced, (std::vector<std::int64_t>{1, 1, 1}));
-    EXPECT_EQ(calls("all_gather"), 1);
-    EXPECT_EQ(calls("reduce_scatter"), 1);
+    EXPECT_EQ(sent.calls("tp", "all_gather"), 1);
+    EXPECT_EQ(sent.calls("tp", "reduce_scatter"), 1);
   });
 }
 
@@ -134,25 +126,20 @@ TEST_P(GatheredInputOfSeveral, IsTakenFromTheRecomputationOfActivationCheckpoint
       }
       const at::Tensor x = split_leaf(uniform_values({5, 8}, 0.2), mesh);
       const at::Tensor y = mixer(x);
-      const comm::TrafficTable start = rank.world()->traffic().table();
-      const auto calls = [&](const std::string& collective) {
-        const comm::TrafficTable traffic = rank.world()->traffic().since(start);
-        const auto found = traffic.find({"tp", collective});
-        return found == traffic.end() ? 0 : found->second.calls;
-      };
+      const Sent sent(rank);
       std::int64_t reduced = 0;
-      mixer.q->weight->register_hook([&](const at::Tensor&) { reduced = calls("reduce_scatter"); });
+      mixer.q->weight->register_hook(
+          [&](const at::Tensor&) { reduced = sent.calls("tp", "reduce_scatter"); });
       y.square().sum().backward();
-      EXPECT_EQ(calls("all_gather"), 1);
-      EXPECT_EQ(reduced, calls("reduce_scatter"));  // starts before the weight's gradient
-      results.push_back({y.detach(), local_tensor(x.grad())});
+      EXPECT_EQ(sent.calls("tp", "all_gather"), 1);
+      EXPECT_EQ(reduced,
+                sent.calls("tp", "reduce_scatter"));  // starts before the weight's gradient
+      results.push_back({local_tensor(x.grad())});
       for (const auto& [name, slot] : mixer.named_slots()) {
         results.back().push_back(local_tensor(slot->get().grad()));
       }
     }
-    for (std::size_t i = 1; i < results[0].size(); ++i) {
-      EXPECT_TRUE(results[0][i].equal(results[1][i])) << i;
-    }
+    EXPECT_EACH(results[1], results[0]);
   });
 }
 
@@ -172,9 +159,9 @@ TEST_P(GatheredInputOfSeveral, ServesSeveralBackwardsAndFrozenParameters) {
     EXPECT_FALSE(mixer.q->weight->grad().defined());
     EXPECT_FALSE(mixer.k->bias->grad().defined());
     // For the gradient of the input alone, nothing is gathered.
-    const comm::TrafficTable before = rank.world()->traffic().table();
+    const Sent sent(rank);
     const at::Tensor alone = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
-    EXPECT_FALSE(rank.world()->traffic().since(before).contains({"tp", "all_gather"}));
+    EXPECT_EQ(sent.calls("tp", "all_gather"), 0);
     EXPECT_TRUE(local_tensor(alone).equal(of_x));
     loss.backward();
     EXPECT_TRUE(local_tensor(x.grad()).equal(of_x.mul(2)));
@@ -273,10 +260,9 @@ TEST(Fp8UnderTensorParallelism, HasTheResultsOfOneRank) {
       RunOnMesh({ranks}, {"tp"}, [&](const DeviceMesh& mesh) {
         ConvertedBlock block;
         parallelize_module(block, mesh, testing::plan_of_block(regather));
-        const at::Tensor x =
-            distribute_tensor(input(), mesh, {Shard{0}}).tensor().detach().requires_grad_();
-        const Tensors found =
-            step(block, x, [](const at::Tensor& y) { return DistributedTensor(y).full_tensor(); });
+        const Tensors found = step(block, split_leaf(input(), mesh), [](const at::Tensor& y) {
+          return DistributedTensor(y).full_tensor();
+        });
         for (std::size_t i = 0; i < expected.size(); ++i) {
           EXPECT_LE(relative_error(full_tensor(found[i]), expected[i]), 5e-3) << i;
         }

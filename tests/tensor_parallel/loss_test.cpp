@@ -97,8 +97,7 @@ void expect_loss_of_one_rank(Rank& rank, const MeshCase& param,
   const at::Tensor of_row = at::arange(1, kMeshTokens + 1, at::kDouble);
   const Expected expected = loss_of_one_rank(options, of_row);
   const DeviceMesh mesh = rank.mesh(param.mesh, {"dp", "tp"});
-  const at::Tensor logits =
-      distribute_tensor(mesh_logits(), mesh, param.logits).tensor().detach().requires_grad_();
+  const at::Tensor logits = testing::leaf_on(mesh, mesh_logits(), param.logits);
   const at::Tensor targets = param.targets.empty()
                                  ? mesh_targets()
                                  : distribute_tensor(mesh_targets(), mesh, param.targets).tensor();
@@ -194,9 +193,8 @@ at::Tensor head_targets() {
   return targets;
 }
 
-struct HeadAnswer {
-  at::Tensor loss, hidden, weight;  ///< the loss and the gathered gradients
-};
+/// The loss, and the whole gradients of the hidden states and of the weight.
+using HeadAnswer = std::vector<at::Tensor>;
 
 /// The loss of whole logits, with the gradients of `factor` times the loss.
 HeadAnswer of_whole_logits(const CrossEntropyOptions& options, double factor = 1) {
@@ -205,15 +203,6 @@ HeadAnswer of_whole_logits(const CrossEntropyOptions& options, double factor = 1
   const at::Tensor loss = cross_entropy(at::linear(hidden, weight), head_targets(), options);
   loss.mul(factor).backward();
   return {loss.detach(), hidden.grad(), weight.grad()};
-}
-
-void expect_answer(const HeadAnswer& answer, const HeadAnswer& expected, double tolerance) {
-  const auto close = [&](const at::Tensor& a, const at::Tensor& b) {
-    return a.to(at::kDouble).allclose(b, tolerance, tolerance);
-  };
-  EXPECT_TRUE(close(answer.loss, expected.loss)) << answer.loss << expected.loss;
-  EXPECT_TRUE(close(answer.hidden, expected.hidden)) << answer.hidden << expected.hidden;
-  EXPECT_TRUE(close(answer.weight, expected.weight)) << answer.weight << expected.weight;
 }
 
 const std::vector<CrossEntropyOptions>& losses_of_heads() {
@@ -236,16 +225,13 @@ TEST(LinearCrossEntropy, OnMeshesEqualsTheLossOfWholeLogits) {
       const StrictScope strict;
       for (const CrossEntropyOptions& options : losses_of_heads()) {
         for (const std::int64_t chunks : {1, 3, 20}) {
-          const auto leaf = [&](const at::Tensor& value, const Placements& placements) {
-            return distribute_tensor(value, mesh, placements).tensor().detach().requires_grad_();
-          };
-          const at::Tensor hidden = leaf(head_hidden(), c.hidden);
-          const at::Tensor weight = leaf(head_weight(), c.weight);
+          const at::Tensor hidden = testing::leaf_on(mesh, head_hidden(), c.hidden);
+          const at::Tensor weight = testing::leaf_on(mesh, head_weight(), c.weight);
           const at::Tensor loss = linear_cross_entropy(hidden, weight, head_targets(),
                                                        {.loss = options, .chunks = chunks});
           loss.mul(3).backward();
-          expect_answer({loss.detach(), full_tensor(hidden.grad()), full_tensor(weight.grad())},
-                        of_whole_logits(options, 3), 1e-12);
+          EXPECT_EACH({loss.detach(), hidden.grad(), weight.grad()}, of_whole_logits(options, 3),
+                      1e-12, 1e-12);
         }
       }
     });
@@ -258,7 +244,7 @@ TEST(LinearCrossEntropy, GivesGradientsAgainAndOnlyRequestedOnes) {
       linear_cross_entropy(head_hidden(), weight, head_targets(), {.chunks = 2});
   loss.backward({}, /*retain_graph=*/true);
   loss.backward();
-  EXPECT_TRUE(weight.grad().allclose(of_whole_logits({}).weight.mul(2), 1e-12, 1e-12));
+  EXPECT_TRUE(weight.grad().allclose(of_whole_logits({})[2].mul(2), 1e-12, 1e-12));
   // The loss of each row has no gradient.
   const c10::NoGradGuard no_grad;
   const CrossEntropyOptions rows{.reduction = at::Reduction::None};
@@ -274,18 +260,15 @@ TEST(LinearCrossEntropy, InHalfRoundsNoMoreThanTheTypeDoes) {
   constexpr double kFactor = 1.0 / 3;
   RunOnMesh({2}, {"tp"}, [&](const DeviceMesh& mesh) {
     for (const auto& [type, tolerance] : {std::pair(at::kHalf, 2e-3), {at::kBFloat16, 1.6e-2}}) {
-      const auto leaf = [&, type = type](const at::Tensor& value, const Placement& placement) {
-        const DistributedTensor tensor = distribute_tensor(value.to(type), mesh, {placement});
-        return tensor.tensor().detach().requires_grad_();
-      };
-      const at::Tensor hidden = leaf(head_hidden(), Replicate{});
-      const at::Tensor weight = leaf(head_weight(), Shard{0});
+      const at::Tensor hidden = testing::leaf_on(mesh, head_hidden().to(type), {Replicate{}});
+      const at::Tensor weight = testing::leaf_on(mesh, head_weight().to(type), {Shard{0}});
       const at::Tensor loss = linear_cross_entropy(hidden, weight, head_targets(), {.chunks = 4});
       loss.mul(kFactor).backward();
       EXPECT_EQ(loss.scalar_type(), at::kFloat);
       EXPECT_EQ(weight.grad().scalar_type(), type);
-      expect_answer({loss.detach(), full_tensor(hidden.grad()), full_tensor(weight.grad())},
-                    of_whole_logits({}, kFactor), tolerance);
+      const auto in_double = [](const at::Tensor& x) { return full_tensor(x).to(at::kDouble); };
+      EXPECT_EACH({in_double(loss), in_double(hidden.grad()), in_double(weight.grad())},
+                  of_whole_logits({}, kFactor), tolerance, tolerance);
     }
   });
 }

@@ -282,10 +282,7 @@ TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
       const auto model = adapted_on(mesh);
       EXPECT_TRUE(at::equal(testing::parameter_values(*model), initial));
       fill_adapters(*model);
-      const std::vector<at::Tensor> values = train(*model, mesh.local_rank("dp"), sizes[0]);
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        EXPECT_TRUE(values[i].allclose(expected[i], 1e-4, 1e-5)) << i;
-      }
+      EXPECT_EACH(train(*model, mesh.local_rank("dp"), sizes[0]), expected, 1e-4, 1e-5);
       for (const auto& [name, slot] : model->named_slots()) {
         EXPECT_FALSE(slot->persistent().grad().defined()) << name;
       }
@@ -298,12 +295,11 @@ TEST(LoraOnAMesh, StartsTrainsAndMergesAsOneRank) {
 TEST_ON_MESH(LoraOnARank, SendsNoGradientsOfFrozenWeightsAndIsMadeBeforeSharding, {2, 1},
              {"dp", "tp"}) {
   const auto model = adapted_on(mesh);
-  const comm::TrafficTable before = rank.world()->traffic().table();
+  const Sent sent(rank);
   (*model)(uniform_values({2, 6}, 0.2)).sum().backward();
-  const comm::TrafficTable traffic = rank.world()->traffic().since(before);
   // On one of 2 ranks, A and B of gate_up have 2 rows of 6 and 10 of 3 numbers, those of down 2 of
   // 10 and 3 of 3. Each shard is padded to 64 bytes, 16 numbers.
-  EXPECT_EQ(traffic.at({"dp", "reduce_scatter"}).bytes, 4 * 2 * (16 + 32 + 32 + 16));
+  EXPECT_EQ(sent.of("dp", "reduce_scatter").bytes, 4 * 2 * (16 + 32 + 32 + 16));
   EXPECT_ERROR(nn::apply_lora(*model, {.targets = {"head"}}), "'head'", "distributed already",
                "before parallelize_module");
 }

@@ -15,11 +15,6 @@ namespace {
 
 using testing::Filled;
 
-std::int64_t calls(const comm::TrafficTable& traffic, const std::string& collective) {
-  const auto found = traffic.find({"tp", collective});
-  return found == traffic.end() ? 0 : found->second.calls;
-}
-
 TEST(Rowwise, SplitsAPlainInputThatEveryRankHas) {
   Filled<nn::Linear> alone(7, 5);
   const at::Tensor expected = uniform_values({3, 7}, 0.5).requires_grad_();
@@ -74,16 +69,6 @@ TEST(Styles, RefuseByName) {
   });
 }
 
-struct Collectives {
-  std::int64_t gathers, scatters, reduces;
-  friend bool operator==(const Collectives&, const Collectives&) = default;
-};
-
-Collectives collectives(const comm::TrafficTable& traffic) {
-  return {calls(traffic, "all_gather"), calls(traffic, "reduce_scatter"),
-          calls(traffic, "all_reduce")};
-}
-
 TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
   // 10 tokens on 4 ranks: uneven too.
   RunOnMesh({4}, {"tp"}, [](Rank& rank, const DeviceMesh& mesh) {
@@ -92,27 +77,21 @@ TEST(Block, GathersTwiceAndScattersTwiceEachWay) {
     block.first_norm->slot("weight")->get().set_requires_grad(false);
     block.second_norm->slot("weight")->get().set_requires_grad(false);
     parallelize_module(block, mesh, testing::plan_of_block(/*regather=*/true));
-    const at::Tensor x = distribute_tensor(uniform_values({10, 8}, 0.2), mesh, {Shard{0}})
-                             .tensor()
-                             .detach()
-                             .requires_grad_();
+    const at::Tensor x = testing::leaf_on(mesh, uniform_values({10, 8}, 0.2), {Shard{0}});
+    const auto expect_calls = [](const Sent& sent, std::int64_t gathers) {
+      EXPECT_EQ(sent.calls("tp", "all_gather"), gathers);
+      EXPECT_EQ(sent.calls("tp", "reduce_scatter"), 2);
+      EXPECT_EQ(sent.calls(), gathers + 2);
+    };
     const StrictScope strict;
-
-    const comm::TrafficTable start = rank.world()->traffic().table();
+    const Sent in_forward(rank);
     const at::Tensor y = block(x);
-    const comm::TrafficTable middle = rank.world()->traffic().table();
-    EXPECT_EQ(collectives(rank.world()->traffic().since(start)), (Collectives{2, 2, 0}));
+    expect_calls(in_forward, 2);
+    const Sent in_backward(rank);
     DistributedTensor(y).to_local().square().sum().backward();
-    // Backward gathers the inputs of the halves again.
-    EXPECT_EQ(collectives(rank.world()->traffic().since(middle)), (Collectives{4, 2, 0}));
+    expect_calls(in_backward, 4);  // backward gathers the inputs of the halves again
   });
 }
-
-}  // namespace
-}  // namespace tessera::tensor_parallel
-
-namespace tessera::tensor_parallel {
-namespace {
 
 using nn::FusedLinear;
 
