@@ -259,7 +259,7 @@ DeviceMesh::DeviceMesh(comm::WorldPtr world, std::vector<int> ranks, MeshShape s
 }
 
 /// All process groups are checked before the first group is stored, so that an error leaves the
-/// mesh unchanged. The lock is held during this, because another thread may use the same mesh.
+/// mesh unchanged. The lock is held for the checks, because another thread may use the same mesh.
 DeviceMesh DeviceMesh::from_groups(comm::WorldPtr world, std::vector<int> ranks, MeshShape shape,
                                    const std::vector<comm::CommunicatorPtr>& groups) {
   DeviceMesh mesh(std::move(world), std::move(ranks), std::move(shape));

@@ -221,7 +221,7 @@ void for_rows(const at::Tensor& logits, Body&& body) {
   });
 }
 
-/// Returns the address of a row of logits; nullptr for a rank without columns: it has no rows.
+/// Returns a logits row's address; nullptr for a rank without columns, which stores no rows.
 template <class T>
 T* row_of(T* data, std::int64_t row, std::int64_t stride) {
   return data == nullptr ? nullptr : data + row * stride;

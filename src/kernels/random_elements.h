@@ -125,7 +125,7 @@ TESSERA_HOST_DEVICE inline Position position_of(const BoxView& box, std::int64_t
   return {local, static_cast<std::uint64_t>(global)};
 }
 
-/// Fills element number `first` of the box and every `step`-th element after it with numbers.
+/// Fills element `first` of the box and every `step`-th element after it with random numbers.
 template <class T, class Draw>
 TESSERA_HOST_DEVICE void fill_elements(T* data, const BoxView& box, const Draw& draw, PhiloxKey key,
                                        std::int64_t first, std::int64_t step) {

@@ -199,7 +199,7 @@ at::Tensor detail::causal_mask(std::int64_t tokens, std::int64_t window, c10::De
 
 namespace {
 
-/// Copies the vector `numbers` to a device: by pinned memory for a GPU, so that it is asynchronous.
+/// Copies `numbers` to a device: by pinned memory for a GPU, so that the copy is asynchronous.
 at::Tensor copied_to(const std::vector<std::int64_t>& numbers, c10::Device device) {
   const at::Tensor host =
       at::empty({std::ssize(numbers)}, at::dtype(at::kInt).pinned_memory(device.is_cuda()));

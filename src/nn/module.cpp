@@ -436,8 +436,8 @@ void ModuleBase::checkpoint_calls(CheckpointOptions options) {
   TESSERA_CHECK(dynamic_cast<const ModuleList*>(this) == nullptr,
                 "activation checkpointing of a ModuleList was asked for, which has no forward; "
                 "apply it to the modules in it");
-  // Hooks that were added before belong to the checkpointed function, so the recomputation runs
-  // these hooks again. Hooks that are added later (FSDP's) run once, outside of the function.
+  // Hooks that were added before this call belong to the checkpointed function, so the
+  // recomputation runs these hooks again. Later hooks (FSDP's) run once, outside of the function.
   checkpointed_ =
       std::make_unique<Checkpointed>(Checkpointed{std::move(options), std::exchange(hooks_, {})});
 }

@@ -486,8 +486,8 @@ bool brings_generator(const OperatorInfo& info, Values arguments) {
 }
 
 /// The kind of a random operator whose numbers depend on the element's index in the whole tensor,
-/// which are not gathered. nullopt for all other operators, and if the caller passes a generator,
-/// from which the numbers must be drawn.
+/// so that no tensor is gathered. nullopt for all other operators, and if the caller passes a
+/// generator, from which the numbers must be drawn.
 std::optional<CallKind> kind_by_element(const OperatorInfo& info, Values arguments) {
   const bool dropout = info.traits.has(Trait::kNativeDropout);
   if (!dropout && !info.traits.has(Trait::kRandomInplace)) {

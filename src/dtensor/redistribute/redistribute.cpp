@@ -610,7 +610,7 @@ TransferPtr start_plan(RedistributionPlanPtr plan, at::Tensor local, const Devic
     finish_transfers_on(*group);
   }
   auto started = start_step(step, local, mesh, sizes);
-  // The function owns the plan, which has the steps `steps`, because the transfer may outlive the
+  // `started.rest` owns the plan, which has the steps `steps`, because the transfer may outlive the
   // plan cache's entry. The steps after the last collective do not communicate, so this rank can
   // finish the transfer alone.
   started.rest = [plan = std::move(plan), rest = std::move(started.rest), steps, last, mesh,
