@@ -53,7 +53,7 @@ def step_table():
 
 def ddp_table():
     rounds = read("ddp")["rounds"]
-    rows = ["| side | ms: min, median, max | DDP's time / this time: min, median, max |", "|---|---|---|"]
+    rows = ["| program | ms: min, median, max | time of PyTorch's DDP / time of this program: min, median, max |", "|---|---|---|"]
     for side, name in (("ddp", "PyTorch's DDP on Gloo"), ("gloo", "Tessera on Gloo"), ("shm", "Tessera on shared memory, its default on one host")):
         times = [round_[f"{side}_s"] * 1e3 for round_ in rounds]
         ratios = [round_["ddp_s"] / round_[f"{side}_s"] for round_ in rounds]
@@ -66,7 +66,7 @@ def ddp_table():
 def dispatch_table():
     result = read("dispatch")
     ours, theirs = result["tessera_us"], result["pytorch_us"]
-    rows = ["| added to, in us | Tessera | PyTorch | ratio | with autograd: Tessera | PyTorch | first call: Tessera | PyTorch |",
+    rows = ["| operator; additional time in us | Tessera | PyTorch | ratio | with autograd: Tessera | PyTorch | first call: Tessera | PyTorch |",
             "|---|---|---|---|---|---|---|---|"]
 
     def cell(times, name):
