@@ -36,8 +36,8 @@ DeviceMesh with_replicas(const DeviceMesh& mesh, const std::vector<std::string>&
                                        : flat;
 }
 
-/// Returns the mesh of the experts' weights. The first dimension splits the experts; the ranks of a
-/// second dimension have other tokens.
+/// Returns the mesh of the experts' weights. The mesh's first dimension splits the experts; the
+/// ranks of a second dimension have other tokens.
 DeviceMesh experts_mesh(const DeviceMesh& mesh) {
   if (!has_dim(mesh, "ep") || mesh.size("ep") == 1) {
     return mesh["tp"];
@@ -57,7 +57,7 @@ fsdp::Options with_experts(const DeviceMesh& mesh, fsdp::Options options) {
   options.parameter_mesh = [=](const std::string&, const at::Tensor& parameter) {
     return is_expert(parameter) ? std::optional(own) : std::nullopt;
   };
-  // Experts are split whole if each rank gets as many, otherwise each expert is split by features.
+  // Experts are split whole if all ranks get equally many, otherwise each is split by features.
   options.shard_placement = [=, others = options.shard_placement](const std::string& name,
                                                                   const at::Tensor& parameter) {
     const bool whole = parameter.dim() == 0 || (parameter.size(0) + ep - 1) / ep % shards == 0;
@@ -146,7 +146,7 @@ DeviceMesh data_mesh(const DeviceMesh& mesh) {
 
 namespace {
 
-/// `experts`: the mesh for apply_expert_parallel().
+/// `experts` is the mesh for apply_expert_parallel().
 void split_model(nn::ModuleBase& model, const DeviceMesh& tp, const DeviceMesh& experts,
                  const ParallelOptions& options) {
   const tensor_parallel::DeclaredPlanOptions declared{

@@ -26,7 +26,7 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// Sums each of `parts` equal ranges of the counts.
+/// Splits `counts` into `parts` ranges of equal length, and returns the sum of each range.
 Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   Counts sums;
   const auto size = static_cast<std::ptrdiff_t>(counts.size()) / parts;
@@ -36,12 +36,12 @@ Counts sums_of_parts(const Counts& counts, std::int64_t parts) {
   return sums;
 }
 
-/// Numbers of rows for each expert of each rank, (ranks * experts of a rank).
+/// The numbers of rows for each expert on each rank, (ranks * experts of a rank).
 struct ExchangedCounts {
   Counts sent, received;
 };
 
-/// Exchanges `counts`, (ranks * n), of which rank r gets the r-th n. On a GPU the CPU waits once.
+/// Sends n numbers of `counts`, (ranks * n), to each rank. On a GPU the CPU waits once.
 ExchangedCounts exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const at::Tensor received = at::empty_like(counts);
   const Counts each(static_cast<std::size_t>(mesh.size()), counts.numel() / mesh.size());
@@ -96,13 +96,13 @@ at::Tensor GroupedLinear::forward(const at::Tensor& x, const std::vector<std::in
   return tessera::detail::grouped_linear(x, own, counts);
 }
 
-/// Each expert is initialised like a Linear.
+/// Each expert's weight is initialised like the weight of a Linear.
 void GroupedLinear::reset_parameters(const InitContext& init) {
   const double bound = 1 / std::sqrt(static_cast<double>(weight->size(2)));
   init.fill(weight, init::uniform(-bound, bound));
 }
 
-/// The SwiGLU experts of a mixture.
+/// The experts of a mixture of experts; each expert is a SwiGLU.
 class detail::Experts : public Module<detail::Experts> {
  public:
   explicit Experts(const ExpertsOptions& options) {
@@ -121,7 +121,7 @@ class detail::Experts : public Module<detail::Experts> {
     down = linear(options.names.mlp.down, options.inner, options.hidden);
   }
 
-  /// The functions forward() are called, not operator(), because a hook that compares results
+  /// Calls forward() of the modules instead of operator(), because a hook that compares results
   /// between ranks would compare different rows.
   at::Tensor forward(const at::Tensor& x, const Counts& counts, bool rows_are_split) {
     const at::Tensor inner =
@@ -132,9 +132,9 @@ class detail::Experts : public Module<detail::Experts> {
   std::shared_ptr<GroupedLinear> gate, up, down;
 };
 
-/// The choice of experts for the tokens, (tokens) each.
+/// Routing: the experts that a router has chosen for each token.
 struct MixtureOfExperts::Routing {
-  at::Tensor scores;   ///< (tokens, experts)
+  at::Tensor scores;   ///< the router's scores, (tokens, experts)
   at::Tensor experts;  ///< the chosen experts, (tokens, top_k) int64
   at::Tensor weights;  ///< the weights of the chosen experts, (tokens, top_k)
   at::Tensor counts;   ///< number of tokens that chose each expert, (experts) int64
@@ -191,8 +191,8 @@ at::Tensor MixtureOfExperts::forward(const at::Tensor& input) {
 
 namespace {
 
-/// The experts of each token in a plan, (tokens, top_k), because a plan has no scores: experts take
-/// turns. With a load other than 1, expert 0 has `load` times the mean, from the first tokens.
+/// Chooses experts for each token in a memory plan, (tokens, top_k), without scores: experts take
+/// turns. With a load other than 1, expert 0 has `load` times the mean load, from the first tokens.
 at::Tensor planned_choice(const ExpertsOptions& options, std::int64_t tokens, double load) {
   const std::int64_t k = options.top_k, experts = options.experts;
   const bool even = load == 1 || k == experts;
@@ -246,7 +246,7 @@ struct Order {
   at::Tensor order, inverse;
 };
 
-/// The order that sorts the rows by `keys`, and keeps the order of rows with equal keys.
+/// Returns the order that sorts rows by `keys`, and keeps the order of rows with equal keys.
 Order sorting(const at::Tensor& keys) {
   const at::Tensor order = at::argsort(keys, /*stable=*/true);
   const at::Tensor inverse = at::empty_like(order);
@@ -254,8 +254,8 @@ Order sorting(const at::Tensor& keys) {
   return {order, inverse};
 }
 
-/// The order of rows that come from each rank by expert, (ranks, experts), which sorts the rows by
-/// expert and then by rank.
+/// Returns the order that sorts received rows by expert, then by rank. `received`: the number of
+/// rows from each rank for each expert, (ranks, experts). The rows of a rank are sorted by expert.
 Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& like) {
   const auto options = like.options().dtype(at::kLong);
   const std::int64_t ranks = std::ssize(received) / std::max<std::int64_t>(experts, 1);
@@ -266,8 +266,8 @@ Order by_expert(const Counts& received, std::int64_t experts, const at::Tensor& 
 
 }  // namespace
 
-/// Sorts the tokens' features by expert, sends them to the ranks of the experts, computes them, and
-/// returns the results the same way. `rows_are_split`: see GroupedLinear::forward().
+/// Sorts the tokens' features by expert, sends the features to the experts' ranks, computes the
+/// experts, and sends the results back. `rows_are_split`: see GroupedLinear::forward().
 at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bool rows_are_split) {
   const std::int64_t k = options_.top_k;
   const auto [order, inverse] = sorting(routing.experts.flatten());
@@ -275,7 +275,7 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
   if (!ep_) {
     rows = experts_->forward(rows, to_vector(routing.counts), rows_are_split);
   } else {
-    // Every rank has the same number of experts or fewer, so the counts are padded to this number.
+    // Ranks may have fewer experts than `most`, so the counts are padded to `most` for each rank.
     const std::int64_t ranks = ep_.size(), most = (options_.experts + ranks - 1) / ranks;
     const at::Tensor padded =
         at::constant_pad_nd(routing.counts, {0, ranks * most - options_.experts});
@@ -283,7 +283,7 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
     const RowCounts there{sums_of_parts(counts.sent, ranks), sums_of_parts(counts.received, ranks)};
     const at::Tensor received = all_to_all_uneven(rows, there, ep_);
     const auto [sorted, unsorted] = by_expert(counts.received, most, received);
-    // This rank's last experts, if it has fewer than others, have no rows.
+    // If this rank has fewer experts than others, the counts of the missing experts are 0.
     Counts own(static_cast<std::size_t>(most));
     for (std::size_t i = 0; i < counts.received.size(); ++i) {
       own[i % own.size()] += counts.received[i];
@@ -300,7 +300,7 @@ at::Tensor MixtureOfExperts::mix(const at::Tensor& x, const Routing& routing, bo
   return (of_tokens * routing.weights.to(x.scalar_type()).unsqueeze(2)).sum(1);
 }
 
-/// Records what the auxiliary losses need, unless the forward is a recomputation for backward.
+/// Records numbers for the auxiliary losses, unless the forward is a recomputation for backward.
 void MixtureOfExperts::record(const at::Tensor& logits, const Routing& routing,
                               const DeviceMesh& token_mesh) {
   if (!is_training() || !c10::GradMode::is_enabled() || is_recomputing()) {
@@ -358,7 +358,7 @@ void sum_over(const at::Tensor& counts, const DeviceMesh& mesh) {
   }
 }
 
-/// The sum over the ranks of `mesh`, as a plain tensor. Differentiable.
+/// Returns the sum of `term` over the ranks of `mesh`, as a plain tensor. Differentiable.
 at::Tensor summed(const at::Tensor& term, const DeviceMesh& mesh) {
   return mesh ? DistributedTensor::from_local(term, mesh, {Partial{}}).full_tensor() : term;
 }
@@ -407,7 +407,7 @@ RouterLosses take_router_losses(ModuleBase& module, const DeviceMesh& mesh) {
     at::Tensor& sum = all[static_cast<std::size_t>(i)]->router_state().load;
     sum = sum.defined() ? sum + load[i] : load[i];
   }
-  // `tokens` counts a token once for each mixture.
+  // The number `tokens` counts a token once for each mixture of experts.
   const at::Tensor all_tokens = counts.narrow(0, mixtures * experts, 1).to(probabilities.options());
   const at::Tensor own_tokens = all_tokens / (mesh ? mesh.size() : 1);
   const at::Tensor share = load.sum(0).to(probabilities.options()) / all_tokens;

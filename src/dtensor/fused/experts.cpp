@@ -22,8 +22,8 @@ std::int64_t sum_of(Counts counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-// The exchange of rows. `group` is the address of the communicator as an integer, because a schema
-// has no type for a process group.
+// The operator that exchanges rows between ranks. `group` is the address of the communicator as an
+// integer, because a schema has no type for a process group.
 
 struct AllToAllUneven
     : FusedOperator<AllToAllUneven, at::Tensor(const at::Tensor&, Counts, Counts, std::int64_t)> {
@@ -32,7 +32,7 @@ struct AllToAllUneven
       "(Tensor x, int[] output_counts, int[] input_counts, int group) -> Tensor";
 };
 
-/// The numbers of elements in the given numbers of rows.
+/// Converts numbers of rows to numbers of elements. A row has `row` elements.
 std::vector<std::int64_t> elements_of(Counts rows, std::int64_t row) {
   std::vector<std::int64_t> elements(rows.begin(), rows.end());
   for (std::int64_t& count : elements) {
@@ -73,7 +73,7 @@ at::Tensor run_all_to_all_uneven(const at::Tensor& x, Counts output_counts, Coun
   return output;
 }
 
-/// Other dimensions than the rows may be sharded, over another mesh than that of the exchange.
+/// Dimensions other than the rows may be sharded, but over another mesh than the exchange's.
 std::optional<ShardingRule> all_to_all_uneven_rule(const OpCall& call) {
   ShardingRule rule = rules::start(call);
   std::vector<std::int64_t> sizes = call.tensor(0).sizes;
@@ -94,8 +94,8 @@ at::Tensor differentiable_all_to_all_uneven(const at::Tensor& x, Counts output_c
                   AllToAllUneven::call_below_autograd(x, output_counts, input_counts, group));
 }
 
-// A permutation of repeated rows. The backward is a gather and a sum in a fixed order, where the
-// backward of index_select adds rows in an order that depends on the device.
+// The operator that permutes repeated rows. Its backward is a gather and a sum in a fixed order,
+// whereas the backward of index_select adds rows in an order that depends on the device.
 
 struct PermuteRows : FusedOperator<PermuteRows, at::Tensor(const at::Tensor&, const at::Tensor&,
                                                            const at::Tensor&, std::int64_t)> {
@@ -133,7 +133,7 @@ at::Tensor differentiable_permute_rows(const at::Tensor& x, const at::Tensor& or
   return recorded(node, PermuteRows::call_below_autograd(x, order, inverse, repeats));
 }
 
-// The matrix products of several experts, each with its own range of rows.
+// Operators for matrix products of several experts, each expert with its own range of rows.
 
 struct GroupedLinear
     : FusedOperator<GroupedLinear, at::Tensor(const at::Tensor&, const at::Tensor&, Counts)> {
@@ -141,15 +141,15 @@ struct GroupedLinear
   static constexpr const char* signature = "(Tensor x, Tensor weight, int[] counts) -> Tensor";
 };
 
-/// The gradient of the weights (experts, out, in), from gradients (rows, out) and inputs (rows,
-/// in).
+/// The operator for the gradient of the weights (experts, out, in), from gradients (rows, out) and
+/// inputs (rows, in).
 struct GroupedWeightGrad
     : FusedOperator<GroupedWeightGrad, at::Tensor(const at::Tensor&, const at::Tensor&, Counts)> {
   static constexpr const char* name = "tessera::grouped_weight_grad";
   static constexpr const char* signature = "(Tensor grad, Tensor x, int[] counts) -> Tensor";
 };
 
-/// Whether at::_grouped_mm computes the product: it takes bf16 rows of whole 16-byte units.
+/// Whether at::_grouped_mm can compute the product: it takes bf16 rows of whole 16-byte units.
 bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   const auto fits = [](const at::Tensor& t) {
     return t.is_cuda() && t.scalar_type() == at::kBFloat16 && t.size(-1) % 8 == 0;
@@ -157,15 +157,15 @@ bool has_grouped_product(const at::Tensor& a, const at::Tensor& b) {
   return a.size(0) > 0 && fits(a) && fits(b);
 }
 
-/// The end of each expert's rows, as at::_grouped_mm takes them.
+/// Returns the end of each expert's range of rows, the format of at::_grouped_mm.
 at::Tensor ends_of(Counts counts, const at::Tensor& like) {
   std::vector<int> ends(counts.size());
   std::partial_sum(counts.begin(), counts.end(), ends.begin());
   return at::tensor(ends, at::kInt).to(like.device());
 }
 
-/// Calls `product` with the number of each expert that has rows, and the first and the number of
-/// these rows.
+/// Calls `product` for each expert that has rows, with the expert's number, its first row and its
+/// number of rows.
 template <class Product>
 void for_each_expert(Counts counts, Product product) {
   std::int64_t first = 0;
