@@ -43,38 +43,28 @@ std::vector<Program> programs() {
   const auto plan_tp = [](Mlp& m, const DeviceMesh& mesh) { plan(m, mesh["tp"]); };
   const auto shard_dp = [](Mlp& m, const DeviceMesh& mesh) { fully_shard(m, mesh["dp"]); };
   const auto shard_all = [](Mlp& m, const DeviceMesh& mesh) { fully_shard(m, mesh.flatten()); };
-  return {
-      {"both",
-       [=](Mlp& m, const DeviceMesh& mesh) {
-         plan_tp(m, mesh);
-         shard_dp(m, mesh);
-       },
-       {"dp"},
-       {}},
-      {"only a plan, one batch", plan_tp, {}, {}},
-      {"only FSDP, one batch in tp", shard_dp, {"dp"}, {}},
-      {"FSDP over all ranks", shard_all, {"dp", "tp"}, {}},
-      {"replicas and shards of an unflattened dimension",
-       [=](Mlp& m, const DeviceMesh& mesh) {
-         const DeviceMesh three = mesh.unflatten("dp", {1, 2}, {"rep", "shard"});
-         plan(m, three["tp"]);
-         fully_shard(m, three[{"rep", "shard"}]);
-       },
-       {"dp"},
-       {}},
-      {"FSDP forgotten",
-       plan_tp,
-       {"dp"},
-       {"up.weight", "ranks 0 and 2", "along dp", "fsdp::fully_shard", "mesh[\"dp\"]"}},
-      {"plan forgotten",
-       shard_dp,
-       {"dp", "tp"},
-       {"up.weight", "ranks 0 and 1", "along tp", "parallelize_module", "mesh[\"tp\"]"}},
-      {"a module forgotten",
-       [](Mlp& m, const DeviceMesh& mesh) { fully_shard(*m.up, mesh.flatten()); },
-       {"dp", "tp"},
-       {"down.weight", "fully_shard"}},
+  const auto both = [=](Mlp& m, const DeviceMesh& mesh) {
+    plan_tp(m, mesh);
+    shard_dp(m, mesh);
   };
+  const auto unflattened = [=](Mlp& m, const DeviceMesh& mesh) {
+    const DeviceMesh three = mesh.unflatten("dp", {1, 2}, {"rep", "shard"});
+    plan(m, three["tp"]);
+    fully_shard(m, three[{"rep", "shard"}]);
+  };
+  const auto shard_up = [](Mlp& m, const DeviceMesh& mesh) { fully_shard(*m.up, mesh.flatten()); };
+  const std::vector<std::string_view> no_fsdp{"up.weight", "ranks 0 and 2", "along dp",
+                                              "fsdp::fully_shard", "mesh[\"dp\"]"};
+  const std::vector<std::string_view> no_plan{"up.weight", "ranks 0 and 1", "along tp",
+                                              "parallelize_module", "mesh[\"tp\"]"};
+  return {{"both", both, {"dp"}, {}},
+          {"only a plan, one batch", plan_tp, {}, {}},
+          {"only FSDP, one batch in tp", shard_dp, {"dp"}, {}},
+          {"FSDP over all ranks", shard_all, {"dp", "tp"}, {}},
+          {"replicas and shards of an unflattened dimension", unflattened, {"dp"}, {}},
+          {"FSDP forgotten", plan_tp, {"dp"}, no_fsdp},
+          {"plan forgotten", shard_dp, {"dp", "tp"}, no_plan},
+          {"a module forgotten", shard_up, {"dp", "tp"}, {"down.weight", "fully_shard"}}};
 }
 
 /// Returns this rank's rows of a batch of 4 rows, split over the mesh dimensions `dims`.

@@ -134,34 +134,31 @@ class SafetensorsReject : public ::testing::Test {
     RefusesHeader("{" + Entry(dtype, shape, offsets) + "}", part);
   }
 
+  /// Files or headers, and a part of the message for each.
+  using Rows = std::vector<std::pair<std::string, std::string>>;
+
   TemporaryFolder folder_;
 };
 
 TEST_F(SafetensorsReject, FilesOfOtherForm) {
-  struct Row {
-    std::string bytes, part;
-  };
-  for (const Row& row : std::vector<Row>{
-           {"", "only 0 bytes"},
-           {"1234567", "only 7 bytes"},
-           {SafetensorsBytes(""), "does not begin with '{'"},
-           {SafetensorsBytes("{"), "bad JSON"},
-           {SafetensorsBytes(" {}"), "does not begin with '{'"},
-           {SafetensorsBytes("\xef\xbb\xbf{}"), "byte order mark"},
-           {SafetensorsBytes("{}", "", 100'000'001), "more than 100000000"},
-           {std::string(8, '\xff') + "{}", "18446744073709551615"},
-           {std::string("\xf8") + std::string(7, '\xff') + "{}", "more than 100000000"},
-           {SafetensorsBytes("{}", "", 3), "it is truncated"}}) {
-    Refuses(row.bytes, row.part);
+  for (const auto& [bytes, part] :
+       Rows{{"", "only 0 bytes"},
+            {"1234567", "only 7 bytes"},
+            {SafetensorsBytes(""), "does not begin with '{'"},
+            {SafetensorsBytes("{"), "bad JSON"},
+            {SafetensorsBytes(" {}"), "does not begin with '{'"},
+            {SafetensorsBytes("\xef\xbb\xbf{}"), "byte order mark"},
+            {SafetensorsBytes("{}", "", 100'000'001), "more than 100000000"},
+            {std::string(8, '\xff') + "{}", "18446744073709551615"},
+            {std::string("\xf8") + std::string(7, '\xff') + "{}", "more than 100000000"},
+            {SafetensorsBytes("{}", "", 3), "it is truncated"}}) {
+    Refuses(bytes, part);
   }
 }
 
 TEST_F(SafetensorsReject, HeadersOfOtherForm) {
   const std::string good = Entry("\"U8\"", "[16]", "[0,16]");
-  struct Row {
-    std::string header, part;
-  };
-  std::vector<Row> rows{
+  Rows rows{
       {"{\"a\":}", "bad JSON"},
       {"{'a':1}", "bad JSON"},
       {"{/**/}", "bad JSON"},
@@ -192,8 +189,8 @@ TEST_F(SafetensorsReject, HeadersOfOtherForm) {
   for (const std::string bad : {"\xc0\xaf", "\xed\xa0\x80", "\xe2\x82", "\xff"}) {
     rows.push_back({"{" + Entry("\"U8\"", "[16]", "[0,16]", "w" + bad) + "}", "bad JSON"});
   }
-  for (const Row& row : rows) {
-    RefusesHeader(row.header, row.part);
+  for (const auto& [header, part] : rows) {
+    RefusesHeader(header, part);
   }
 }
 
@@ -268,8 +265,7 @@ TEST_F(SafetensorsReject, FilesThatAreNotRegular) {
 }
 
 TEST_F(SafetensorsReject, NamesThatArePathsEmptyHugeOrHoldControlCharacters) {
-  std::vector<std::pair<std::string, const char*>> rows = {
-      {"", "name is empty"}, {std::string(1'000'000, 'w'), "more than 4096"}};
+  Rows rows = {{"", "name is empty"}, {std::string(1'000'000, 'w'), "more than 4096"}};
   for (const char* path : {"a/b", "..", "../w", "a\\\\b", "/etc/passwd"}) {
     rows.emplace_back(path, "looks like a path");
   }

@@ -298,57 +298,34 @@ std::pair<Tokens, Tokens> SampleOf(const std::string& line, PromptOptions option
 }
 
 TEST(PromptCompletions, HaveTargetsInTheCompletionsOnly) {
-  struct Row {
-    const char* line;
-    PromptOptions options;
-    Tokens inputs, targets;
+  constexpr int kNone = -100;
+  const auto expect = [](const char* line, const PromptOptions& options, const Tokens& inputs,
+                         const Tokens& targets) {
+    EXPECT_EQ(SampleOf(line, options), std::pair(inputs, targets)) << line;
   };
-  for (const Row& row : std::vector<Row>{
-           {R"({"prompt": "ab", "completion": "cd"})",
-            {},
-            {'a', 'b', 'c', 'd', 0, 0},
-            {-100, 'c', 'd', 0, -100, -100}},
-           // The token "dd" covers the end of "cd" and the start of "du". It belongs to "du".
-           {R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
-            {.begin = {1}, .truncate = true},
-            {'u', 'a', 'b', 'A', 'c', 'd' + 256},
-            {-100, -100, -100, 'c', -100, -100}},
-           // A conversation gets no begin token and no end token.
-           {R"({"prompt": ["a", "c"], "completion": ["b", "d"]})",
-            {.begin = {9}, .end = {8}},
-            {'a', 'b', 'c', 8, 8, 8},
-            {'b', -100, 'd', -100, -100, -100}},
-           {R"({"prompt": "ab", "completion": "cdef"})",
-            {},
-            {'a', 'b', 'c', 'd', 'e', 'f'},
-            {-100, 'c', 'd', 'e', 'f', 0}},
-           {R"({"prompt": "ab", "completion": "cdefgh"})",
-            {.truncate = true},
-            {'a', 'b', 'c', 'd', 'e', 'f'},
-            {-100, 'c', 'd', 'e', 'f', 'g'}},
-           // Prompt and completion are tokenized together, unless a token would cover both.
-           {R"({"prompt": "bb", "completion": "bb"})",
-            {},
-            {'b' + 256, 'b' + 256, 0, 0, 0, 0},
-            {'b' + 256, 0, -100, -100, -100, -100}},
-           {R"({"prompt": "b", "completion": "b"})",
-            {},
-            {'b', 'b', 0, 0, 0, 0},
-            {'b', 0, -100, -100, -100, -100}},
-           // If the prompt is empty, the first token of the completion is no target.
-           {R"({"prompt": "", "completion": "xy"})",
-            {},
-            {'x', 'y', 0, 0, 0, 0},
-            {'y', 0, -100, -100, -100, -100}},
-           {R"({"prompt": "", "completion": "xy"})",
-            {.begin = {9}},
-            {9, 'x', 'y', 0, 0, 0},
-            {'x', 'y', 0, -100, -100, -100}}}) {
-    SCOPED_TRACE(row.line);
-    const auto [inputs, targets] = SampleOf(row.line, row.options);
-    EXPECT_EQ(inputs, row.inputs);
-    EXPECT_EQ(targets, row.targets);
-  }
+  expect(R"({"prompt": "ab", "completion": "cd"})", {}, {'a', 'b', 'c', 'd', 0, 0},
+         {kNone, 'c', 'd', 0, kNone, kNone});
+  // The token "dd" covers the end of "cd" and the start of "du". It belongs to "du".
+  expect(R"({"prompt": ["uabA", "du"], "completion": ["cd", "e"]})",
+         {.begin = {1}, .truncate = true}, {'u', 'a', 'b', 'A', 'c', 'd' + 256},
+         {kNone, kNone, kNone, 'c', kNone, kNone});
+  // A conversation gets no begin token and no end token.
+  expect(R"({"prompt": ["a", "c"], "completion": ["b", "d"]})", {.begin = {9}, .end = {8}},
+         {'a', 'b', 'c', 8, 8, 8}, {'b', kNone, 'd', kNone, kNone, kNone});
+  expect(R"({"prompt": "ab", "completion": "cdef"})", {}, {'a', 'b', 'c', 'd', 'e', 'f'},
+         {kNone, 'c', 'd', 'e', 'f', 0});
+  expect(R"({"prompt": "ab", "completion": "cdefgh"})", {.truncate = true},
+         {'a', 'b', 'c', 'd', 'e', 'f'}, {kNone, 'c', 'd', 'e', 'f', 'g'});
+  // Prompt and completion are tokenized together, unless a token would cover both.
+  expect(R"({"prompt": "bb", "completion": "bb"})", {}, {'b' + 256, 'b' + 256, 0, 0, 0, 0},
+         {'b' + 256, 0, kNone, kNone, kNone, kNone});
+  expect(R"({"prompt": "b", "completion": "b"})", {}, {'b', 'b', 0, 0, 0, 0},
+         {'b', 0, kNone, kNone, kNone, kNone});
+  // If the prompt is empty, the first token of the completion is no target.
+  expect(R"({"prompt": "", "completion": "xy"})", {}, {'x', 'y', 0, 0, 0, 0},
+         {'y', 0, kNone, kNone, kNone, kNone});
+  expect(R"({"prompt": "", "completion": "xy"})", {.begin = {9}}, {9, 'x', 'y', 0, 0, 0},
+         {'x', 'y', 0, kNone, kNone, kNone});
   EXPECT_ERROR(SampleOf(R"({"prompt": "ab", "completion": "cdefg"})"), "p.jsonl:1", "8");
   EXPECT_ERROR(SampleOf(R"({"prompt": "", "completion": ""})"), "leaves none to learn");
 }

@@ -85,16 +85,9 @@ inline std::string Piece(const std::string& piece, float score, char type) {
 
 /// Returns a model with the pieces "▁a", "▁b" and "c"; "▁" (\xe2\x96\x81) marks a word's begin.
 inline std::string SmallModel() {
+  const std::string mark = "\xe2\x96\x81";
   return Piece("<unk>", 0, 2) + Piece("<s>", 0, 3) + Piece("</s>", 0, 3) +
-         Piece(
-             "\xe2\x96\x81"
-             "a",
-             -1, 1) +
-         Piece(
-             "\xe2\x96\x81"
-             "b",
-             -2, 1) +
-         Piece("c", -3, 1);
+         Piece(mark + "a", -1, 1) + Piece(mark + "b", -2, 1) + Piece("c", -3, 1);
 }
 
 }  // namespace tessera::data

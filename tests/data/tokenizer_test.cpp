@@ -90,25 +90,17 @@ using Pieces = std::vector<std::string>;
 /// A tokenizer with one token for each byte. Derived classes decode the tokens.
 class Bytes : public Tokenizer {
  public:
-  std::int64_t vocabulary() const override { return bytes_->vocabulary(); }
+  std::int64_t vocabulary() const override { return 256; }
   std::vector<std::int64_t> encode(std::string_view text) const override {
-    return bytes_->encode(text);
+    return byte_tokenizer()->encode(text);
   }
-
- protected:
-  std::string text_of(const std::vector<std::int64_t>& tokens) const {
-    return bytes_->decode(tokens);
-  }
-
- private:
-  TokenizerPtr bytes_ = byte_tokenizer();
 };
 
 /// Decodes each byte that is not part of a character to a replacement character, as SentencePiece.
 class ReplacingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
-    const std::string text = text_of(tokens);
+    const std::string text = byte_tokenizer()->decode(tokens);
     const std::string euro = "\u20ac";
     std::string out;
     for (std::size_t at = 0; at < text.size();) {
@@ -125,7 +117,7 @@ class ReplacingBytes final : public Bytes {
 class StrippingBytes final : public Bytes {
  public:
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
-    std::string text = text_of(tokens);
+    std::string text = byte_tokenizer()->decode(tokens);
     std::erase(text, '#');
     return text.substr(std::min(text.find_first_not_of(' '), text.size()));
   }

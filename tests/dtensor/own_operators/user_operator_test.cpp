@@ -7,6 +7,7 @@
 #include <iostream>
 #include <optional>
 
+#include "dtensor/operators/operator_case.h"
 #include "tessera/core/register_rule.h"
 #include "tessera/dtensor/communication_scope.h"
 #include "testing/distributed.h"
@@ -265,85 +266,21 @@ TEST_ON_MESH(UserOperator, MayReplaceARuleOfTheLibrary, {2}, {"x"}) {
 // Gradients of operators that are not libtorch's equal those of one rank, or are an error.
 
 using own_operators::call_binary;
+using testing::Operators;
 using testing::values;
 
-using Function = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
-
-struct Outcome {
-  at::Tensor result;
-  std::vector<at::Tensor> gradients;
-};
-
-Outcome differentiate(const Function& function, std::vector<at::Tensor> inputs) {
-  for (at::Tensor& input : inputs) {
-    input = input.detach();
-    input.requires_grad_();
-  }
-  Outcome outcome{function(inputs), {}};
-  outcome.result.square().sum().backward();
-  for (const at::Tensor& input : inputs) {
-    outcome.gradients.push_back(input.grad());
-  }
-  return outcome;
+/// Operators and a function of a user, with a weight that is broadcast over the rows.
+testing::OperatorCases own_cases() {
+  testing::OperatorCases c;
+  c.add("implicit", {{5, 3}, {3}}, [](auto& t) { return call_binary("implicit", t[0], t[1]); });
+  c.add("explicit", {{5, 3}, {3}},
+        [](auto& t) { return call_binary("explicit_with_autograd", t[0], t[1]); });
+  c.add("function_alone", {{5, 3}}, [](auto& t) { return own_operators::CubeByHand::apply(t[0]); });
+  return c;
 }
 
-void expect_same(const at::Tensor& found, const at::Tensor& expected) {
-  ASSERT_EQ(found.defined(), expected.defined());
-  if (expected.defined()) {
-    EXPECT_CLOSE(found, expected.detach());
-  }
-}
-
-/// Expects, on every rank of a 2 × 2 mesh, the result and the gradients of one rank.
-void expect_gradients_of_one_rank(const Function& function, const std::vector<at::Tensor>& inputs,
-                                  const std::vector<std::vector<Placements>>& rows) {
-  const Outcome expected = differentiate(function, inputs);
-  RunOnMesh({2, 2}, {"dp", "tp"}, [&](const DeviceMesh& mesh) {
-    for (const std::vector<Placements>& row : rows) {
-      std::vector<at::Tensor> distributed;
-      std::string what;
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        distributed.push_back(distribute_tensor(inputs[i], mesh, row[i]));
-        what += to_string(row[i]) + " ";
-      }
-      const Outcome found = differentiate(function, distributed);
-      SCOPED_TRACE(what);
-      expect_same(found.result, expected.result);
-      for (std::size_t i = 0; i < inputs.size(); ++i) {
-        SCOPED_TRACE("gradient " + std::to_string(i));
-        expect_same(found.gradients[i], expected.gradients[i]);
-      }
-    }
-  });
-}
-
-const Placement kAll = Replicate{}, kRows = Shard{0}, kColumns = Shard{1}, kSum = Partial{};
-
-TEST(OwnOperatorGradients, AreThoseOfOneRankHoweverTheOperatorIsImplemented) {
-  for (const char* name : {"implicit", "explicit_with_autograd"}) {
-    SCOPED_TRACE(name);
-    const auto call = [name](const std::vector<at::Tensor>& inputs) {
-      return call_binary(name, inputs[0], inputs[1]);
-    };
-    // Sizes that the mesh does not divide, and a weight that is broadcast over the rows.
-    expect_gradients_of_one_rank(call, {values({5, 3}), values({3})},
-                                 {{{kRows, kAll}, {kAll, kAll}},
-                                  {{kAll, kRows}, {kAll, kAll}},
-                                  {{kRows, kColumns}, {kAll, kRows}},
-                                  {{kRows, kRows}, {kAll, kAll}},
-                                  {{kColumns, kAll}, {kAll, kAll}},
-                                  {{kAll, kAll}, {kAll, kAll}},
-                                  {{kSum, kRows}, {kAll, kSum}}});
-  }
-}
-
-TEST(OwnOperatorGradients, WorkForAFunctionWithoutAnOperator) {
-  expect_gradients_of_one_rank(
-      [](const std::vector<at::Tensor>& inputs) {
-        return own_operators::CubeByHand::apply(inputs[0]);
-      },
-      {values({5, 3})}, {{{kRows, kColumns}}, {{kSum, kAll}}});
-}
+INSTANTIATE_TEST_SUITE_P(OfUsers, Operators, ::testing::ValuesIn(own_cases()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_ON_MESH(OwnOperatorGradients, AreAnErrorWithoutAnAutogradKernel, {2}, {"x"}) {
   at::Tensor x = distribute_tensor(values({4}), mesh, {Shard{0}}).tensor().detach();

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <map>
 #include <random>
 
 #include "core/layout/oracle.h"
@@ -165,18 +166,11 @@ double sent(const comm::TrafficTable& table, const Indices& mesh) {
     }
     const auto put = static_cast<double>(traffic.bytes);
     const auto share = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
-    if (key.second == "all_gather") {
-      bytes += put * static_cast<double>(ranks - 1);
-    }
-    if (key.second == "reduce_scatter") {
-      bytes += put * share;
-    }
-    if (key.second == "all_reduce") {
-      bytes += put * share * 2;
-    }
-    if (key.second == "all_to_all") {
-      bytes += put;
-    }
+    std::map<std::string, double> factors{{"all_gather", ranks - 1},
+                                          {"reduce_scatter", share},
+                                          {"all_reduce", 2 * share},
+                                          {"all_to_all", 1}};
+    bytes += put * factors[key.second];
   }
   return bytes;
 }

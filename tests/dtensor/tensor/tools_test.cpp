@@ -223,40 +223,27 @@ TEST(Agreement, CostsNothingWhereItIsOffAndIsCheckedByDefaultWithoutNdebug) {
 
 // Compares libtorch's optimizers on distributed parameters with those on plain parameters.
 
-std::vector<at::Tensor> parameters(const DeviceMesh* mesh) {
-  std::vector<at::Tensor> result;
-  const std::vector<Placements> placements{
-      {Shard{0}, Shard{0}}, {Replicate{}, Shard{1}}, {Shard{0}, Replicate{}}};
-  for (int i = 0; i < 3; ++i) {
-    auto value = values({7, 5}, i);
-    if (mesh != nullptr) {
-      value = distribute_tensor(value, *mesh, placements[static_cast<std::size_t>(i)])
-                  .tensor()
-                  .detach();
-    }
-    result.push_back(value.requires_grad_());
-  }
-  return result;
-}
-
-at::Tensor loss(const std::vector<at::Tensor>& p) {
-  return (p[0] * p[1]).pow(2).sum() + (p[2] * p[2] * p[2]).sum();
-}
-
 TEST(Optimizer, OfLibtorchRuns) {
-  const auto train = [](const DeviceMesh* mesh) {
-    auto p = parameters(mesh);
+  using Tensors = std::vector<at::Tensor>;
+  const Tensors plain{values({7, 5}), values({7, 5}, 1), values({7, 5}, 2)};
+  const auto train = [](const Tensors& initial) {
+    Tensors p;
+    for (const at::Tensor& tensor : initial) {
+      p.push_back(tensor.clone().detach().requires_grad_());
+    }
     torch::optim::AdamW optimizer(p, torch::optim::AdamWOptions(0.1).weight_decay(0.1));
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
-      loss(p).backward();
+      ((p[0] * p[1]).pow(2).sum() + (p[2] * p[2] * p[2]).sum()).backward();
       optimizer.step();
     }
     return p;
   };
-  const auto expected = train(nullptr);
+  const auto expected = train(plain);
   RunOnMesh({2, 2}, {"a", "b"}, [&](const DeviceMesh& mesh) {
-    const auto found = train(&mesh);
+    const auto found = train({distribute_tensor(plain[0], mesh, {Shard{0}, Shard{0}}),
+                              distribute_tensor(plain[1], mesh, {Replicate{}, Shard{1}}),
+                              distribute_tensor(plain[2], mesh, {Shard{0}, Replicate{}})});
     for (std::size_t i = 0; i < found.size(); ++i) {
       EXPECT_CLOSE(found[i], expected[i]) << i;
     }
