@@ -168,22 +168,16 @@ void expect_exact(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
   EXPECT_TRUE((y.to(at::kDouble) - a.matmul(b)).abs().le(bound).all().item<bool>());
 }
 
-TEST_P(Fp8Products, OfForwardSumTheQuantisedValues) {
-  const at::Tensor y = fp8_linear(x, weight);
-  expect_exact(y, in_fp64(quantize_fp8(x)), in_fp64(quantize_fp8(weight)).t(), x.size(1));
-}
-
-/// Uses forward's quantized weight, whose scales multiply the gradient before it is quantized.
-TEST_P(Fp8Products, OfTheInputsGradientTakeTheWeightOfForward) {
+TEST_P(Fp8Products, SumTheQuantisedValues) {
   const Fp8Rows w = quantize_fp8(weight);
-  const at::Tensor y = fp8_linear_input_grad(grad, weight);
-  expect_exact(y, in_fp64(quantize_fp8(grad * w.scales.t())), w.values.to(at::kDouble),
-               grad.size(1));
-}
-
-TEST_P(Fp8Products, OfTheWeightsGradientScaleColumns) {
-  const at::Tensor y = fp8_linear_weight_grad(grad, x);
-  expect_exact(y, in_fp64(quantize_fp8(grad.t())), in_fp64(quantize_fp8(x.t())).t(), x.size(0));
+  expect_exact(fp8_linear(x, weight), in_fp64(quantize_fp8(x)), in_fp64(w).t(), x.size(1));
+  // The input's gradient takes forward's quantized weight, whose scales multiply the gradient of
+  // the result before that gradient is quantized.
+  expect_exact(fp8_linear_input_grad(grad, weight), in_fp64(quantize_fp8(grad * w.scales.t())),
+               w.values.to(at::kDouble), grad.size(1));
+  // The weight's gradient has a scale for each column of its factors.
+  expect_exact(fp8_linear_weight_grad(grad, x), in_fp64(quantize_fp8(grad.t())),
+               in_fp64(quantize_fp8(x.t())).t(), x.size(0));
 }
 
 TEST_P(Fp8Products, OfBf16AreRoundedOnce) {

@@ -219,36 +219,32 @@ TEST(MeasuredPeak, IsANumberThatAllRanksHaveAndLeavesRandomNumbersAndTraffic) {
   EXPECT_TRUE(draw().equal(expected));
 }
 
-TEST(ShardingTable, ListsPlainParametersAndTheLocalPartsOfEachRank) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    nn::Linear linear(3, 5);
-    EXPECT_EQ(sharding_table(linear)[0].dump(),
-              R"({"name":"weight","sizes":[5,3],"placements":"-","local_sizes":[5,3],)"
-              R"("local_bytes":60})");
-    const auto& weight = linear.slot("weight");
-    weight->set(distribute_tensor(weight->get().detach(), mesh, {Shard{0}, Shard{1}}));
-    const auto& bias = linear.slot("bias");
-    bias->set_persistent(distribute_tensor(bias->get().detach(), mesh["dp"], {Shard{0}}));
-    const auto table = sharding_table(linear);
-    const bool first_row = rank.rank() < 2, first_column = rank.rank() % 2 == 0;
-    EXPECT_EQ(table[0]["sizes"].dump(), "[5,3]");
-    EXPECT_EQ(table[0]["placements"], "dp: Shard(0), tp: Shard(1)");
-    EXPECT_EQ(table[0]["local_sizes"][0], first_row ? 3 : 2);
-    EXPECT_EQ(table[0]["local_sizes"][1], first_column ? 2 : 1);
-    EXPECT_EQ(table[0]["local_bytes"], 4 * (first_row ? 3 : 2) * (first_column ? 2 : 1));
-    EXPECT_EQ(table[1]["placements"], "dp: Shard(0)");
-  });
+TEST_ON_MESH(ShardingTable, ListsPlainParametersAndTheLocalPartsOfEachRank, {2, 2}, {"dp", "tp"}) {
+  nn::Linear linear(3, 5);
+  EXPECT_EQ(sharding_table(linear)[0].dump(),
+            R"({"name":"weight","sizes":[5,3],"placements":"-","local_sizes":[5,3],)"
+            R"("local_bytes":60})");
+  const auto& weight = linear.slot("weight");
+  weight->set(distribute_tensor(weight->get().detach(), mesh, {Shard{0}, Shard{1}}));
+  const auto& bias = linear.slot("bias");
+  bias->set_persistent(distribute_tensor(bias->get().detach(), mesh["dp"], {Shard{0}}));
+  const auto table = sharding_table(linear);
+  const bool first_row = rank.rank() < 2, first_column = rank.rank() % 2 == 0;
+  EXPECT_EQ(table[0]["sizes"].dump(), "[5,3]");
+  EXPECT_EQ(table[0]["placements"], "dp: Shard(0), tp: Shard(1)");
+  EXPECT_EQ(table[0]["local_sizes"][0], first_row ? 3 : 2);
+  EXPECT_EQ(table[0]["local_sizes"][1], first_column ? 2 : 1);
+  EXPECT_EQ(table[0]["local_bytes"], 4 * (first_row ? 3 : 2) * (first_column ? 2 : 1));
+  EXPECT_EQ(table[1]["placements"], "dp: Shard(0)");
 }
 
-TEST(ShardingTable, ShowsTheLayoutThatPlacementsCannotSay) {
-  RunRanks(2, [](Rank& rank) {
-    nn::Linear linear(3, 6);
-    const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
-    const auto local = at::zeros({rank.rank() == 0 ? 4 : 2});
-    linear.slot("bias")->set(
-        DistributedTensor::from_local(local, {rank.mesh({2}, {"dp"}), layout}, {6}));
-    EXPECT_EQ(sharding_table(linear)[1]["placements"], "[3:m0 x 2]");
-  });
+TEST_ON_RANKS(ShardingTable, ShowsTheLayoutThatPlacementsCannotSay, 2) {
+  nn::Linear linear(3, 6);
+  const auto layout = Layout::intern({2}, {{Digit{3, {0}}, Digit{2, {}}}});
+  const auto local = at::zeros({rank.rank() == 0 ? 4 : 2});
+  linear.slot("bias")->set(
+      DistributedTensor::from_local(local, {rank.mesh({2}, {"dp"}), layout}, {6}));
+  EXPECT_EQ(sharding_table(linear)[1]["placements"], "[3:m0 x 2]");
 }
 
 TEST(TensorMemory, CountsLiveBytesAndThePeakSinceTheLastCall) {

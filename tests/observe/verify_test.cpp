@@ -250,96 +250,82 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{.dp = 3, .dropout = 0.3}),
     [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-TEST(Verify, JoinsPlainPartsThatAStyleHandsOut) {
-  RunOnMesh({3}, {"tp"}, [](const DeviceMesh& mesh) {
-    GptMlp model(GptOptions{}), reference(GptOptions{});
-    fill(model);
-    using namespace tensor_parallel;
-    parallelize_module(model, mesh,
-                       {{"up", colwise_parallel({.use_local_output = true})},
-                        {"tap", std::make_shared<TapStyle>()},
-                        {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
-    const at::Tensor x = uniform_values({5, kGptHidden}, 0.3);
-    const VerifyReport report =
-        verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().mean(); });
-    EXPECT_TRUE(report.ok()) << report.text();
-  });
+TEST_ON_MESH(Verify, JoinsPlainPartsThatAStyleHandsOut, {3}, {"tp"}) {
+  GptMlp model(GptOptions{}), reference(GptOptions{});
+  fill(model);
+  using namespace tensor_parallel;
+  parallelize_module(model, mesh,
+                     {{"up", colwise_parallel({.use_local_output = true})},
+                      {"tap", std::make_shared<TapStyle>()},
+                      {"down", rowwise_parallel({.input_layouts = Shard{-1}})}});
+  const at::Tensor x = uniform_values({5, kGptHidden}, 0.3);
+  const VerifyReport report =
+      verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().mean(); });
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST(Verify, ComparesEveryCopyOfAHead) {
-  RunOnMesh({4}, {"tp"}, [](const DeviceMesh& mesh) {
-    const nn::AttentionOptions options{.hidden = 12, .heads = 4, .kv_heads = 2, .qk_norm = true};
-    nn::Attention model(options), reference(options);
-    fill(model);
-    tensor_parallel::parallelize_module(
-        model, mesh, tensor_parallel::attention_plan("", options, {.replicate_kv_heads = true}));
-    const at::Tensor x = uniform_values({2, 5, 12}, 0.3);
-    const VerifyReport report = verify(model, reference, mesh, [&](nn::Attention& attention) {
-      return attention(x).square().mean();
-    });
-    EXPECT_TRUE(report.ok()) << report.text();
+TEST_ON_MESH(Verify, ComparesEveryCopyOfAHead, {4}, {"tp"}) {
+  const nn::AttentionOptions options{.hidden = 12, .heads = 4, .kv_heads = 2, .qk_norm = true};
+  nn::Attention model(options), reference(options);
+  fill(model);
+  tensor_parallel::parallelize_module(
+      model, mesh, tensor_parallel::attention_plan("", options, {.replicate_kv_heads = true}));
+  const at::Tensor x = uniform_values({2, 5, 12}, 0.3);
+  const VerifyReport report = verify(model, reference, mesh, [&](nn::Attention& attention) {
+    return attention(x).square().mean();
   });
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits) {
-  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const auto model = make_gpt({}, mesh);
-    const auto reference = testing::made_on_meta<Gpt>();
-    const auto step = [&](Gpt& gpt) { return gpt_loss(gpt, gpt_tokens(mesh)); };
-    EXPECT_TRUE(verify(*model, *reference, mesh, step).ok());
-    model->to(at::kBFloat16);
-    Gpt half;
-    half.to(at::kBFloat16);
-    const VerifyReport report = verify(*model, half, mesh, step);
-    EXPECT_TRUE(report.ok()) << report.text();
-    EXPECT_GT(report.largest, 1e-4);
-  });
+TEST_ON_MESH(Verify, TakesAReferenceOnTheMetaDeviceAndInHalfTheDigits, {1, 2}, {"dp", "tp"}) {
+  const auto model = make_gpt({}, mesh);
+  const auto reference = testing::made_on_meta<Gpt>();
+  const auto step = [&](Gpt& gpt) { return gpt_loss(gpt, gpt_tokens(mesh)); };
+  EXPECT_TRUE(verify(*model, *reference, mesh, step).ok());
+  model->to(at::kBFloat16);
+  Gpt half;
+  half.to(at::kBFloat16);
+  const VerifyReport report = verify(*model, half, mesh, step);
+  EXPECT_TRUE(report.ok()) << report.text();
+  EXPECT_GT(report.largest, 1e-4);
 }
 
-TEST(Verify, LooksAtInferenceWithoutGradients) {
-  RunRanks(2, [](Rank& rank) {
-    GptRun run;
-    run.step = [](Gpt& model, const at::Tensor& tokens) {
-      const c10::NoGradGuard no_grad;
-      return model(tokens);
-    };
-    const VerifyReport report = verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"}));
-    EXPECT_CONTAINS(report.text(), "verify: 31 modules equal one rank's");
-  });
+TEST_ON_RANKS(Verify, LooksAtInferenceWithoutGradients, 2) {
+  GptRun run;
+  run.step = [](Gpt& model, const at::Tensor& tokens) {
+    const c10::NoGradGuard no_grad;
+    return model(tokens);
+  };
+  const VerifyReport report = verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"}));
+  EXPECT_CONTAINS(report.text(), "verify: 31 modules equal one rank's");
 }
 
-TEST(Verify, SeesThroughActivationCheckpointing) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    GptRun run{.options = {.dropout = 0.3}, .sequence_parallel = true};
-    const auto model = make_gpt(run, mesh);
-    nn::apply_activation_checkpointing(*model, nn::of_class<GptBlock>());
-    const VerifyReport report = verify_gpt(*model, run, mesh);
-    EXPECT_TRUE(report.ok()) << report.text();
-  });
+TEST_ON_MESH(Verify, SeesThroughActivationCheckpointing, {2, 2}, {"dp", "tp"}) {
+  GptRun run{.options = {.dropout = 0.3}, .sequence_parallel = true};
+  const auto model = make_gpt(run, mesh);
+  nn::apply_activation_checkpointing(*model, nn::of_class<GptBlock>());
+  const VerifyReport report = verify_gpt(*model, run, mesh);
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST(Verify, TakesARankWithoutRows) {
-  RunOnMesh({2}, {"dp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    GptMlp model(GptOptions{}), reference(GptOptions{});
-    fill(model);
-    fsdp::fully_shard(model, mesh);
-    const at::Tensor x = uniform_values({rank.rank() == 0 ? 3 : 0, kGptHidden}, 0.3);
-    const VerifyReport report =
-        verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().sum(); },
-               {.batch_dims = {"dp"}});
-    EXPECT_TRUE(report.ok()) << report.text();
-  });
+TEST_ON_MESH(Verify, TakesARankWithoutRows, {2}, {"dp"}) {
+  GptMlp model(GptOptions{}), reference(GptOptions{});
+  fill(model);
+  fsdp::fully_shard(model, mesh);
+  const at::Tensor x = uniform_values({rank.rank() == 0 ? 3 : 0, kGptHidden}, 0.3);
+  const VerifyReport report =
+      verify(model, reference, mesh, [&](GptMlp& mlp) { return mlp(x).square().sum(); },
+             {.batch_dims = {"dp"}});
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST(Verify, RefusesUnevenRowsOfAModelThatDraws) {
-  RunOnMesh({2, 1}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    GptRun run{.options = {.dropout = 0.3}};
-    run.step = [&](Gpt& model, const at::Tensor& tokens) {
-      return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
-    };
-    EXPECT_ERROR(verify_gpt(run, mesh),
-                 "draws random numbers, and rank 0 gives it 2 rows, but rank 1 1;");
-  });
+TEST_ON_MESH(Verify, RefusesUnevenRowsOfAModelThatDraws, {2, 1}, {"dp", "tp"}) {
+  GptRun run{.options = {.dropout = 0.3}};
+  run.step = [&](Gpt& model, const at::Tensor& tokens) {
+    return gpt_loss(model, tokens.narrow(0, 0, 2 - rank.rank()));
+  };
+  EXPECT_ERROR(verify_gpt(run, mesh),
+               "draws random numbers, and rank 0 gives it 2 rows, but rank 1 1;");
 }
 
 /// The loss of a step, and the gradients and buffers that it leaves.
@@ -358,74 +344,67 @@ std::vector<at::Tensor> step_of(Gpt& model, const DeviceMesh& mesh) {
   return values;
 }
 
-TEST(Verify, LeavesTheModuleAsItWas) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const GptRun run{.options = {.dropout = 0.3}};
-    const auto train = [&](bool verified) {
-      manual_seed(7);
-      const auto model = make_gpt(run, mesh);
-      std::vector<at::Tensor> values = step_of(*model, mesh);
-      if (verified) {
-        EXPECT_TRUE(verify_gpt(*model, run, mesh).ok());
-      }
-      // Gradients are added to those of the first step.
-      const std::vector<at::Tensor> second = step_of(*model, mesh);
-      values.insert(values.end(), second.begin(), second.end());
-      return values;
-    };
-    const std::vector<at::Tensor> expected = train(false), values = train(true);
-    ASSERT_EQ(values.size(), expected.size());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      EXPECT_TRUE(values[i].equal(expected[i])) << i;
+TEST_ON_MESH(Verify, LeavesTheModuleAsItWas, {2, 2}, {"dp", "tp"}) {
+  const GptRun run{.options = {.dropout = 0.3}};
+  const auto train = [&](bool verified) {
+    manual_seed(7);
+    const auto model = make_gpt(run, mesh);
+    std::vector<at::Tensor> values = step_of(*model, mesh);
+    if (verified) {
+      EXPECT_TRUE(verify_gpt(*model, run, mesh).ok());
     }
-  });
+    // Gradients are added to those of the first step.
+    const std::vector<at::Tensor> second = step_of(*model, mesh);
+    values.insert(values.end(), second.begin(), second.end());
+    return values;
+  };
+  const std::vector<at::Tensor> expected = train(false), values = train(true);
+  ASSERT_EQ(values.size(), expected.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    EXPECT_TRUE(values[i].equal(expected[i])) << i;
+  }
 }
 
-TEST(Verify, TakesTheModesAndWhatIsFrozenFromTheModule) {
-  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const GptRun run{.options = {.dropout = 0.3}, .plant = [](Gpt& model, const DeviceMesh&) {
-                       model.eval();
-                       model.blocks[1]->train();
-                       model.head->slot("weight")->get().requires_grad_(false);
-                     }};
-    const VerifyReport report = verify_gpt(run, mesh);
-    EXPECT_TRUE(report.ok()) << report.text();
-    EXPECT_EQ(report.parameters, 37U);
-  });
+TEST_ON_MESH(Verify, TakesTheModesAndWhatIsFrozenFromTheModule, {1, 2}, {"dp", "tp"}) {
+  const GptRun run{.options = {.dropout = 0.3}, .plant = [](Gpt& model, const DeviceMesh&) {
+                     model.eval();
+                     model.blocks[1]->train();
+                     model.head->slot("weight")->get().requires_grad_(false);
+                   }};
+  const VerifyReport report = verify_gpt(run, mesh);
+  EXPECT_TRUE(report.ok()) << report.text();
+  EXPECT_EQ(report.parameters, 37U);
 }
 
-TEST(Verify, RefusesAReferenceThatDoesNotFitAndAGradientOfManyNumbers) {
-  RunOnMesh({1, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const auto model = make_gpt({}, mesh);
-    const VerifyStep step = [](nn::ModuleBase&) { return at::Tensor(); };
-    EXPECT_ERROR(verify(*model, *model, mesh, step), "the module itself is passed");
-    nn::Linear linear(2, 3);
-    EXPECT_ERROR(verify(*model, static_cast<nn::ModuleBase&>(linear), mesh, step),
-                 "the reference has 'weight' where the module has 'embed.weight'",
-                 "a second instance of the same class");
-    Gpt unfilled;
-    EXPECT_ERROR(verify(static_cast<nn::ModuleBase&>(unfilled), *model, mesh, step), "verify",
-                 "'embed.weight'");
-    const auto parallel = make_gpt({}, mesh);
-    EXPECT_ERROR(verify(*model, *parallel, mesh, step),
-                 "'embed.weight' of the reference is distributed");
-    GptRun run;
-    run.step = [](Gpt& each, const at::Tensor& tokens) { return each(tokens); };
-    EXPECT_ERROR(verify_gpt(run, mesh),
-                 "it returned a tensor of sizes [2, 6, 13] that has a gradient; return the loss");
-  });
+TEST_ON_MESH(Verify, RefusesAReferenceThatDoesNotFitAndAGradientOfManyNumbers, {1, 2},
+             {"dp", "tp"}) {
+  const auto model = make_gpt({}, mesh);
+  const VerifyStep step = [](nn::ModuleBase&) { return at::Tensor(); };
+  EXPECT_ERROR(verify(*model, *model, mesh, step), "the module itself is passed");
+  nn::Linear linear(2, 3);
+  EXPECT_ERROR(verify(*model, static_cast<nn::ModuleBase&>(linear), mesh, step),
+               "the reference has 'weight' where the module has 'embed.weight'",
+               "a second instance of the same class");
+  Gpt unfilled;
+  EXPECT_ERROR(verify(static_cast<nn::ModuleBase&>(unfilled), *model, mesh, step), "verify",
+               "'embed.weight'");
+  const auto parallel = make_gpt({}, mesh);
+  EXPECT_ERROR(verify(*model, *parallel, mesh, step),
+               "'embed.weight' of the reference is distributed");
+  GptRun run;
+  run.step = [](Gpt& each, const at::Tensor& tokens) { return each(tokens); };
+  EXPECT_ERROR(verify_gpt(run, mesh),
+               "it returned a tensor of sizes [2, 6, 13] that has a gradient; return the loss");
 }
 
-TEST(Verify, TellsEveryRankWhatTheStepThrowsWithTheReference) {
-  RunOnMesh({1, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const bool wrong = rank.rank() == 1;
-    const GptRun run{.options = {.inner = [wrong](const at::Tensor& x, const at::Tensor&) {
-                       TESSERA_CHECK(!wrong, "planted");
-                       return x;
-                     }}};
-    EXPECT_ERROR(verify_gpt(run, mesh), "verify: with the reference, the step failed, in ",
-                 "'block0.mlp.tap': planted");
-  });
+TEST_ON_MESH(Verify, TellsEveryRankWhatTheStepThrowsWithTheReference, {1, 2}, {"dp", "tp"}) {
+  const bool wrong = rank.rank() == 1;
+  const GptRun run{.options = {.inner = [wrong](const at::Tensor& x, const at::Tensor&) {
+                     TESSERA_CHECK(!wrong, "planted");
+                     return x;
+                   }}};
+  EXPECT_ERROR(verify_gpt(run, mesh), "verify: with the reference, the step failed, in ",
+               "'block0.mlp.tap': planted");
 }
 
 TEST(Verify, NamesTheModuleInWhichTheStepThrowsOnTheMesh) {
@@ -581,20 +560,19 @@ TEST(VerifyFaults, ASumOfTheRanksOwnLogits) {
                "look at the step: the loss");
 }
 
-TEST(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward) {
-  RunOnMesh({1, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const auto model = make_gpt({}, mesh);
-    gpt_loss(*model, gpt_tokens(mesh)).backward();
-    if (rank.rank() == 1) {
-      const c10::NoGradGuard no_grad;
-      local_tensor(model->blocks[1]->second_norm->slot("weight")->get()).mul_(1.5);
-    }
-    EXPECT_ERROR(
-        verify_gpt(*model, {}, mesh).check(),
-        "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
-        "at [0]: ",
-        "give every rank the same values");
-  });
+TEST_ON_MESH(VerifyFaults, AParameterThatHasDriftedApartAfterTheFirstForward, {1, 2},
+             {"dp", "tp"}) {
+  const auto model = make_gpt({}, mesh);
+  gpt_loss(*model, gpt_tokens(mesh)).backward();
+  if (rank.rank() == 1) {
+    const c10::NoGradGuard no_grad;
+    local_tensor(model->blocks[1]->second_norm->slot("weight")->get()).mul_(1.5);
+  }
+  EXPECT_ERROR(
+      verify_gpt(*model, {}, mesh).check(),
+      "verify: parameter 'block1.second_norm.weight' differs from rank 0 on ranks 1, first "
+      "at [0]: ",
+      "give every rank the same values");
 }
 
 /// The values are equal only on the ranks of the first part of the batch.
@@ -603,16 +581,14 @@ double rank_value(const DeviceMesh& mesh) {
   return part * static_cast<double>(10 + mesh.local_rank("tp"));
 }
 
-TEST(VerifyFaults, ABufferOfOneRank) {
-  RunRanks(4, [](Rank& rank) {
-    const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
-      model.tap->calls->fill_(rank_value(mesh));
-    }};
-    EXPECT_ERROR(
-        verify_gpt(run, rank.mesh({2, 2}, {"dp", "tp"})).check(),
-        "verify: buffer 'tap.calls' differs from rank 2 on ranks 3, first at [0]: 10 on rank "
-        "2 and 11 on rank 3");
-  });
+TEST_ON_RANKS(VerifyFaults, ABufferOfOneRank, 4) {
+  const GptRun run{.plant = [](Gpt& model, const DeviceMesh& mesh) {
+    model.tap->calls->fill_(rank_value(mesh));
+  }};
+  EXPECT_ERROR(
+      verify_gpt(run, rank.mesh({2, 2}, {"dp", "tp"})).check(),
+      "verify: buffer 'tap.calls' differs from rank 2 on ranks 3, first at [0]: 10 on rank "
+      "2 and 11 on rank 3");
 }
 
 /// A hook on one rank that replaces the gradient.
@@ -640,33 +616,29 @@ TEST(VerifyFaults, AHookThatScalesTheGradientOfOneRankAlsoUnderFsdp) {
   }
 }
 
-TEST(VerifyFaults, OneDataParallelRankAlone) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](const DeviceMesh& mesh) {
-    const bool wrong = mesh.local_rank("dp") == 1;
-    const VerifyReport report =
-        verify_gpt({.options = {.embedded =
-                                    [wrong](const at::Tensor& x, const at::Tensor&) {
-                                      return wrong && tessera::is_distributed(x) ? x.mul(2) : x;
-                                    }}},
-                   mesh);
-    EXPECT_ERROR(report.check(), "the output of 'tap', ", "on ranks 2, 3;");
-  });
+TEST_ON_MESH(VerifyFaults, OneDataParallelRankAlone, {2, 2}, {"dp", "tp"}) {
+  const bool wrong = mesh.local_rank("dp") == 1;
+  const VerifyReport report =
+      verify_gpt({.options = {.embedded =
+                                  [wrong](const at::Tensor& x, const at::Tensor&) {
+                                    return wrong && tessera::is_distributed(x) ? x.mul(2) : x;
+                                  }}},
+                 mesh);
+  EXPECT_ERROR(report.check(), "the output of 'tap', ", "on ranks 2, 3;");
 }
 
-TEST(VerifyFaults, CallsThatOneRankAloneMakes) {
-  RunRanks(2, [](Rank& rank) {
-    GptRun run;
-    run.plant = [](Gpt& model, const DeviceMesh& mesh) {
-      if (mesh.local_rank("tp") == 1) {
-        model.norm->add_forward_hook(
-            [&model](nn::ModuleBase&, nn::TensorList outputs) { (*model.tap)(*outputs[0]); });
-      }
-    };
-    EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),
-                 "verify: on the mesh rank 0 has nothing else, but rank 1 has the output of 'tap', "
-                 "call 2, [2, 6, 12] on (tp=2)",
-                 "every rank make the same calls");
-  });
+TEST_ON_RANKS(VerifyFaults, CallsThatOneRankAloneMakes, 2) {
+  GptRun run;
+  run.plant = [](Gpt& model, const DeviceMesh& mesh) {
+    if (mesh.local_rank("tp") == 1) {
+      model.norm->add_forward_hook(
+          [&model](nn::ModuleBase&, nn::TensorList outputs) { (*model.tap)(*outputs[0]); });
+    }
+  };
+  EXPECT_ERROR(verify_gpt(run, rank.mesh({1, 2}, {"dp", "tp"})),
+               "verify: on the mesh rank 0 has nothing else, but rank 1 has the output of 'tap', "
+               "call 2, [2, 6, 12] on (tp=2)",
+               "every rank make the same calls");
 }
 
 /// The fault is between two children, each of which is right.

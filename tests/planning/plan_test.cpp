@@ -54,10 +54,11 @@ comm::TrafficTable second_step(
 }
 
 /// Calls and bytes by mesh dimension and collective.
-using Sent = std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
+using CallsAndBytes =
+    std::map<std::pair<std::string, std::string>, std::pair<std::int64_t, std::int64_t>>;
 
-Sent calls_and_bytes(const comm::TrafficTable& table) {
-  Sent sent;
+CallsAndBytes calls_and_bytes(const comm::TrafficTable& table) {
+  CallsAndBytes sent;
   for (const auto& [key, traffic] : table) {
     sent[key] = {traffic.calls, traffic.bytes};
   }
@@ -69,7 +70,7 @@ template <class Make, class Train>
 void expect_sends_as_planned(const Make& make, const Train& train) {
   const planning::RunPlan plan = planning::plan(make, train, two_by_two());
   RunRanks(4, [&](Rank& rank) {
-    const Sent sent = calls_and_bytes(second_step(rank.world(), make, train));
+    const CallsAndBytes sent = calls_and_bytes(second_step(rank.world(), make, train));
     EXPECT_EQ(sent.count({"dp", "all_gather"}), 1U);
     EXPECT_EQ(sent.count({"tp", "all_reduce"}), 1U);
     for (const planning::RankPlan& planned : plan.ranks) {

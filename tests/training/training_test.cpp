@@ -158,42 +158,36 @@ TEST(StepTest, EqualsOneRanksStepOnMeshesAndWithMicroBatches) {
   }
 }
 
-TEST(StepTest, SumsMicroBatchesThatCountForThemselves) {
-  RunRanks(2, [](Rank& rank) {
-    MlpRun run(rank, 2, 1), other(rank, 2, 1);
-    const double loss = run.step({.accumulate = 2}).loss;
-    const StepResult summed =
-        training::step(*other.state, other.mesh["dp"],
-                       {.batch = kBatch, .accumulate = 2, .mean_of_micro_batches = false},
-                       [&](std::int64_t i) { return other.loss(i, 2) / 2; });
-    EXPECT_EQ(summed.loss, loss);
-    EXPECT_TRUE(other.weights().equal(run.weights()));
-  });
+TEST_ON_RANKS(StepTest, SumsMicroBatchesThatCountForThemselves, 2) {
+  MlpRun run(rank, 2, 1), other(rank, 2, 1);
+  const double loss = run.step({.accumulate = 2}).loss;
+  const StepResult summed =
+      training::step(*other.state, other.mesh["dp"],
+                     {.batch = kBatch, .accumulate = 2, .mean_of_micro_batches = false},
+                     [&](std::int64_t i) { return other.loss(i, 2) / 2; });
+  EXPECT_EQ(summed.loss, loss);
+  EXPECT_TRUE(other.weights().equal(run.weights()));
 }
 
-TEST(StepTest, TheScheduleSetsTheRate) {
-  RunRanks(1, [](Rank& rank) {
-    MlpRun run(rank, 1, 1);
-    const at::Tensor before = run.weights();
-    const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
-    EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.25);
-    // The first update of Adam has the size of the learning rate.
-    EXPECT_NEAR((run.weights() - before).abs().max().item<double>(), 1e-2 / 4, 1e-4);
-    EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
-  });
+TEST_ON_RANKS(StepTest, TheScheduleSetsTheRate, 1) {
+  MlpRun run(rank, 1, 1);
+  const at::Tensor before = run.weights();
+  const optim::LrSchedule schedule({.warmup = 4, .steps = 8});
+  EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.25);
+  // The first update of Adam has the size of the learning rate.
+  EXPECT_NEAR((run.weights() - before).abs().max().item<double>(), 1e-2 / 4, 1e-4);
+  EXPECT_EQ(run.step({.schedule = schedule}).lr_factor, 0.5);
 }
 
-TEST(StepTest, LeavesOutAStepWhoseScaledGradientsOverflow) {
-  RunRanks(2, [](Rank& rank) {
-    MlpRun run(rank, 2, 1);
-    run.state->scaler = optim::GradScaler({.init_scale = std::numeric_limits<float>::max()});
-    const at::Tensor before = run.weights();
-    const StepResult result = run.step();
-    EXPECT_TRUE(result.skipped);
-    EXPECT_EQ(result.loss_scale, std::numeric_limits<float>::max());
-    EXPECT_TRUE(run.weights().equal(before));
-    EXPECT_EQ(run.state->step, 1);
-  });
+TEST_ON_RANKS(StepTest, LeavesOutAStepWhoseScaledGradientsOverflow, 2) {
+  MlpRun run(rank, 2, 1);
+  run.state->scaler = optim::GradScaler({.init_scale = std::numeric_limits<float>::max()});
+  const at::Tensor before = run.weights();
+  const StepResult result = run.step();
+  EXPECT_TRUE(result.skipped);
+  EXPECT_EQ(result.loss_scale, std::numeric_limits<float>::max());
+  EXPECT_TRUE(run.weights().equal(before));
+  EXPECT_EQ(run.state->step, 1);
 }
 
 TEST(StepTest, ALossThatIsNotFiniteOnOneRankIsAnErrorOnAll) {
@@ -243,17 +237,15 @@ TEST(StepTest, OnACpuFiguresThatAreNotFiniteLeaveParametersAndStateAsTheyWere) {
 }
 
 /// The optimizer updates only a part of the model; the other gradients must be cleared too.
-TEST(StepTest, LeavesNoGradientsOfOthers) {
-  RunRanks(1, [](Rank& rank) {
-    MlpRun run(rank, 1, 1);
-    optim::AdamW optimizer(*run.model->down, {.lr = 0});
-    training::TrainState state{.model = *run.model, .optimizer = optimizer};
-    const auto norm = [&] {
-      return training::step(state, run.mesh["dp"], {}, [&](std::int64_t i) { return run.loss(i); })
-          .grad_norm;
-    };
-    EXPECT_EQ(norm(), norm());
-  });
+TEST_ON_RANKS(StepTest, LeavesNoGradientsOfOthers, 1) {
+  MlpRun run(rank, 1, 1);
+  optim::AdamW optimizer(*run.model->down, {.lr = 0});
+  training::TrainState state{.model = *run.model, .optimizer = optimizer};
+  const auto norm = [&] {
+    return training::step(state, run.mesh["dp"], {}, [&](std::int64_t i) { return run.loss(i); })
+        .grad_norm;
+  };
+  EXPECT_EQ(norm(), norm());
 }
 
 /// Runs a step whose loss function throws at a micro-batch, and then another step.
@@ -278,75 +270,66 @@ TEST(StepTest, ALossFunctionThatThrowsLeavesNoGradientsAndTheUnitsReducing) {
                       {.reshard_after_forward = false});
 }
 
-TEST(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank&, const DeviceMesh& mesh) {
-    Mlp model;
-    nn::init_weights(model, /*seed=*/3);
-    optim::AdamW optimizer(model, {});
-    training::TrainState state{.model = model, .optimizer = optimizer};
-    const auto rows = rows_of(0, 0, 4);
-    const auto step = [&] {
-      return training::step(state, mesh["dp"], {.batch = 8},
-                            [&](std::int64_t) { return model(rows.first, rows.second); });
-    };
-    EXPECT_ERROR(step(),
-                 "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
-                 "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
-    // A tensor-parallel plan reduces nothing over dp.
-    tensor_parallel::parallelize_module(model, mesh["tp"],
-                                        {{"up", tensor_parallel::colwise_parallel()},
-                                         {"down", tensor_parallel::rowwise_parallel()}});
-    EXPECT_ERROR(step(), "of 2 ranks");
-    fsdp::replicate(model, mesh["dp"]);
-    EXPECT_GT(step().grad_norm, 0);
-  });
+TEST_ON_MESH(StepTest, AModelThatIsOnNoMeshOfTheDataIsRefused, {2, 2}, {"dp", "tp"}) {
+  Mlp model;
+  nn::init_weights(model, /*seed=*/3);
+  optim::AdamW optimizer(model, {});
+  training::TrainState state{.model = model, .optimizer = optimizer};
+  const auto rows = rows_of(0, 0, 4);
+  const auto step = [&] {
+    return training::step(state, mesh["dp"], {.batch = 8},
+                          [&](std::int64_t) { return model(rows.first, rows.second); });
+  };
+  EXPECT_ERROR(step(), "step 1: none of the 4 trained parameters of a tessera::testing::Mlp is on",
+               "of 2 ranks", "fsdp::fully_shard or fsdp::replicate");
+  // A tensor-parallel plan reduces nothing over dp.
+  tensor_parallel::parallelize_module(
+      model, mesh["tp"],
+      {{"up", tensor_parallel::colwise_parallel()}, {"down", tensor_parallel::rowwise_parallel()}});
+  EXPECT_ERROR(step(), "of 2 ranks");
+  fsdp::replicate(model, mesh["dp"]);
+  EXPECT_GT(step().grad_norm, 0);
 }
 
-TEST(StepTest, NamesWhatIsWrongWithTheOptionsOrTheLoss) {
-  RunRanks(1, [](Rank& rank) {
-    MlpRun run(rank, 1, 1);
-    const auto step = [&](const StepOptions& options, const training::LossFunction& loss) {
-      training::step(*run.state, run.mesh["dp"], options, loss);
-    };
-    const auto loss = [&](std::int64_t i) { return run.loss(i); };
-    const auto returns = [&](const std::function<at::Tensor(const at::Tensor&)>& change) {
-      return
-          [&step, &run, change] { step({}, [&](std::int64_t i) { return change(run.loss(i)); }); };
-    };
-    const auto meta = [](const at::Tensor& x) { return x.to(at::kMeta); };
-    expect_refusals({
-        {"accumulate", [&] { step({.accumulate = 0}, loss); }, {"step 1", "accumulate is 0"}},
-        {"batch", [&] { step({.batch = 0}, loss); }, {"batch 0"}},
-        {"no function", [&] { step({}, nullptr); }, {"loss function is empty"}},
-        {"undefined", returns([](auto&) { return at::Tensor(); }), {"micro-batch 0", "undefined"}},
-        {"sizes", returns([](auto& x) { return x.expand({2}); }), {"micro-batch 0", "[2]"}},
-        {"detached", returns([](auto& x) { return x.detach(); }), {"micro-batch 0", "detached"}},
-        {"meta", returns(meta), {"micro-batch 0", "meta device"}},
-    });
-    EXPECT_EQ(run.state->step, 0);
+TEST_ON_RANKS(StepTest, NamesWhatIsWrongWithTheOptionsOrTheLoss, 1) {
+  MlpRun run(rank, 1, 1);
+  const auto step = [&](const StepOptions& options, const training::LossFunction& loss) {
+    training::step(*run.state, run.mesh["dp"], options, loss);
+  };
+  const auto loss = [&](std::int64_t i) { return run.loss(i); };
+  const auto returns = [&](const std::function<at::Tensor(const at::Tensor&)>& change) {
+    return [&step, &run, change] { step({}, [&](std::int64_t i) { return change(run.loss(i)); }); };
+  };
+  const auto meta = [](const at::Tensor& x) { return x.to(at::kMeta); };
+  expect_refusals({
+      {"accumulate", [&] { step({.accumulate = 0}, loss); }, {"step 1", "accumulate is 0"}},
+      {"batch", [&] { step({.batch = 0}, loss); }, {"batch 0"}},
+      {"no function", [&] { step({}, nullptr); }, {"loss function is empty"}},
+      {"undefined", returns([](auto&) { return at::Tensor(); }), {"micro-batch 0", "undefined"}},
+      {"sizes", returns([](auto& x) { return x.expand({2}); }), {"micro-batch 0", "[2]"}},
+      {"detached", returns([](auto& x) { return x.detach(); }), {"micro-batch 0", "detached"}},
+      {"meta", returns(meta), {"micro-batch 0", "meta device"}},
   });
+  EXPECT_EQ(run.state->step, 0);
 }
 
-TEST(StepTest, MeanOverTakesADistributedLossWhole) {
-  RunOnMesh({2, 2}, {"dp", "tp"}, [](Rank& rank, const DeviceMesh& mesh) {
-    const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
-    const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
-    for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
-      // The Partial sum of two equal terms is twice each term.
-      const bool sums = placement == Placement(Partial{});
-      const at::Tensor loss =
-          DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
-      const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
-      EXPECT_FALSE(is_distributed(mean) || mean.requires_grad());
-      EXPECT_EQ(mean.item<double>(), sums ? 3.0 : 1.5) << rank.rank();
-    }
-    expect_refusals({
-        {"undefined", [&] { training::mean_over({}, mesh["dp"]); }, {"mean_over", "undefined"}},
-        {"sizes", [&] { training::mean_over(at::ones({2}), mesh["dp"]); }, {"mean_over", "[2]"}},
-        {"meta",
-         [&] { training::mean_over(at::ones({}, at::device(at::kMeta)), mesh["dp"]); },
-         {"mean_over", "meta device"}},
-    });
+TEST_ON_MESH(StepTest, MeanOverTakesADistributedLossWhole, {2, 2}, {"dp", "tp"}) {
+  const double own = 1.0 + static_cast<double>(mesh.local_rank("dp"));
+  const at::Tensor value = at::full({}, own, at::kDouble).requires_grad_();
+  for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{})}) {
+    // The Partial sum of two equal terms is twice each term.
+    const bool sums = placement == Placement(Partial{});
+    const at::Tensor loss = DistributedTensor::from_local(value, mesh["tp"], {placement}).tensor();
+    const at::Tensor mean = training::mean_over(loss, mesh["dp"]);
+    EXPECT_FALSE(is_distributed(mean) || mean.requires_grad());
+    EXPECT_EQ(mean.item<double>(), sums ? 3.0 : 1.5) << rank.rank();
+  }
+  expect_refusals({
+      {"undefined", [&] { training::mean_over({}, mesh["dp"]); }, {"mean_over", "undefined"}},
+      {"sizes", [&] { training::mean_over(at::ones({2}), mesh["dp"]); }, {"mean_over", "[2]"}},
+      {"meta",
+       [&] { training::mean_over(at::ones({}, at::device(at::kMeta)), mesh["dp"]); },
+       {"mean_over", "meta device"}},
   });
 }
 
@@ -362,70 +345,63 @@ TEST(StepTest, AnErrorOfLibtorchOnOneRankNamesTheStepAndTheRank) {
   EXPECT_FALSE(errors[0].empty());
 }
 
-TEST(EvaluationTest, IsTheMeanOverBatchesAndRanksAndEndsWhenAskedToStop) {
-  RunRanks(2, [](Rank& rank) {
-    MlpRun run(rank, 2, 1);
-    const auto loss = [&](std::int64_t batch) {
-      EXPECT_FALSE(run.model->is_training());
-      const auto [x, y] = rows_of(batch, rank.rank() * 6, 6);
-      return (*run.model)(x, y);
-    };
-    Mlp alone;
-    nn::init_weights(alone, /*seed=*/3);
-    double expected = 0;
-    for (std::int64_t batch = 0; batch < 3; ++batch) {
-      const auto [x, y] = rows_of(batch, 0, kBatch);
-      expected += alone(x, y).item<double>() / 3;
-    }
-    EXPECT_NEAR(training::evaluate(*run.model, run.mesh["dp"], 3, loss).value(), expected, 1e-6);
-    EXPECT_TRUE(run.model->is_training());
-    int batches = 0;
-    const auto stop = [&] { return ++batches == 2; };
-    EXPECT_FALSE(training::evaluate(*run.model, run.mesh["dp"], 9, loss, stop).has_value());
-    EXPECT_EQ(batches, 2);
-    EXPECT_TRUE(run.model->is_training());
-    EXPECT_ERROR(training::evaluate(*run.model, run.mesh["dp"], 0, loss), "0 batches");
-  });
+TEST_ON_RANKS(EvaluationTest, IsTheMeanOverBatchesAndRanksAndEndsWhenAskedToStop, 2) {
+  MlpRun run(rank, 2, 1);
+  const auto loss = [&](std::int64_t batch) {
+    EXPECT_FALSE(run.model->is_training());
+    const auto [x, y] = rows_of(batch, rank.rank() * 6, 6);
+    return (*run.model)(x, y);
+  };
+  Mlp alone;
+  nn::init_weights(alone, /*seed=*/3);
+  double expected = 0;
+  for (std::int64_t batch = 0; batch < 3; ++batch) {
+    const auto [x, y] = rows_of(batch, 0, kBatch);
+    expected += alone(x, y).item<double>() / 3;
+  }
+  EXPECT_NEAR(training::evaluate(*run.model, run.mesh["dp"], 3, loss).value(), expected, 1e-6);
+  EXPECT_TRUE(run.model->is_training());
+  int batches = 0;
+  const auto stop = [&] { return ++batches == 2; };
+  EXPECT_FALSE(training::evaluate(*run.model, run.mesh["dp"], 9, loss, stop).has_value());
+  EXPECT_EQ(batches, 2);
+  EXPECT_TRUE(run.model->is_training());
+  EXPECT_ERROR(training::evaluate(*run.model, run.mesh["dp"], 0, loss), "0 batches");
 }
 
-TEST(EvaluationTest, UsesTheAveragesAndRestoresTheWeights) {
-  RunRanks(2, [](Rank& rank) {
-    MlpRun run(rank, 2, 1);
-    const at::Tensor initial = run.weights();
-    optim::Ema ema(std::make_shared<optim::AdamW>(*run.model, optim::AdamWOptions{.lr = 1e-2}),
-                   0.5);
-    training::TrainState state{.model = *run.model, .optimizer = ema};
-    training::step(state, run.mesh["dp"], {}, [&](std::int64_t i) { return run.loss(i); });
-    const at::Tensor trained = run.weights();
-    training::with_averaged_weights(
-        ema, [&] { EXPECT_TRUE(run.weights().allclose((initial + trained) / 2)); });
-    EXPECT_TRUE(run.weights().equal(trained));
-    EXPECT_ERROR(training::with_averaged_weights(ema, [] { fail("no held-out data"); }),
-                 "no held-out data");
-    EXPECT_TRUE(run.weights().equal(trained));
-    training::with_averaged_weights(*run.optimizer,
-                                    [&] { EXPECT_TRUE(run.weights().equal(trained)); });
-  });
+TEST_ON_RANKS(EvaluationTest, UsesTheAveragesAndRestoresTheWeights, 2) {
+  MlpRun run(rank, 2, 1);
+  const at::Tensor initial = run.weights();
+  optim::Ema ema(std::make_shared<optim::AdamW>(*run.model, optim::AdamWOptions{.lr = 1e-2}), 0.5);
+  training::TrainState state{.model = *run.model, .optimizer = ema};
+  training::step(state, run.mesh["dp"], {}, [&](std::int64_t i) { return run.loss(i); });
+  const at::Tensor trained = run.weights();
+  training::with_averaged_weights(
+      ema, [&] { EXPECT_TRUE(run.weights().allclose((initial + trained) / 2)); });
+  EXPECT_TRUE(run.weights().equal(trained));
+  EXPECT_ERROR(training::with_averaged_weights(ema, [] { fail("no held-out data"); }),
+               "no held-out data");
+  EXPECT_TRUE(run.weights().equal(trained));
+  training::with_averaged_weights(*run.optimizer,
+                                  [&] { EXPECT_TRUE(run.weights().equal(trained)); });
 }
 
-TEST(StepMeterTest, CountsTheTrafficOfItsStepAlone) {
-  RunRanks(2, [](Rank& rank) {
-    MlpRun run(rank, 2, 1);
-    training::StepMeter meter(rank.world(), "cpu");
-    std::vector<observe::StepMetrics> steps;
-    for (int i = 0; i < 3; ++i) {
-      meter.begin();
-      meter.data_ready();
-      const training::StepResult result = run.step();
-      steps.push_back(meter.end(*run.state, result, 1e-2));
-      EXPECT_EQ(steps.back().loss, result.loss);
-      EXPECT_EQ(steps.back().step, i + 1);
-      EXPECT_LE(steps.back().data_time_s, steps.back().step_time_s);
-    }
-    EXPECT_EQ(nlohmann::json::parse(observe::to_json(steps[1])).at("comm"),
-              nlohmann::json::parse(observe::to_json(steps[2])).at("comm"));
-    EXPECT_FALSE(steps[2].comm.empty());
-  });
+TEST_ON_RANKS(StepMeterTest, CountsTheTrafficOfItsStepAlone, 2) {
+  MlpRun run(rank, 2, 1);
+  training::StepMeter meter(rank.world(), "cpu");
+  std::vector<observe::StepMetrics> steps;
+  for (int i = 0; i < 3; ++i) {
+    meter.begin();
+    meter.data_ready();
+    const training::StepResult result = run.step();
+    steps.push_back(meter.end(*run.state, result, 1e-2));
+    EXPECT_EQ(steps.back().loss, result.loss);
+    EXPECT_EQ(steps.back().step, i + 1);
+    EXPECT_LE(steps.back().data_time_s, steps.back().step_time_s);
+  }
+  EXPECT_EQ(nlohmann::json::parse(observe::to_json(steps[1])).at("comm"),
+            nlohmann::json::parse(observe::to_json(steps[2])).at("comm"));
+  EXPECT_FALSE(steps[2].comm.empty());
 }
 
 TEST(RecordingTest, ProfilesTheModulesAndOperatorsOfTheLastStep) {
