@@ -43,21 +43,16 @@ Overloads by_operator(std::vector<std::string> names) {
   return overloads;
 }
 
-/// Writes a table row for each first letter of the family's operators.
+/// Writes the table row of a family.
 void write_family(std::ostream& out, const RuleFamily& family) {
   std::vector<std::string> names;
   for (const auto op : family.operators) {
     names.emplace_back(op.starts_with(kNamespace) ? op.substr(kNamespace.size()) : op);
   }
-  char initial = 0;
+  out << "| " << family.name << " (" << family.operators.size() << ") |";
+  const char* separator = " ";
   for (const auto& [name, list] : by_operator(names)) {
-    if (initial == 0) {
-      out << "| " << family.name << " (" << family.operators.size() << ") | ";
-    } else {
-      out << (name.front() == initial ? ", " : " |\n| | ");
-    }
-    out << "`" << name << "`" << list;
-    initial = name.front();
+    out << std::exchange(separator, ", ") << "`" << name << "`" << list;
   }
   out << " |\n";
 }
