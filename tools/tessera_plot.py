@@ -251,6 +251,9 @@ def run_page(path, sample):
     if any("eval_loss" in step for step in steps):
         charts += curve("Held-out loss", "nats per token", points("eval_loss"), smooth=False)
     charts += curve("Gradient norm", "before clipping", points("grad_norm"), may_be_logarithmic=True)
+    if "expert_load" in last:
+        charts += curve("Load of experts", "largest over mean", points("expert_load"))
+        charts += curve("Load-balancing loss", "without its coefficient", points("router_aux_loss"))
     charts += curve("Throughput", "tokens/s", points("tokens_per_s"), from_zero=True)
     charts += curve("Peak memory of rank 0", unit, points("peak_memory_bytes", scale), smooth=False, from_zero=True)
     rows = "".join(row([entry["name"], (" × ".join(map(str, entry["sizes"])) or "scalar", ""), entry["placements"],

@@ -45,6 +45,7 @@
 #include "tessera/models/parallelize.h"
 #include "tessera/models/tokenizer.h"
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/experts.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/functional.h"
 #include "tessera/nn/hooked.h"

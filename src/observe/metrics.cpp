@@ -105,6 +105,12 @@ std::string to_json(const StepMetrics& metrics) {
   if (metrics.checkpoint_stall_s) {
     json["checkpoint_stall_s"] = *metrics.checkpoint_stall_s;
   }
+  if (metrics.experts) {
+    json["router_aux_loss"] = optional_number(metrics.experts->load_balancing_loss);
+    json["router_z_loss"] = optional_number(metrics.experts->z_loss);
+    json["expert_load"] = optional_number(metrics.experts->largest_over_mean);
+    json["dropped_tokens"] = 0;
+  }
   if (metrics.eval_loss) {
     json["eval_loss"] = *metrics.eval_loss;
   }

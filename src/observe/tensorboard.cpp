@@ -129,6 +129,11 @@ std::vector<std::pair<std::string, double>> titan_scalars(const StepMetrics& met
   if (metrics.peak_active_bytes) {
     add_memory(scalars, "active", *metrics.peak_active_bytes, capacity);
   }
+  if (metrics.experts) {
+    scalars.emplace_back("experts/load_balancing_loss", metrics.experts->load_balancing_loss);
+    scalars.emplace_back("experts/z_loss", metrics.experts->z_loss);
+    scalars.emplace_back("experts/largest_over_mean", metrics.experts->largest_over_mean);
+  }
   const auto add_known = [&](const char* tag, const std::optional<double>& value) {
     if (value) {
       scalars.emplace_back(tag, *value);

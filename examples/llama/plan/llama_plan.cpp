@@ -282,7 +282,7 @@ planning::Search search_llama(const TrainOptions& o, const planning::Machine& ma
   };
   return planning::search({.ranks = gpus,
                            .machine = machine,
-                           .dp_replicate = o.dp_replicate,
+                           .dp_replicate = o.dp_replicate * o.ep,
                            .batch = o.batch,
                            .sequence = o.seq,
                            .blocks = layers,
@@ -343,13 +343,14 @@ void check(const PlanFlags& flags, const TrainOptions& options) {
   check_files_differ(files);
 }
 
-/// Writes the run's plan as JSON, with the collectives by module and all four degrees of
+/// Writes the run's plan as JSON, with the collectives by module and all degrees of
 /// parallelism: RunPlan::mesh has only the dimensions above 1.
 void write_json(const planning::RunPlan& plan, const std::optional<planning::Search>& search,
                 const std::vector<ModuleTraffic>& modules, const TrainOptions& o,
                 const std::string& file) {
   auto json = nlohmann::ordered_json::parse(planning::to_json(plan, search));
-  json["mesh"] = {{"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"cp", o.cp}, {"tp", o.tp}};
+  json["mesh"] = {
+      {"dp_replicate", o.dp_replicate}, {"dp", o.dp}, {"ep", o.ep}, {"cp", o.cp}, {"tp", o.tp}};
   json["model"] = std::filesystem::path(o.config).stem().string();
   json["layers"] = read_config(o.config).num_hidden_layers;
   json["flags"] = nlohmann::ordered_json::object();

@@ -179,6 +179,10 @@ std::vector<Section> make_table() {
          "Gradients are clipped to this norm", above_0},
         {"z-loss", &O::z_loss, "Z", "0",
          "Add Z * log(sum of exp(logits))^2 per token to the training loss", at_least_0},
+        {"router-aux-loss", &O::router_aux_loss, "X", "router_aux_loss_coef of a configuration with output_router_logits, else 0",
+         "Add X times the load-balancing loss of a model with experts to the training loss", at_least_0},
+        {"router-z-loss", &O::router_z_loss, "X", "0",
+         "Add X times the mean log(sum of exp(router logits))^2 to the training loss", at_least_0},
         {"label-smoothing", &O::label_smoothing, "E", "0",
          "Share of each target that is spread over the vocabulary in training", share},
         {"loss-chunks", &O::loss_chunks, "N", "chunks of 640 MiB if the logits are larger",
@@ -251,6 +255,9 @@ std::vector<Section> make_table() {
          by(degree_or_rest), {}, Form::kOne, true},
         {"tp", &O::tp, "N", "1",
          "Tensor-parallel degree", degree, {}, Form::kOne, true},
+        {"ep", &O::ep, "N", "1",
+         "Expert-parallel degree: the experts of each layer are split over N ranks, which have different sequences",
+         degree, {}, Form::kOne, true},
         {"cp", &O::cp, "N", "1",
          "Context-parallel degree: each sequence is split over N ranks; 2N must divide --seq",
          degree, {}, Form::kOne, true},
@@ -677,9 +684,12 @@ TrainOptions with_all_degrees(TrainOptions o, std::int64_t ranks) {
   if (o.dp > 0) {
     return o;
   }
-  const std::int64_t others = o.dp_replicate * o.cp * o.tp;
+  const std::int64_t others = o.dp_replicate * o.ep * o.cp * o.tp;
   TESSERA_CHECK(ranks % others == 0,
-                product_text({{"--tp", o.tp}, {"--cp", o.cp}, {"--dp-replicate", o.dp_replicate}}),
+                product_text({{"--tp", o.tp},
+                              {"--ep", o.ep},
+                              {"--cp", o.cp},
+                              {"--dp-replicate", o.dp_replicate}}),
                 " does not divide the ", ranks,
                 " ranks that are running, of which --dp -1 takes the rest; start a multiple");
   o.dp = ranks / others;
@@ -710,7 +720,7 @@ TrainOptions planned(TrainOptions o) {
 TrainOptions parse_train_options(std::vector<std::string> arguments) {
   TrainOptions o;
   CLI::App app(
-      "Trains a Llama on a mesh of dp-replicate x dp x cp x tp ranks. Start it under tessera-run, "
+      "Trains a Llama on a mesh of dp-replicate x dp x ep x cp x tp ranks. Start it under tessera-run, "
       "torchrun, "
       "Slurm or Open MPI for more than one rank.",
       "llama_train");

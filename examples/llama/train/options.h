@@ -37,6 +37,9 @@ struct TrainOptions {
 
   double dropout = 0;
   double z_loss = 0, label_smoothing = 0;
+  /// Coefficient of the load-balancing loss; nullopt: that of the model's configuration.
+  std::optional<double> router_aux_loss;
+  double router_z_loss = 0;
   std::optional<std::int64_t> loss_chunks;  ///< number of loss chunks; nullopt: by the logits' size
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, clip = 1.0, weight_decay = 0.1;
@@ -58,7 +61,7 @@ struct TrainOptions {
   std::string save_lora;
   bool merge_lora = false;
 
-  std::int64_t dp_replicate = 1, dp = 1, cp = 1, tp = 1;
+  std::int64_t dp_replicate = 1, dp = 1, ep = 1, cp = 1, tp = 1;
   bool sp = true, sp_regather = true, loss_parallel = true;
   int zero = 3;
   bool reshard_last = false;
@@ -94,7 +97,7 @@ struct TrainOptions {
   std::int64_t layers = 0;
 
   /// The number of ranks of the mesh.
-  std::int64_t ranks() const { return dp_replicate * dp * cp * tp; }
+  std::int64_t ranks() const { return dp_replicate * dp * ep * cp * tp; }
 
   /// The name and value of every flag that the run uses, given or not, for the report.
   std::vector<std::pair<std::string, std::string>> listing;

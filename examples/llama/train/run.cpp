@@ -43,22 +43,28 @@ nn::LoraOptions lora_options(const TrainOptions& o) {
 
 namespace {
 
-/// Creates the mesh (dp, tp) of the run, with dp_replicate and cp if they are above 1. Throws
+/// Creates the mesh (dp, tp) of the run, with dp_replicate, ep and cp if they are above 1. Throws
 /// tessera::Error unless the product of the degrees equals the number of ranks.
 DeviceMesh make_mesh(const TrainOptions& o, const comm::WorldPtr& world) {
   const std::int64_t ranks = o.ranks();
-  TESSERA_CHECK(
-      ranks == world->size(),
-      product_text(
-          {{"--dp", o.dp}, {"--cp", o.cp}, {"--tp", o.tp}, {"--dp-replicate", o.dp_replicate}}),
-      ranks == 1 ? " is 1 rank, but " : " is " + std::to_string(ranks) + " ranks, but ",
-      world->size(), world->size() == 1 ? " is" : " are", " running; start ", ranks,
-      " (tessera-run --nproc ", ranks, ") or change the degrees");
+  TESSERA_CHECK(ranks == world->size(),
+                product_text({{"--dp", o.dp},
+                              {"--ep", o.ep},
+                              {"--cp", o.cp},
+                              {"--tp", o.tp},
+                              {"--dp-replicate", o.dp_replicate}}),
+                ranks == 1 ? " is 1 rank, but " : " is " + std::to_string(ranks) + " ranks, but ",
+                world->size(), world->size() == 1 ? " is" : " are", " running; start ", ranks,
+                " (tessera-run --nproc ", ranks, ") or change the degrees");
   std::vector<std::int64_t> sizes{o.dp, o.tp};
   std::vector<std::string> names{"dp", "tp"};
   if (o.cp > 1) {
     sizes.insert(sizes.begin() + 1, o.cp);
     names.insert(names.begin() + 1, "cp");
+  }
+  if (o.ep > 1) {
+    sizes.insert(sizes.begin() + 1, o.ep);
+    names.insert(names.begin() + 1, "ep");
   }
   if (o.dp_replicate > 1) {
     sizes.insert(sizes.begin(), o.dp_replicate);
@@ -324,7 +330,12 @@ double products_of(const Llama& model, std::int64_t first) {
     const std::int64_t product = stage > 0 ? stage : 1 + config.num_hidden_layers;
     const int of_gradients =
         int{has_input_gradient(product, first, config)} + int{is_trained(*slot)};
-    flops += kProduct * (1 + of_gradients) * static_cast<double>(slot->get().numel());
+    // A token is computed by some of the experts, whose weights are stacked.
+    const bool of_experts = slot->role.stored_parts && slot->role.stored_parts->stacked;
+    const double share = of_experts ? static_cast<double>(config.num_experts_per_tok) /
+                                          static_cast<double>(config.num_experts)
+                                    : 1;
+    flops += kProduct * (1 + of_gradients) * share * static_cast<double>(slot->get().numel());
   }
   return flops;
 }
@@ -435,6 +446,27 @@ data::BatchLoader::Batch LlamaRun::own_rows(data::BatchLoader::Batch batch) cons
   return tokens_of_rank(*model, batch.to(c10::Device(options.device)));
 }
 
+/// The sum of a step's losses over micro-batches or, if StepOptions says so, their mean is the loss
+/// of the step. The auxiliary losses are always a mean.
+at::Tensor LlamaRun::with_router_losses(const at::Tensor& loss) {
+  const nn::RouterLosses router = nn::take_router_losses(*model, data_ranks);
+  const auto parts = static_cast<double>(options.accumulate);
+  const double scale = step_options_.mean_of_micro_batches ? 1 : 1 / parts;
+  observe::ExpertMetrics& metrics = experts_.emplace(experts_.value_or(observe::ExpertMetrics{}));
+  metrics.load_balancing_loss += router.load_balancing.item<double>() / parts;
+  metrics.z_loss += router.z.item<double>() / parts;
+  metrics.largest_over_mean =
+      std::max(metrics.largest_over_mean, std::ranges::max(router.largest_over_mean));
+  const double balance = options.router_aux_loss.value_or(config.router_aux_loss_coef);
+  at::Tensor sum = loss;
+  if (balance > 0) {
+    sum = sum + balance * scale * router.load_balancing.to(loss.scalar_type());
+  }
+  return options.router_z_loss > 0
+             ? sum + options.router_z_loss * scale * router.z.to(loss.scalar_type())
+             : sum;
+}
+
 observe::StepMetrics LlamaRun::step() {
   meter_.begin();
   // All micro-batches are copied to the device first, so that the CPU queues the whole step without
@@ -445,9 +477,15 @@ observe::StepMetrics LlamaRun::step() {
   if (!step_options_.mean_of_micro_batches) {
     loss.tokens = tensor_parallel::tokens_per_rank(batch.targets, data_ranks);
   }
-  const training::StepResult result = training::step(
-      state, data_ranks, step_options_, [&](std::int64_t i) { return loss_of(batch, i, loss); });
-  return meter_.end(state, result, options.lr * result.lr_factor);
+  experts_.reset();
+  const training::StepResult result =
+      training::step(state, data_ranks, step_options_, [&](std::int64_t i) {
+        const at::Tensor own = loss_of(batch, i, loss);
+        return config.num_experts > 0 ? with_router_losses(own) : own;
+      });
+  observe::StepMetrics metrics = meter_.end(state, result, options.lr * result.lr_factor);
+  metrics.experts = experts_;
+  return metrics;
 }
 
 /// The model on the mesh and the reference on one rank both compute the training loss: the mean of
@@ -503,10 +541,19 @@ planning::Run planned_run(const TrainOptions& options, const comm::WorldPtr& wor
 
 std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& coordinate)> planned_sizes(
     const TrainOptions& o) {
-  const std::int64_t window = read_config(o.config).sliding_window;
-  return [o, window](const std::vector<std::int64_t>& coordinate) {
-    const std::int64_t tokens = o.batch / (o.dp * o.dp_replicate * o.accumulate) * (o.seq / o.cp);
+  const Config config = read_config(o.config);
+  return [o, window = config.sliding_window,
+          experts = config.num_experts](const std::vector<std::int64_t>& coordinate) {
+    const std::int64_t tokens =
+        o.batch / (o.dp * o.dp_replicate * o.ep * o.accumulate) * (o.seq / o.cp);
     std::vector<std::int64_t> sizes{chunk_size(tokens, o.tp, coordinate.back())};
+    // Experts are split over ep, or over tp.
+    if (experts > 0) {
+      const std::size_t after = o.cp > 1 ? 3 : 2;
+      const std::int64_t rank =
+          o.ep > 1 ? coordinate[coordinate.size() - after] : coordinate.back();
+      sizes.push_back(chunk_size(experts, o.ep > 1 ? o.ep : o.tp, rank));
+    }
     if (o.cp > 1) {
       // The mesh dimension "cp" comes just before "tp", the last dimension. The first and the last
       // rank of "cp" differ from all other ranks: both make fewer calls, and the first rank adds

@@ -120,7 +120,11 @@ struct LlamaRun {
 
  private:
   std::optional<tessera::data::PrefetchLoader> prefetch_;
+  /// Adds the auxiliary losses of a micro-batch's routers to its loss, and to `experts_`.
+  at::Tensor with_router_losses(const at::Tensor& loss);
+
   tessera::training::StepOptions step_options_;
+  std::optional<tessera::observe::ExpertMetrics> experts_;  ///< of the step; nullopt: no experts
   tessera::training::StepMeter meter_;
 };
 

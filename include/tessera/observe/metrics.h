@@ -69,6 +69,16 @@ void count_tensor_memory();
 /// random numbers. Collective over `world`; the result is the same on all ranks.
 double measure_peak_flops(comm::World& world, c10::ScalarType type);
 
+/// The metrics of a model's experts in one training step: means over the micro-batches of the
+/// losses, and the largest load.
+struct ExpertMetrics {
+  double load_balancing_loss = 0;  ///< without its coefficient
+  double z_loss = 0;               ///< without its coefficient
+  /// The tokens of the expert with most tokens divided by the mean, in the layer where this is
+  /// most.
+  double largest_over_mean = 0;
+};
+
 /// The metrics of one training step.
 struct StepMetrics {
   std::int64_t step = 0;  ///< number of the step, from 1
@@ -88,8 +98,9 @@ struct StepMetrics {
   std::int64_t memory_capacity_bytes = 0;           ///< memory of this rank's device; 0 if unknown
   /// Seconds that a checkpoint blocked training between the previous step and this step.
   std::optional<double> checkpoint_stall_s{};
-  std::optional<double> eval_loss{};  ///< loss on held-out data, if evaluated after this step
-  comm::TrafficTable comm{};          ///< this rank's communication traffic in this step
+  std::optional<double> eval_loss{};       ///< loss on held-out data, if evaluated after this step
+  std::optional<ExpertMetrics> experts{};  ///< nullopt for a model without experts
+  comm::TrafficTable comm{};               ///< this rank's communication traffic in this step
 };
 
 /// Sets the fields tokens_per_s, tflops, mfu and mfu_causal from step_time_s and `tokens`, the
@@ -99,8 +110,9 @@ void set_throughput(StepMetrics& metrics, std::int64_t tokens, int world_size,
 /// Returns the metrics of a step as one JSON object, without a line end. Always present: step loss
 /// grad_norm lr step_time_s data_time_s tokens_per_s tflops mfu mfu_causal peak_memory_bytes comm.
 /// With loss scaling: loss_scale skipped. If known: peak_active_bytes, checkpoint_stall_s (after a
-/// checkpoint), eval_loss. `comm` is {mesh dimension: {collective: {calls, bytes}}}. Unknown and
-/// non-finite numbers are null.
+/// checkpoint), eval_loss. With experts: router_aux_loss, router_z_loss, expert_load (largest over
+/// mean), dropped_tokens (always 0). `comm` is {mesh dimension: {collective: {calls, bytes}}}.
+/// Unknown and non-finite numbers are null.
 std::string to_json(const StepMetrics& metrics);
 
 }  // namespace tessera::observe
