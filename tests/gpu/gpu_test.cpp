@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tessera/comm/detail/streams.h"
+#include "tessera/dtensor/detail/experts.h"
 #include "tessera/dtensor/detail/fused_operators.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/kernels/detail/cross_entropy.h"
@@ -194,6 +195,11 @@ INSTANTIATE_TEST_SUITE_P(
                  [](const auto& x) {
                    const at::Tensor ids = at::arange(700, at::kLong).square().remainder(40);
                    return nn::embedding(x[0], ids.to(x[0].device()));
+                 }},
+        Function{"grouped_linear",
+                 {{37, 64}, {5, 48, 64}},
+                 [](const auto& x) {
+                   return tessera::detail::grouped_linear(x[0], x[1], {10, 0, 7, 20, 0});
                  }},
         Function{"cross_entropy",
                  {{33, 20001}},
