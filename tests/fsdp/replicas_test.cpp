@@ -156,7 +156,6 @@ TEST(Buckets, AreReducedAtTheEndIfAParameterHasAHook) {
 
 /// One unit that is called once for each half of its layers.
 struct Halves : nn::Module<Halves> {
-  Halves() { chain = register_module("chain", std::make_shared<Chain>()); }
   at::Tensor forward(const at::Tensor& x, bool second) {
     at::Tensor y = x;
     for (const std::size_t i :
@@ -165,7 +164,7 @@ struct Halves : nn::Module<Halves> {
     }
     return y;
   }
-  std::shared_ptr<Chain> chain;
+  nn::Child<Chain> chain{*this, "chain"};
 };
 
 // The buckets of the second half are complete before backward enters the first call.

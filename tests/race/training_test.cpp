@@ -95,9 +95,15 @@ std::function<void(CheckedRank&)> training(std::vector<std::int64_t> sizes,
   };
 }
 
+/// A model that is sharded over two ranks, and whose streams the checker watches.
+struct WatchedModel : ShardedModel {
+  explicit WatchedModel(CheckedRank& rank) : ShardedModel(rank.mesh({2}, {"dp"})) {
+    rank.watch(*this);
+  }
+};
+
 void accumulate(CheckedRank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
-  rank.watch(model);
+  WatchedModel model(rank);
   train(rank, model, 2, [&](int part) {
     fsdp::set_requires_gradient_sync(model, part == 1);
     fsdp::set_is_last_backward(model, part == 1);
@@ -105,14 +111,12 @@ void accumulate(CheckedRank& rank) {
 }
 
 void overlap_micro_batches(CheckedRank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
-  rank.watch(model);
+  WatchedModel model(rank);
   train(rank, model, 2, [&](int part) { fsdp::set_is_last_backward(model, part == 1); });
 }
 
 void gather_by_hand(CheckedRank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
-  rank.watch(model);
+  WatchedModel model(rank);
   train(rank, model, 1, [&](int) {
     const c10::AutoGradMode no_grad(false);
     fsdp::start_unshard(*model.blocks[0]).wait();
@@ -125,8 +129,7 @@ void gather_by_hand(CheckedRank& rank) {
 }
 
 void follow_an_event(CheckedRank& rank) {
-  ShardedModel model(rank.mesh({2}, {"dp"}));
-  rank.watch(model);
+  WatchedModel model(rank);
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
     fsdp::local_loss(model, rank.rank(), step).backward();
@@ -220,9 +223,7 @@ void split_sequences(CheckedRank& rank) {
   optim::AdamW optimizer(model, {});
   for (int step = 0; step < kSteps; ++step) {
     model(uniform_values({6, 8}, step + rank.rank().rank())).square().sum().backward();
-    optim::clip_grad_norm_(optimizer.parameters(), 0.5);
-    optimizer.step();
-    optimizer.zero_grad();
+    update(optimizer);
   }
 }
 
@@ -298,11 +299,7 @@ Findings check(const Scenario& scenario, const Site& left_out = {}) {
   return findings;
 }
 
-}  // namespace
-
 // Training runs may not use memory too early or too late in any possible order of the lanes.
-
-namespace {
 
 class CheckedTraining : public ::testing::TestWithParam<Scenario> {};
 
@@ -314,11 +311,7 @@ TEST_P(CheckedTraining, HasNoRace) {
 INSTANTIATE_TEST_SUITE_P(Ways, CheckedTraining, ::testing::ValuesIn(scenarios()),
                          [](const auto& info) { return info.param.name; });
 
-}  // namespace
-
 // Ignores each wait in the library's code in turn: the checker must then find a fault.
-
-namespace {
 
 /// Waits that can be ignored without a fault in these tests, with the reason.
 const std::map<Site, std::string> kSurvivors{
@@ -373,12 +366,8 @@ TEST(Mutations, AreAllFound) {
   EXPECT_TRUE(survivors.empty()) << fmt::format("{}", survivors.size()) << " survive";
 }
 
-}  // namespace
-
 // Faults that do not occur in the training runs. Mutations.AreAllFound shows that the checker finds
 // accesses that no event orders, and CheckedTraining that it accepts ordered ones.
-
-namespace {
 
 using comm::Lane;
 using comm::LaneScope;

@@ -211,13 +211,11 @@ struct ScaledBlock : nn::Module<ScaledBlock> {
 };
 
 /// Maps (patches, dim) to a loss: puts a class token and two registers in front, adds positions.
-class Encoder : public nn::Module<Encoder> {
- public:
+struct Encoder : nn::Module<Encoder> {
   Encoder() {
     token = register_slot("token", {1, kDim});
     registers = register_slot("registers", {2, kDim});
     positions = register_slot("positions", {3 + kPatches, kDim});
-    blocks = register_module("blocks", std::make_shared<nn::ModuleList>());
     for (int i = 0; i < 2; ++i) {
       blocks->push_back(std::make_shared<ScaledBlock>());
     }
@@ -231,7 +229,7 @@ class Encoder : public nn::Module<Encoder> {
     return x[0].square().sum() + x.slice(0, 3).sin().mean();
   }
   nn::Parameter token, registers, positions;
-  std::shared_ptr<nn::ModuleList> blocks;
+  nn::Child<nn::ModuleList> blocks{*this, "blocks"};
 };
 
 ParallelizePlan plan() {

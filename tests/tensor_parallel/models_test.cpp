@@ -16,34 +16,26 @@
 namespace tessera::tensor_parallel {
 namespace {
 
-class DeclaringMlp : public nn::Module<DeclaringMlp>, public DeclaresPlan {
- public:
-  DeclaringMlp() {
-    up = register_module("up", std::make_shared<nn::Linear>(6, 11));
-    down = register_module("down", std::make_shared<nn::Linear>(11, 6));
-  }
+struct DeclaringMlp : nn::Module<DeclaringMlp>, DeclaresPlan {
   at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x).sigmoid()); }
   ParallelizePlan tensor_parallel_plan(const DeviceMesh& mesh,
                                        const DeclaredPlanOptions& options) const override {
     TESSERA_CHECK(options.sequence_parallel, "a DeclaringMlp on ", mesh.size(), " ranks");
     return {{"up", colwise_parallel()}, {"down", rowwise_parallel()}};
   }
-  std::shared_ptr<nn::Linear> up, down;
+  nn::Child<nn::Linear> up{*this, "up", 6, 11}, down{*this, "down", 11, 6};
 };
 
-class Stacked : public nn::Module<Stacked> {
- public:
+struct Stacked : nn::Module<Stacked> {
   Stacked() {
-    layers = register_module("layers", std::make_shared<nn::ModuleList>());
     layers->push_back(std::make_shared<DeclaringMlp>());
     layers->push_back(std::make_shared<DeclaringMlp>());
-    norm = register_module("norm", std::make_shared<nn::RMSNorm>(6));
     testing::fill(*this);
   }
   at::Tensor forward(const at::Tensor& x) { return (*norm)(layer(1)(layer(0)(x))); }
   DeclaringMlp& layer(std::size_t i) { return *layers->at<DeclaringMlp>(i); }
-  std::shared_ptr<nn::ModuleList> layers;
-  std::shared_ptr<nn::RMSNorm> norm;
+  nn::Child<nn::ModuleList> layers{*this, "layers"};
+  nn::Child<nn::RMSNorm> norm{*this, "norm", 6};
 };
 
 TEST(DeclaredPlan, NamesModulesFromTheRoot) {

@@ -22,14 +22,9 @@ struct Layer : nn::Module<Layer> {
 class Tree : public nn::Module<Tree> {
  public:
   Tree() {
-    embed = register_module("embed", std::make_shared<nn::Embedding>(10, 4));
-    layers = register_module("layers", std::make_shared<nn::ModuleList>());
     for (int i = 0; i < 3; ++i) {
       layers->push_back(std::make_shared<Layer>());
     }
-    norm = register_module("norm", std::make_shared<nn::RMSNorm>(4));
-    head = register_module("head",
-                           std::make_shared<nn::Linear>(4, 10, nn::LinearOptions{.bias = false}));
     for (const auto& [name, slot] : named_slots()) {
       const at::Tensor values = slot->get().detach();
       values.copy_(at::arange(values.numel()).view(values.sizes()));
@@ -37,10 +32,10 @@ class Tree : public nn::Module<Tree> {
   }
   Layer& layer(std::size_t i) { return *layers->at<Layer>(i); }
 
-  std::shared_ptr<nn::Embedding> embed;
-  std::shared_ptr<nn::ModuleList> layers;
-  std::shared_ptr<nn::RMSNorm> norm;
-  std::shared_ptr<nn::Linear> head;
+  nn::Child<nn::Embedding> embed{*this, "embed", 10, 4};
+  nn::Child<nn::ModuleList> layers{*this, "layers"};
+  nn::Child<nn::RMSNorm> norm{*this, "norm", 4};
+  nn::Child<nn::Linear> head{*this, "head", 4, 10, nn::LinearOptions{.bias = false}};
 };
 
 DeviceMesh mesh_of(int ranks) {

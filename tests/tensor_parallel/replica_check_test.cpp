@@ -20,31 +20,22 @@ using testing::fill;
 using testing::Filled;
 
 /// As in QK-norm of attention: 4 heads of 2 features, each with its own norm, all with one weight.
-class NormedHeads : public nn::Module<NormedHeads> {
- public:
-  NormedHeads() {
-    const nn::LinearOptions no_bias{.bias = false};
-    q = register_module("q", std::make_shared<nn::Linear>(8, 8, no_bias));
-    q_norm = register_module("q_norm", std::make_shared<nn::RMSNorm>(2));
-    o = register_module("o", std::make_shared<nn::Linear>(8, 8, no_bias));
-  }
+struct NormedHeads : nn::Module<NormedHeads> {
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor heads = (*q)(x).view({x.size(0), -1, 2});
     return (*o)((*q_norm)(heads).flatten(1));
   }
 
-  std::shared_ptr<nn::Linear> q, o;
-  std::shared_ptr<nn::RMSNorm> q_norm;
+  nn::Child<nn::Linear> q{*this, "q", 8, 8, nn::LinearOptions{.bias = false}};
+  nn::Child<nn::RMSNorm> q_norm{*this, "q_norm", 2};
+  nn::Child<nn::Linear> o{*this, "o", 8, 8, nn::LinearOptions{.bias = false}};
 };
 
-class HeadsModel : public nn::Module<HeadsModel> {
- public:
+struct HeadsModel : nn::Module<HeadsModel> {
   HeadsModel() {
-    layers = register_module("layers", std::make_shared<nn::ModuleList>());
     for (int i = 0; i < 2; ++i) {
       layers->push_back(std::make_shared<NormedHeads>());
     }
-    norm = register_module("norm", std::make_shared<nn::RMSNorm>(8));
   }
   at::Tensor forward(at::Tensor x) {
     for (std::size_t i = 0; i < 2; ++i) {
@@ -54,8 +45,8 @@ class HeadsModel : public nn::Module<HeadsModel> {
   }
   NormedHeads& layer(std::size_t i) { return *layers->at<NormedHeads>(i); }
 
-  std::shared_ptr<nn::ModuleList> layers;
-  std::shared_ptr<nn::RMSNorm> norm;
+  nn::Child<nn::ModuleList> layers{*this, "layers"};
+  nn::Child<nn::RMSNorm> norm{*this, "norm", 8};
 };
 
 ParallelizePlan plan_of_heads() {

@@ -115,14 +115,9 @@ namespace tessera::testing {
 class LayersOfEachKind : public nn::Module<LayersOfEachKind> {
  public:
   LayersOfEachKind() {
-    embed = register_module("embed", std::make_shared<nn::Embedding>(7, 6));
-    layers = register_module("layers", std::make_shared<nn::ModuleList>());
     for (int i = 0; i < 2; ++i) {
       layers->push_back(std::make_shared<nn::Linear>(6, 6));
     }
-    norm = register_module("norm", std::make_shared<nn::RMSNorm>(6));
-    out = register_module("out",
-                          std::make_shared<nn::Linear>(6, 5, nn::LinearOptions{.bias = false}));
     table = register_buffer_slot("table", {4}, /*persistent=*/false);
   }
 
@@ -140,10 +135,10 @@ class LayersOfEachKind : public nn::Module<LayersOfEachKind> {
     init.set_buffer(table, at::arange(4, at::kFloat));
   }
 
-  std::shared_ptr<nn::Embedding> embed;
-  std::shared_ptr<nn::ModuleList> layers;
-  std::shared_ptr<nn::RMSNorm> norm;
-  std::shared_ptr<nn::Linear> out;
+  nn::Child<nn::Embedding> embed{*this, "embed", 7, 6};
+  nn::Child<nn::ModuleList> layers{*this, "layers"};
+  nn::Child<nn::RMSNorm> norm{*this, "norm", 6};
+  nn::Child<nn::Linear> out{*this, "out", 6, 5, nn::LinearOptions{.bias = false}};
   nn::Parameter table;
 };
 

@@ -34,25 +34,7 @@ struct Draws {
 
 class DrawingBlock : public nn::Module<DrawingBlock> {
  public:
-  explicit DrawingBlock(Draws d) : draws(std::move(d)) {
-    const auto linear = [&](const char* name, std::int64_t in, std::int64_t out) {
-      return register_module(
-          name, std::make_shared<nn::Linear>(in, out, nn::LinearOptions{.bias = false}));
-    };
-    norm = register_module("norm", std::make_shared<nn::RMSNorm>(kDim));
-    q = linear("q", kDim, kDim);
-    k = linear("k", kDim, kDim);
-    v = linear("v", kDim, kDim);
-    o = linear("o", kDim, kDim);
-    up = linear("up", kDim, kInner);
-    down = linear("down", kInner, kDim);
-    const auto dropout = [&](const char* name) {
-      return register_module(name, std::make_shared<nn::Dropout>(0.4));
-    };
-    drop_residual = dropout("drop_residual");
-    drop_features = dropout("drop_features");
-    drop_scores = dropout("drop_scores");
-  }
+  explicit DrawingBlock(Draws d) : draws(std::move(d)) {}
 
   at::Tensor forward(const at::Tensor& x, std::int64_t batch) {
     skips_ = (draws.skips_empty && batch == 0) || forwards_ < draws.quiet_forwards;
@@ -62,9 +44,15 @@ class DrawingBlock : public nn::Module<DrawingBlock> {
   }
 
   Draws draws;
-  std::shared_ptr<nn::RMSNorm> norm;
-  std::shared_ptr<nn::Linear> q, k, v, o, up, down;
-  std::shared_ptr<nn::Dropout> drop_residual, drop_features, drop_scores;
+  static constexpr nn::LinearOptions kNoBias{.bias = false};
+  nn::Child<nn::RMSNorm> norm{*this, "norm", kDim};
+  nn::Child<nn::Linear> q{*this, "q", kDim, kDim, kNoBias}, k{*this, "k", kDim, kDim, kNoBias};
+  nn::Child<nn::Linear> v{*this, "v", kDim, kDim, kNoBias}, o{*this, "o", kDim, kDim, kNoBias};
+  nn::Child<nn::Linear> up{*this, "up", kDim, kInner, kNoBias};
+  nn::Child<nn::Linear> down{*this, "down", kInner, kDim, kNoBias};
+  nn::Child<nn::Dropout> drop_residual{*this, "drop_residual", 0.4};
+  nn::Child<nn::Dropout> drop_features{*this, "drop_features", 0.4};
+  nn::Child<nn::Dropout> drop_scores{*this, "drop_scores", 0.4};
 
  private:
   at::Tensor residual(const at::Tensor& x) {
@@ -187,11 +175,7 @@ inline Result train_alone(const Draws& draws, const Rows& rows) {
 
 inline void expect_same(const Result& found, const Result& expected) {
   EXPECT_NEAR(found.loss, expected.loss, 1e-5 * std::abs(expected.loss));
-  ASSERT_EQ(found.gradients.size(), expected.gradients.size());
-  for (std::size_t i = 0; i < found.gradients.size(); ++i) {
-    EXPECT_TRUE(found.gradients[i].allclose(expected.gradients[i], 1e-3, 1e-4))
-        << "parameter " << i;
-  }
+  EXPECT_EACH(found.gradients, expected.gradients, 1e-3, 1e-4);
 }
 
 inline void expect_as_alone(const RandomMesh& how, const Draws& draws, const Rows& rows) {
