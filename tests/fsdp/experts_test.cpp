@@ -3,25 +3,17 @@
 
 #include "tessera/nn/experts.h"
 
-#include <ATen/ATen.h>
-
 #include <array>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "tessera/dtensor/distributed_tensor.h"
 #include "tessera/fsdp/fully_shard.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/initialization.h"
 #include "tessera/nn/layers.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/clip_grad.h"
-#include "testing/ranks.h"
-#include "testing/values.h"
+#include "testing/distributed.h"
 
-namespace tessera::fsdp {
+namespace tessera::fsdp::experts {
 namespace {
 
 constexpr std::int64_t kDim = 16, kRows = 24;
@@ -154,4 +146,4 @@ TEST(Experts, TrainsLikeOneRank) {
 }
 
 }  // namespace
-}  // namespace tessera::fsdp
+}  // namespace tessera::fsdp::experts

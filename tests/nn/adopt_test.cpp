@@ -105,8 +105,6 @@ TEST(Hooked, Refusals) {
   EXPECT_ERROR(Hooked<Nests>(), "parameter 'inner.scale'", "derive it from nn::Module");
 }
 
-}  // namespace
-namespace {
 namespace adopt_test {
 
 /// An adopted module, made on the meta device and then filled by init_weights.

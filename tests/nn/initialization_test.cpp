@@ -20,8 +20,7 @@ using testing::LayersOfEachKind;
 using testing::parameter_values;
 
 std::shared_ptr<LayersOfEachKind> meta_model() {
-  const MetaDevice meta;
-  return std::make_shared<LayersOfEachKind>();
+  return testing::made_on_meta<LayersOfEachKind>();
 }
 
 TEST(MetaDevice, ParametersAndFactoriesAreMetaInItsScope) {
@@ -321,10 +320,7 @@ TEST(CallChecks, Refusals) {
     EXPECT_NO_THROW(module(input()));
   }
   {
-    const auto module = [] {
-      const MetaDevice meta;
-      return std::make_shared<Linear>(2, 2);
-    }();
+    const auto module = testing::made_on_meta<Linear>(2, 2);
     EXPECT_ERROR((*module)(input()), "'weight', 'bias'", "on the meta device", "nn::to_empty");
     to_empty(*module, at::kCPU);
     EXPECT_ERROR((*module)(input()), "was never filled", "nn::init_weights");
@@ -332,10 +328,7 @@ TEST(CallChecks, Refusals) {
     EXPECT_NO_THROW((*module)(input()));
   }
   {
-    const auto module = [] {
-      const MetaDevice meta;
-      return std::make_shared<Hooked<torch::nn::Linear>>(2, 2);
-    }();
+    const auto module = testing::made_on_meta<Hooked<torch::nn::Linear>>(2, 2);
     EXPECT_ERROR((*module)(input()), "'weight', 'bias'", "nn::to_empty");
     to_empty(*module, at::kCPU);
     EXPECT_ERROR((*module)(input()), "was never filled");
@@ -437,10 +430,7 @@ TEST(CallChecks, LeadToTieSlotWhereAMemberIsAssigned) {
 
 TEST(CallChecks, NameTheConstructorWhereATensorWasKeptOnMeta) {
   for (const bool reads_scale : {false, true}) {
-    const auto module = [] {
-      const MetaDevice meta;
-      return std::make_shared<KeepsTensors>();
-    }();
+    const auto module = testing::made_on_meta<KeepsTensors>();
     module->reads_scale = reads_scale;
     to_empty(*module, at::kCPU);
     init_weights(*module, 0);

@@ -654,11 +654,7 @@ TEST(Lora, AddsItsProductAndMergesIntoTheWeight) {
 }
 
 TEST(Lora, IsMadeBesideMetaWeightsAndInTheirType) {
-  std::shared_ptr<AdaptedMlp> model;
-  {
-    const MetaDevice meta;
-    model = std::make_shared<AdaptedMlp>();
-  }
+  const auto model = testing::made_on_meta<AdaptedMlp>();
   apply_lora(*model, {.targets = {"up"}});
   EXPECT_TRUE(model->up->attached<LoraBranch>()->a->weight->is_meta());
   Linear wide(5, 7);

@@ -53,17 +53,9 @@ double sum_of(const std::map<std::string, double>& seconds) {
 
 TEST(Exposed, IsAllThatIsSentWhereComputingTakesNoTime) {
   constexpr double kBandwidth = 1e9;
-  const planning::Machine links{.name = "links",
-                                .memory_bytes = 1e15,
-                                .flops_half = 1e30,
-                                .flops_fp32 = 1e30,
-                                .memory_bandwidth = 1e30,
-                                .operator_latency_s = 0,
-                                .link_bandwidth = kBandwidth,
-                                .network_bandwidth = kBandwidth,
-                                .network_share = 1,
-                                .link_latency_s = 0,
-                                .network_latency_s = 0};
+  planning::Machine links = testing::products_alone();
+  links.flops_half = links.flops_fp32 = 1e30;
+  links.link_bandwidth = links.network_bandwidth = kBandwidth;
   const planning::RankPlan plan =
       plan_first({.dp = 1, .tp = 2}, {.machine = links, .device = "cuda"});
   // In a ring of two each rank sends as many bytes as it puts into an all-reduce.

@@ -16,6 +16,7 @@
 #include "tessera/nn/module.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/planning/plan.h"
 #include "tessera/tensor_parallel/parallelize.h"
 #include "testing/module_values.h"
 
@@ -83,6 +84,22 @@ inline std::shared_ptr<Net> make_deep_net(const DeviceMesh& mesh, std::int64_t d
 
 inline std::shared_ptr<Net> make_net(const DeviceMesh& mesh) {
   return make_deep_net(mesh, /*depth=*/0);
+}
+
+/// A machine on which nothing takes time but products, at 1e9 operations a second.
+inline planning::Machine products_alone() {
+  return {.name = "m",
+          .memory_bytes = 1e15,
+          .flops_half = 1e9,
+          .flops_fp32 = 1e9,
+          .product_share = 1,
+          .memory_bandwidth = 1e30,
+          .operator_latency_s = 0,
+          .link_bandwidth = 1e30,
+          .network_bandwidth = 1e30,
+          .network_share = 1,
+          .link_latency_s = 0,
+          .network_latency_s = 0};
 }
 
 /// A training step on `samples` samples of this rank; the ranks of a tp group have the same

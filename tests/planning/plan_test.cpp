@@ -24,6 +24,7 @@ namespace {
 
 using testing::make_net;
 using testing::Net;
+using testing::products_alone;
 using testing::train_net;
 
 const MeshShape& two_by_two() {
@@ -176,21 +177,6 @@ TEST(Plan, CopiesThatStandInForOtherRanksAreNoOperators) {
   const at::Tensor numbers = at::zeros({3}, at::kLong);
   group.all_gather(numbers, at::full({1}, 7, at::kLong))->wait();
   EXPECT_EQ(numbers.sum().item<std::int64_t>(), 21);
-}
-
-/// A machine on which only products take time.
-planning::Machine products_alone() {
-  return {.name = "m",
-          .memory_bytes = 1e15,
-          .flops_half = 1e9,
-          .flops_fp32 = 1e9,
-          .product_share = 1,
-          .memory_bandwidth = 1e30,
-          .operator_latency_s = 0,
-          .link_bandwidth = 1e30,
-          .network_bandwidth = 1e30,
-          .link_latency_s = 0,
-          .network_latency_s = 0};
 }
 
 TEST(Plan, ProductsTakeTheirFlops) {

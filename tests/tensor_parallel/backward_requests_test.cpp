@@ -236,16 +236,8 @@ void walk(std::int64_t dp, std::int64_t tp, bool shards, unsigned seeds) {
         fsdp::fully_shard(*net.down, mesh["dp"]);
         fsdp::fully_shard(net, mesh["dp"]);
       }
-      const std::vector<at::Tensor> found =
-          Walk(net, {static_cast<int>(mesh.local_rank("dp"))}, !shards).run(seed);
-      ASSERT_EQ(found.size(), expected.size());
-      for (std::size_t i = 0; i < found.size(); ++i) {
-        ASSERT_EQ(found[i].defined(), expected[i].defined()) << "seed " << seed << " at " << i;
-        ASSERT_TRUE(!found[i].defined() || found[i].allclose(expected[i], 1e-4, 1e-6))
-            << "seed " << seed << " at " << i << "\n"
-            << found[i] << "\n"
-            << expected[i];
-      }
+      const std::vector<int> own{static_cast<int>(mesh.local_rank("dp"))};
+      EXPECT_EACH(Walk(net, own, !shards).run(seed), expected, 1e-4, 1e-6) << "seed " << seed;
     });
   }
 }

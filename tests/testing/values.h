@@ -130,6 +130,7 @@ inline ::testing::AssertionResult Close(const at::Tensor& found, const at::Tenso
 }
 
 /// Compares two lists of tensors, element by element, as Equal() or, with tolerances, as Close().
+/// Undefined tensors are equal.
 template <class... Tolerances>
 ::testing::AssertionResult EachPair(const std::vector<at::Tensor>& found,
                                     const std::vector<at::Tensor>& expected,
@@ -138,6 +139,12 @@ template <class... Tolerances>
     return ::testing::AssertionFailure() << found.size() << " tensors, not " << expected.size();
   }
   for (std::size_t i = 0; i < found.size(); ++i) {
+    if (!found[i].defined() && !expected[i].defined()) {
+      continue;
+    }
+    if (found[i].defined() != expected[i].defined()) {
+      return ::testing::AssertionFailure() << "one tensor " << i << " is undefined";
+    }
     const auto outcome = sizeof...(tolerances) == 0 ? Equal(found[i], expected[i])
                                                     : Close(found[i], expected[i], tolerances...);
     if (!outcome || found[i].sizes() != expected[i].sizes()) {
